@@ -16,6 +16,7 @@ from typing import NamedTuple
 from headway.contract.figures import Figures
 
 LEAST_SHARE = 0.1  # of a step; what costs less is not told
+_LEAST_S = 0.0005  # of a step: nobody looks for less
 _EXPLAINED = 0.8  # of the cost, by a cause
 _CLEAR = 0.5  # of the cost, which the rank that waits second least waits for, too
 
@@ -54,9 +55,7 @@ class SlowRank(NamedTuple):
     def describe(self, host: str = "") -> str:
         """Return it as a sentence without an end; `host` is named where there are several."""
         on = f" on {host}" if host else ""
-        why = (
-            _NAMES[self.cause] if self.cause else "what it does is not in loader, passes or saving"
-        )
+        why = _NAMES[self.cause] if self.cause else "no one of loader, passes and saving"
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (
@@ -99,7 +98,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     own = times[last]
     cost_s = median(times[rank].sync for rank in others) - own.sync
     is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
-    if step_s <= 0 or cost_s < LEAST_SHARE * step_s or not is_clear:
+    if step_s <= 0 or cost_s < max(LEAST_SHARE * step_s, _LEAST_S) or not is_clear:
         return None
     usual = {
         cause: median(getattr(times[rank], cause) for rank in others)

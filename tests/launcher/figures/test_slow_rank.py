@@ -46,6 +46,14 @@ def test_what_costs_less_than_a_tenth_of_a_step_is_not_told() -> None:
     assert find_slow_rank(with_a_slow(2, 0.0105, data=0.0105)) is None
 
 
+def test_what_costs_less_than_half_a_millisecond_is_not_told() -> None:
+    tiny = {
+        rank: Times(*(one / 100 for one in times))
+        for rank, times in with_a_slow(2, 0.04, data=0.04).items()
+    }
+    assert find_slow_rank(tiny) is None
+
+
 def test_no_cause_is_claimed_for_what_the_rank_does_elsewhere_or_in_two_places() -> None:
     for more in ({}, {"data": 0.02, "forward": 0.02}):
         found = find_slow_rank(with_a_slow(0, 0.04, **more))
