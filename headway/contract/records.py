@@ -96,6 +96,12 @@ class WillSave(NamedTuple):
     """Asked to stop, the rank will save after its step, and then leave."""
 
 
+class Saved(NamedTuple):
+    """A checkpoint is complete."""
+
+    folder: str  # that it is in
+
+
 class Heartbeat(NamedTuple):
     """The runtime makes progress; sent at most once a second."""
 
@@ -189,7 +195,17 @@ class Ended(NamedTuple):
 
 
 Record = (
-    Ready | WillSave | Heartbeat | Answer | Crash | End | Serving | Started | NotStarted | Ended
+    Ready
+    | WillSave
+    | Saved
+    | Heartbeat
+    | Answer
+    | Crash
+    | End
+    | Serving
+    | Started
+    | NotStarted
+    | Ended
 )
 
 _RECORDS = kinds_of(*get_args(Record))
@@ -211,6 +227,7 @@ class Channel:
     __slots__ = (
         *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
+        "saved_in",
     )
 
     def __init__(self) -> None:
@@ -224,6 +241,7 @@ class Channel:
         self.has_resumed = False
         self.obeys_stops = False  # the script has asked whether the job has to stop
         self.will_save = False  # when it is asked to stop
+        self.saved_in = ""  # the folder of the last checkpoint
 
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
@@ -305,6 +323,13 @@ def beat() -> None:
     if now - channel.last_sent_at > _BEAT_EVERY_S:
         channel.last_sent_at = now
         send(Heartbeat(progress()))
+
+
+def tell_saved(folder: str) -> None:
+    """Tell the launcher, and this process's own record, where checkpoints are."""
+    if folder != channel.saved_in:
+        channel.saved_in = folder
+        send(Saved(folder))
 
 
 class RecordReader:

@@ -223,6 +223,7 @@ import sys
 from headway import Accelerator
 accelerator = Accelerator()
 print("trained with", sys.argv[1:])
+accelerator.save_state("saved/first")
 accelerator.end_training()
 if "bad" in sys.argv: raise ValueError("bad data")
 """
@@ -245,4 +246,7 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     for part in ("ValueError: bad data", "ended: exit code 1", "setting num_processes: 1 -> 2"):
         assert part in text
     assert "argument at 1: good -> bad" in text
+    assert f"checkpoints: {os.path.abspath('saved')}" in text
+    _, good, *_ = run("runs", "--json")[1].split('"run": "')
+    assert f"checkpoints: {os.path.abspath('saved')}" in run("why", good.partition('"')[0])[1]
     assert "[1] trained with ['bad']" in run("logs")[1]

@@ -23,6 +23,7 @@ from headway.contract.records import (
     Record,
     RecordReader,
     Refused,
+    Saved,
     Serving,
     Started,
     WillSave,
@@ -37,6 +38,7 @@ PLACE = Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
     Ready(),
     WillSave(),
+    Saved("checkpoints"),
     Heartbeat(Progress(3, "data")),
     Answer(1.5, GROUPS, Progress(), 7, ((PLACE, PLACE), (PLACE,)), True),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
