@@ -98,6 +98,12 @@ class WillSave(NamedTuple):
     """Asked to stop, the rank will save after its step, and then leave."""
 
 
+class Saved(NamedTuple):
+    """A checkpoint is complete."""
+
+    folder: str  # that it is in
+
+
 class Heartbeat(NamedTuple):
     """The runtime makes progress; sent at most once a second."""
 
@@ -190,7 +196,7 @@ class Ended(NamedTuple):
     left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = (Ready | WillSave | Heartbeat | Figures | Answer | Crash | End) | (
+Record = (Ready | WillSave | Saved | Heartbeat | Figures | Answer | Crash | End) | (
     Serving | Started | NotStarted | Ended
 )
 
@@ -213,7 +219,7 @@ class Channel:
     __slots__ = (
         *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
-        "listeners",
+        *("listeners", "saved_in"),
     )
 
     def __init__(self) -> None:
@@ -228,6 +234,7 @@ class Channel:
         self.obeys_stops = False  # the script has asked whether the job has to stop
         self.will_save = False  # when it is asked to stop
         self.listeners: list[Callable[[Figures], None]] = []  # of the figures of this process
+        self.saved_in = ""  # the folder of the last checkpoint
 
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
@@ -328,6 +335,13 @@ def beat() -> None:
     if now - channel.last_sent_at > _BEAT_EVERY_S:
         channel.last_sent_at = now
         send(Heartbeat(progress()))
+
+
+def tell_saved(folder: str) -> None:
+    """Tell the launcher, and this process's own record, where checkpoints are."""
+    if folder != channel.saved_in:
+        channel.saved_in = folder
+        send(Saved(folder))
 
 
 class RecordReader:

@@ -19,7 +19,7 @@ from headway.contract.records import channel
 from headway.contract.run import RECORD_VARIABLE
 from headway.contract.step_clock import clock
 from headway.history import store
-from headway.history.record import MAX_TEXT, End, Row, lost
+from headway.history.record import CHECKPOINTS, MAX_TEXT, End, Kept, Row, lost
 from headway.history.series import Series
 
 _WITHIN_S = 1.0
@@ -107,6 +107,8 @@ def end(code: int | None, report: str) -> None:
             store.create(folder)
             if rows := series.rows():
                 store.replace_figures(folder, [Row(rank, one) for rank, one in rows])
+            if channel.saved_in:
+                store.append(folder, Kept(CHECKPOINTS, os.path.abspath(channel.saved_in)))
             store.append(folder, said)
         except OSError as error:
             problem.append(error)

@@ -14,6 +14,7 @@ from headway.contract.notes import say
 from headway.contract.secrets import masked_text
 from headway.history import store
 from headway.history.record import (
+    CHECKPOINTS,
     MAX_TEXT,
     TAIL_LINES,
     End,
@@ -46,6 +47,7 @@ class Recorder:
         exit_code: how the run has ended.
         report: why it has failed, as it is printed.
         tails: returns the last lines of each rank.
+        saved_in: returns the folder of the checkpoints; empty for none.
     """
 
     def __init__(self, path: str, start: Callable[[], Start], arguments: Sequence[str]) -> None:
@@ -53,6 +55,7 @@ class Recorder:
         self.exit_code = 1
         self.report = ""
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict
+        self.saved_in: Callable[[], str] = str
         self._series = Series()
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -76,6 +79,8 @@ class Recorder:
         """Record how the run has ended, and finish within some seconds."""
         for tail in _cut(self.tails()):
             self._lines.put(tail)
+        if folder := self.saved_in():
+            self.keep(CHECKPOINTS, folder)
         report = masked_text(self.report[-MAX_TEXT:])
         self._lines.put(End(time.time(), self.exit_code, report))
         self._lines.put(None)

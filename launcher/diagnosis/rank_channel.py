@@ -22,6 +22,7 @@ from headway.contract.records import (
     Record,
     RecordReader,
     Refused,
+    Saved,
     WillSave,
 )
 from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus
@@ -73,6 +74,7 @@ class RankChannel:
         self.asked_at: float | None = None  # when it was asked what it has not answered yet
         self.moved_after = 0.0  # the last progress that it showed is later than this
         self.will_save = False  # once it is asked to stop
+        self.saved_in = ""  # the folder of its checkpoints, once there is one
         self._pid, self._send_signal = pid, send_signal
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
@@ -128,6 +130,8 @@ class RankChannel:
             return True
         elif isinstance(record, WillSave):
             self.will_save = True
+        elif isinstance(record, Saved):
+            self.saved_in = record.folder
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()

@@ -139,6 +139,11 @@ class Watch:
         with self._lock:
             return any(one.will_save for one in self._ranks.values())
 
+    def saved_in(self) -> str:
+        """Return the folder of the checkpoints of this attempt; empty where there is none."""
+        with self._lock:
+            return next((one.saved_in for one in self._ranks.values() if one.saved_in), "")
+
     def statuses(self) -> list[RankStatus]:
         """Ask the running ranks where they are; return what is known of all on this machine.
 

@@ -108,6 +108,7 @@ def supervise(
         recorder.tails = lambda: {
             end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
         }
+        recorder.saved_in = watch.saved_in
         if folder is not None:
             recorder.keep(LOGS, folder)
     stopped_by = None

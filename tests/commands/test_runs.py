@@ -17,6 +17,7 @@ import pytest
 from headway.history import store
 from headway.history.place import runs_folder
 from headway.history.record import Kept, Restart, Row, Tail
+from headway.history.repository import read_commit
 from tests.commands.running import run
 from tests.history.runs import START, SURROUNDINGS, figures, write_run
 from tests.waiting import wait_until
@@ -223,6 +224,7 @@ import sys
 from headway import Accelerator
 accelerator = Accelerator()
 print("trained with", sys.argv[1:])
+accelerator.save_state("saved/first")
 accelerator.end_training()
 if "bad" in sys.argv: raise ValueError("bad data")
 """
@@ -245,4 +247,30 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     for part in ("ValueError: bad data", "ended: exit code 1", "setting num_processes: 1 -> 2"):
         assert part in text
     assert "argument at 1: good -> bad" in text
+    assert f"checkpoints: {os.path.abspath('saved')}" in text
+    _, good, *_ = run("runs", "--json")[1].split('"run": "')
+    assert f"checkpoints: {os.path.abspath('saved')}" in run("why", good.partition('"')[0])[1]
     assert "[1] trained with ['bad']" in run("logs")[1]
+
+
+@pytest.mark.processes
+def test_a_rerun_at_the_commit_has_the_code_with_its_uncommitted_changes(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("lib").mkdir()
+    Path("lib/near.py").write_text("X = 1\n")
+    Path("train.py").write_text("")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *words], check=True)
+    Path("lib/near.py").write_text("X = 2\n")
+    commit = read_commit(os.getcwd())
+    assert commit is not None
+    record = write_run(commit, folder=os.getcwd())
+    Path("lib/near.py").write_text("X = 3\n")
+    tree = Path(record.path) / "tree"
+    for _ in range(2):  # the tree is made once
+        code, text = run("rerun", "--at-commit", "--dry-run")
+        assert code == 0, text
+        assert f"headway launch --cpu {tree}/train.py --lr 0.1 --data data" in text
+        assert (tree / "lib" / "near.py").read_text() == "X = 2\n"
+    assert Path("lib/near.py").read_text() == "X = 3\n"

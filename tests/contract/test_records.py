@@ -24,6 +24,7 @@ from headway.contract.records import (
     Record,
     RecordReader,
     Refused,
+    Saved,
     Serving,
     Started,
     WillSave,
@@ -38,6 +39,7 @@ PLACE = Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
     Ready(),
     WillSave(),
+    Saved("checkpoints"),
     Heartbeat(Progress(3, "data")),
     Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 0.01),
     Answer(1.5, GROUPS, Progress(), 7, ((PLACE, PLACE), (PLACE,)), True),
