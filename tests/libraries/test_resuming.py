@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,12 @@ def test_a_script_that_passes_its_last_folder_does_not_go_on_from_a_partial_one(
     for step in (20, 900):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
     assert start(tmp_path, RUN, str(partial)).path is None
+
+
+def test_the_record_is_not_uploaded_with_the_model(tmp_path: Path) -> None:
+    write_record(tmp_path, Training(100.0))
+    uploaded = [one.name for one in tmp_path.iterdir() if not fnmatch(one.name, "_*")]
+    assert not uploaded, "as Trainer's push_to_hub chooses files"
 
 
 def test_a_record_that_was_cut_off_is_as_none_and_is_never_half_written(tmp_path: Path) -> None:
