@@ -55,7 +55,11 @@ class SlowRank(NamedTuple):
     def describe(self, host: str = "") -> str:
         """Return it as a sentence without an end; `host` is named where there are several."""
         on = f" on {host}" if host else ""
-        why = _NAMES[self.cause] if self.cause else "no one of loader, passes and saving"
+        why = (
+            _NAMES[self.cause]
+            if self.cause
+            else "none of its loader, passes and saving explains it alone"
+        )
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (

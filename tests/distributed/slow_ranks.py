@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RANKS = 4
-NAMED = re.compile(r"rank (\d+) makes all others wait .*?: (its \w+|other \w+|no one of)")
+NAMED = re.compile(r"rank (\d+) makes all others wait .*?: (its \w+|other \w+|none of)")
 CAUSES = {
     "data": "its data",
     "forward": "its forward",
