@@ -128,6 +128,7 @@ def own_surroundings(
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / ".local" / "state"))  # SLURM has its own HOME
     work = home / "work"
     work.mkdir()
     monkeypatch.chdir(work)
