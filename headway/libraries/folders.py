@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-RECORD = "headway-training.json"  # of what trains into a folder
+RECORD = "_headway-training.json"  # of what trains into a folder; `_`: Trainer uploads none
 STATE = "trainer_state.json"
 """What transformers' Trainer writes last."""
 WEIGHTS_ALONE = "it has no state of the optimizer: it was saved with save_only_model"

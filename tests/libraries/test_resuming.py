@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -194,9 +195,16 @@ def test_a_script_that_passes_its_last_folder_does_not_go_on_from_a_partial_one(
     assert start(tmp_path, RUN, str(partial)).path is None
 
 
+def test_the_record_is_not_uploaded_with_the_model(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    write_record(output, Training(100.0))
+    uploaded = [one.name for one in output.iterdir() if not fnmatch(one.name, "_*")]
+    assert not uploaded, "as Trainer's push_to_hub chooses files"
+
+
 def test_a_record_that_was_cut_off_is_as_none_and_is_never_half_written(tmp_path: Path) -> None:
     interrupted(tmp_path, stopped_by="SIGTERM")
-    assert [path.name for path in tmp_path.glob("headway*")] == [RECORD]
+    assert [path.name for path in tmp_path.glob("*headway*")] == [RECORD]
     cut(tmp_path / RECORD)
     assert read_record(tmp_path) is None
     assert start(tmp_path).path is None
