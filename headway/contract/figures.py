@@ -22,4 +22,5 @@ class Figures(NamedTuple):
     device_bytes: int | None  # held of the device's memory; None on a CPU
     total: int  # steps that the training will have; 0: not known
     loss: float | None  # the last one that is known
+    num_workers: int | None = None  # of the loader that gave the last batch; None: not known
     stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known

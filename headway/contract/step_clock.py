@@ -29,6 +29,7 @@ class StepClock:
 
     Attributes:
         device_bytes: returns how much of its device's memory this process holds; None for a CPU.
+        num_workers: of the loader that gave the last batch.
         batch_samples: of this rank, in the batch that the loader gave last.
         num_samples: that backward passes have used since the last record.
         due_at: when the next record is due; never before `begin`.
@@ -36,7 +37,7 @@ class StepClock:
 
     __slots__ = (
         *("spent", "phase", "mark", "num_steps", "last_step", "due_at"),
-        *("batch_samples", "num_samples", "stolen_s", "device_bytes"),
+        *("num_workers", "batch_samples", "num_samples", "stolen_s", "device_bytes"),
     )
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class StepClock:
         self.num_steps = 0  # since the last record
         self.last_step = -1  # the number of the last one in a record; -1 before the first
         self.due_at = _NEVER
+        self.num_workers: int | None = None
         self.batch_samples = self.num_samples = 0
         self.stolen_s = 0.0  # in this thread's life, as of the last record
         self.device_bytes: Callable[[], int | None] = lambda: None
@@ -110,6 +112,7 @@ class StepClock:
             device_bytes=self.device_bytes(),
             total=total,
             loss=loss,
+            num_workers=self.num_workers,
             stolen_s=max(self.stolen_s - before, 0.0),
         )
         self.spent[:] = [0.0] * _NUM_PHASES

@@ -184,6 +184,7 @@ class PreparedDataLoader(DataLoader[Any]):
             draws_ahead = self._draws_ahead
             channel.phase = "data"
             clock.switch(DATA)
+            clock.num_workers = self.num_workers
             following = next(items, _END)
             if lookahead is None:
                 start.loaded()

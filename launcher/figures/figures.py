@@ -250,9 +250,11 @@ class RunFigures:
         each = f" ({sum(one.data_s for one in recent) / samples * 1e3:.2g} ms a sample)"
         least = min(one for one in shares if one is not None)
         who = "all ranks wait" if len(shares) > 1 else "the training waits"
+        workers = [one.num_workers for one in recent if one.num_workers is not None]
+        now = f" than {max(workers)}" if workers else ""
         return (
             f"{who} for data {least * 100:.0f} % of the time{each if samples else ''}: give the "
-            "DataLoader more num_workers, or let a sample cost less"
+            f"DataLoader more num_workers{now}, or let a sample cost less"
         )
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:

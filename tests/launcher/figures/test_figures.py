@@ -103,11 +103,11 @@ def test_a_machine_that_is_lost_is_shown_as_lost_until_the_next_attempt() -> Non
 
 def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
     figures, told = run_of(2)
-    record = USUAL._replace(seconds=4.0, data_s=2.2)
+    record = USUAL._replace(seconds=4.0, data_s=2.2, num_workers=2)
     note(figures, record, record, times=9)
     assert told == [
         "all ranks wait for data 55 % of the time (3.4 ms a sample): give the DataLoader more "
-        "num_workers, or let a sample cost less"
+        "num_workers than 2, or let a sample cost less"
     ]
 
 
