@@ -266,4 +266,4 @@ def test_a_full_disk_behind_stderr_does_not_keep_the_script_from_running(words: 
             timeout=120,
         )
     assert done.returncode == 7
-    assert done.stdout.startswith(b"ran\n")  # and the report, where there is a launcher
+    assert b"ran\n" in done.stdout  # and reports, where there is a launcher

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.launcher.rank.process_cleanup import is_running
 from tests.distributed.families import (
     MANNERS,
     family_script,
@@ -301,7 +302,9 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
         for one in psutil.process_iter(["environ"])
         if (one.info["environ"] or {}).get("HOME") == home and one.pid != os.getpid()
     ]
-    survivors = psutil.wait_procs(started, timeout=0.5)[1]
+    deadline = time.monotonic() + 20  # what writes the run's record may not be through
+    while (survivors := [*filter(is_running, started)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for one in survivors:
         one.kill()
     assert not survivors
