@@ -232,6 +232,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     before = _traces()
     yield
+    _await_records()
     after = _traces()
     left = after["processes"] - before["processes"]
     if left or _HAS_FAILED in request.node.stash:
@@ -244,6 +245,14 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 _STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+
+
+def _await_records() -> None:
+    """Let what writes the record of a single process come to its end."""
+    from headway.history.place import TITLE
+
+    children = [one for one in _children() if _title(one).strip() == TITLE]
+    psutil.wait_procs(children, timeout=20)
 
 
 def _traces() -> dict[str, set[str]]:

@@ -16,6 +16,8 @@ STAMP = "%Y%m%d-%H%M%S"
 """How the name of a run begins: the time, in UTC."""
 _MOST_OPEN = 2**16  # descriptors that are closed
 _NICE = 10
+TITLE = "headway record"
+"""The arguments that `ps` shows of the process that begins a record."""
 
 
 def runs_folder(environ: Mapping[str, str] = os.environ) -> str:
@@ -55,6 +57,9 @@ def beside(do: Callable[[], object]) -> None:
                 os.dup2(null, fd)
             os.closerange(3, _MOST_OPEN)
             with suppress(Exception):  # nobody is there to be told
+                from headway.contract.forking import set_title
+
+                set_title(TITLE)
                 do()
     finally:
         os._exit(0)
