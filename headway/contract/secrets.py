@@ -5,11 +5,14 @@ Imported only where something is printed: the launch path does not need it.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
+_SHORTEST = 8  # characters of a value that is looked for in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
 """Mean a secret as a whole word of a name: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
@@ -103,6 +106,23 @@ def masked_text(text: str) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
 
     return _USER_OF_URL.sub(MASK, _ASSIGNED.sub(mask, text))
+
+
+def masked_output(text: str) -> str:
+    """Return lines of output as `masked_text`, and without the secrets that this process was given.
+
+    Those are values of its variables and words of its command line, wherever the text has them.
+    """
+    words = sys.argv[1:]
+    values = [value for name, value in os.environ.items() if is_secret(name)]
+    for word, shown in zip(words, masked_command(words), strict=True):
+        before, mask, after = shown.partition(MASK)
+        if mask:
+            values.append(word[len(before) : len(word) - len(after)])
+    for value in sorted(values, key=len, reverse=True):  # one may be a part of another
+        if len(value) >= _SHORTEST:
+            text = text.replace(value, MASK)
+    return masked_text(text)
 
 
 def masked_value(

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.contract.figures import Figures
 from headway.contract.notes import say
-from headway.contract.secrets import masked_text
+from headway.contract.secrets import masked_output
 from headway.history import store
 from headway.history.record import (
     CHECKPOINTS,
@@ -81,7 +81,7 @@ class Recorder:
             self._lines.put(tail)
         if folder := self.saved_in():
             self.keep(CHECKPOINTS, folder)
-        report = masked_text(self.report[-MAX_TEXT:])
+        report = masked_output(self.report[-MAX_TEXT:])
         self._lines.put(End(time.time(), self.exit_code, report))
         self._lines.put(None)
         self._thread.join(_CLOSE_WITHIN_S)
@@ -137,7 +137,7 @@ def begin(path: str, start: Start, arguments: Iterable[str], *, pause_s: float =
 
 def end_of(exit_code: int, report: str, step: int = 0) -> End:
     """Return how a run ended, as it is recorded."""
-    return End(time.time(), exit_code, masked_text(report[-MAX_TEXT:]), step)
+    return End(time.time(), exit_code, masked_output(report[-MAX_TEXT:]), step)
 
 
 def _cut(tails: Mapping[int, Sequence[str]]) -> list[Tail]:
@@ -145,6 +145,6 @@ def _cut(tails: Mapping[int, Sequence[str]]) -> list[Tail]:
     most = _TAIL_CHARS // max(len(tails), 1)
     cut = []
     for rank, lines in tails.items():
-        text = masked_text("\n".join(line[:_LINE_CHARS] for line in lines[-TAIL_LINES:]))
+        text = masked_output("\n".join(line[:_LINE_CHARS] for line in lines[-TAIL_LINES:]))
         cut.append(Tail(rank, tuple(text[-most:].split("\n"))))
     return cut

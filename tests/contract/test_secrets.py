@@ -12,6 +12,7 @@ from headway.contract.secrets import (
     masked,
     masked_command,
     masked_line,
+    masked_output,
     masked_pairs,
     masked_text,
 )
@@ -80,3 +81,15 @@ def test_masking_takes_no_longer_for_what_is_written_to_take_long() -> None:
     for text in ("a-" * 100_000, "a=" * 100_000, "KEY='" * 40_000, "://" * 60_000):
         masked_text(text)
     assert time.monotonic() - began < 30
+
+
+def test_secrets_that_a_process_was_given_are_masked_wherever_it_prints_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "0123456789")
+    monkeypatch.setenv("SHORT_KEY", "1")
+    words = ["launch", "--env", "A_PASSWORD=abcdefgh", "train.py", "--key", "ijklmnop", "--lr", "1"]
+    monkeypatch.setattr("sys.argv", ["headway", *words])
+    printed = f"Namespace({words}) 401: bad token 0123456789"
+    masked_words = str(words).replace("abcdefgh", MASK).replace("ijklmnop", MASK)
+    assert masked_output(printed) == f"Namespace({masked_words}) 401: bad token {MASK}"

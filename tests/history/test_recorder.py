@@ -24,7 +24,10 @@ def git(*words: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
+def test_a_record_says_what_code_ran_and_how_the_run_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "0123456789")
     Path("train.py").write_text('api_key = "sk-live-0123456789"\nlr = 0.1\n')
     git("init", "-q")
     git("add", "train.py")
@@ -35,7 +38,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     recorder = Recorder(new_path(), lambda: start, ["--lr", "0.2"])
     recorder.note(0, figures(10))
     recorder.restart("rank 0 failed; restart 1 of 2")
-    recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123"
+    recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
     recorder.tails = lambda: {0: [f"line {n}" for n in range(500)], 1: ["x" * 9_000] * 300}
     recorder.close()
     record = store.find(None)
@@ -54,6 +57,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     text = (Path(record.path) / "record.jsonl").read_text()
     assert "sk-live" not in text
     assert "abcdefgh123" not in text
+    assert "0123456789" not in text
 
 
 def test_a_full_disk_costs_the_record_and_one_line(
