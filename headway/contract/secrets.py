@@ -5,10 +5,8 @@ Imported only where something is printed: the launch path does not need it.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
@@ -108,20 +106,20 @@ def masked_text(text: str) -> str:
     return _USER_OF_URL.sub(MASK, _ASSIGNED.sub(mask, text))
 
 
-def masked_output(text: str) -> str:
-    """Return lines of output as `masked_text`, and without the secrets that this process was given.
-
-    Those are values of its variables and words of its command line, wherever the text has them.
-    """
-    words = sys.argv[1:]
-    values = [value for name, value in os.environ.items() if is_secret(name)]
+def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """Return what is masked in variables and in the words of a command; the longest first."""
+    found = [value for name, value in variables.items() if is_secret(name)]
     for word, shown in zip(words, masked_command(words), strict=True):
         before, mask, after = shown.partition(MASK)
         if mask:
-            values.append(word[len(before) : len(word) - len(after)])
-    for value in sorted(values, key=len, reverse=True):  # one may be a part of another
-        if len(value) >= _SHORTEST:
-            text = text.replace(value, MASK)
+            found.append(word[len(before) : len(word) - len(after)])
+    return sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True)
+
+
+def masked_output(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` as `masked_text`, and with these secrets masked wherever they stand in it."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
     return masked_text(text)
 
 

@@ -15,6 +15,7 @@ from headway.contract.secrets import (
     masked_output,
     masked_pairs,
     masked_text,
+    secrets_among,
 )
 
 SECRETS = [
@@ -83,13 +84,13 @@ def test_masking_takes_no_longer_for_what_is_written_to_take_long() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_secrets_that_a_process_was_given_are_masked_wherever_it_prints_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MY_API_TOKEN", "0123456789")
-    monkeypatch.setenv("SHORT_KEY", "1")
-    words = ["launch", "--env", "A_PASSWORD=abcdefgh", "train.py", "--key", "ijklmnop", "--lr", "1"]
-    monkeypatch.setattr("sys.argv", ["headway", *words])
-    printed = f"Namespace({words}) 401: bad token 0123456789"
-    masked_words = str(words).replace("abcdefgh", MASK).replace("ijklmnop", MASK)
-    assert masked_output(printed) == f"Namespace({masked_words}) 401: bad token {MASK}"
+def test_secrets_that_a_run_was_given_are_masked_wherever_it_prints_them() -> None:
+    words = ["--env", "A_PASSWORD=abcdefgh", "--key", "ijklmnop", "--lr", "1"]
+    secrets = secrets_among(
+        {"MY_API_TOKEN": "0123456789", "SHORT_KEY": "1", "LR": "12345678"}, words
+    )
+    printed = f"Namespace({words}) 401: bad token 0123456789, lr 12345678"
+    shown = str(words).replace("abcdefgh", MASK).replace("ijklmnop", MASK)
+    assert (
+        masked_output(printed, secrets) == f"Namespace({shown}) 401: bad token {MASK}, lr 12345678"
+    )
