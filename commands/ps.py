@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.contract.figures_file import Alone, list_alone
+from headway.contract.records import shown
 from headway.launcher.diagnosis.run_socket import Run, list_runs
 
 HEAD = ("pid", "program", "ranks", "since")
@@ -54,7 +55,7 @@ def row_of(run: Run) -> tuple[str, ...]:
     """Return the cells of a launch."""
     if run.is_suspended:
         return str(run.pid), "-", "its launcher is suspended", _since(run.began_at)
-    return str(run.pid), run.program, run.ranks, _since(run.began_at)
+    return str(run.pid), shown(run.program), run.ranks, _since(run.began_at)
 
 
 def _since(began_at: float) -> str:

@@ -28,6 +28,8 @@ _RANK_HEAD = (
     *("rank", "machine", "step", "ms a step", "compute", "data", "sync", "save", "samples/s"),
     *("memory", "device", "last line"),
 )
+_FIRST_TO_GO = ("device", "save", "memory", "compute", "samples/s", "machine", "sync", "data")
+_SPACE, _LAST_LINE = 3, 10  # columns of the screen: between two of the table, and for its last one
 
 
 class Watched(NamedTuple):
@@ -134,14 +136,14 @@ def _watch(word: str | None) -> None:
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(screen_of(watched(), word), refresh=True)
+                live.update(screen_of(watched(), word, live.console.width), refresh=True)
                 time.sleep(_EVERY_S)
         except KeyboardInterrupt:
             pass
 
 
-def screen_of(runs: Sequence[Watched], word: str | None) -> RenderableType:
-    """Return all runs, and below them the ranks of the chosen one."""
+def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> RenderableType:
+    """Return all runs, and below them the ranks of the chosen one, for a screen of that width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -162,7 +164,8 @@ def screen_of(runs: Sequence[Watched], word: str | None) -> RenderableType:
         "red" if rank.get("is_lost") else "yellow" if rank.get("rank") == slow else ""
         for rank in chosen.ranks
     ]
-    parts.append(_table(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], styles))
+    head, rows = _without(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], width - _LAST_LINE)
+    parts.append(_table(head, rows, styles))
     parts += [Text(words) for words in chosen.words]
     return Group(*parts)
 
@@ -176,10 +179,26 @@ def _table(
 
     table = Table(box=SIMPLE, pad_edge=False)
     for name in head:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=name != head[-1], overflow="ellipsis")
     for number, row in enumerate(rows):
-        table.add_row(*map(Text, row), style=styles[number] if styles else "")
+        *cells, last = map(Text, row)
+        last.no_wrap = True  # it is cut where the terminal is too narrow, and the others are whole
+        table.add_row(*cells, last, style=styles[number] if styles else "")
     return table
+
+
+def _without(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Leave out columns that matter less, until those before the last one are whole in `width`."""
+    for name in _FIRST_TO_GO:
+        columns = zip(head, *rows, strict=True)
+        *widths, _ = (_SPACE + max(map(len, cells)) for cells in columns)
+        if sum(widths) <= width:
+            break
+        gone = head.index(name)
+        head, *rows = ((*row[:gone], *row[gone + 1 :]) for row in (head, *rows))
+    return head, rows
 
 
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:

@@ -168,10 +168,12 @@ def _recorded(
     if start is None:
         yield None
         return
+    from headway.contract.secrets import secrets_among
     from headway.history.place import new_path
     from headway.history.recorder import Recorder
 
-    recorder = Recorder(new_path(environ), start, plan.program.args)
+    secrets = secrets_among(changed(plan, environ), plan.program.args)
+    recorder = Recorder(new_path(environ), start, plan.program.args, secrets)
     try:
         yield recorder
     except (HeadwayError, Stopped) as error:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
+_SHORTEST = 8  # characters of a value that is looked for in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
 """Mean a secret as a whole word of a name: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
@@ -103,6 +104,23 @@ def masked_text(text: str) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
 
     return _USER_OF_URL.sub(MASK, _ASSIGNED.sub(mask, text))
+
+
+def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
+    """Return what is masked in variables and in the words of a command; the longest first."""
+    found = [value for name, value in variables.items() if is_secret(name)]
+    for word, shown in zip(words, masked_command(words), strict=True):
+        before, mask, after = shown.partition(MASK)
+        if mask:
+            found.append(word[len(before) : len(word) - len(after)])
+    return sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True)
+
+
+def masked_output(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` as `masked_text`, and with these secrets masked wherever they stand in it."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return masked_text(text)
 
 
 def masked_value(

@@ -14,6 +14,7 @@ _NOT_OF_THE_RUN = ("record", "log_dir", "output", "partition", "account", "time"
 """Settings that change nothing of what is computed."""
 _MOST_LINES = 60  # of a diff
 _GONE = "-"
+_FLAG = re.compile(r"--?[A-Za-z_]")  # and no negative number
 
 
 class Change(NamedTuple):
@@ -87,13 +88,23 @@ def _other_variables(old: Start, new: Start) -> Iterator[Change]:
 
 
 def _arguments(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
-    matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
-    for tag, begin, end, start, stop in matcher.get_opcodes():
-        if tag != "equal":
-            flag = old[begin - 1] if begin and old[begin - 1].startswith("-") else ""
-            name = flag if flag and "=" not in flag else f"at {begin + 1}"
-            before, after = " ".join(old[begin:end]), " ".join(new[start:stop])
-            yield Change("argument", name, before or _GONE, after or _GONE)
+    found = [*_changed("argument", _by_flag(old), _by_flag(new))]
+    if not found and old != new:  # the order may mean something to the script
+        found.append(Change("argument", "as typed", " ".join(old), " ".join(new)))
+    yield from found
+
+
+def _by_flag(words: Sequence[str]) -> dict[str, str]:
+    """Return the words that follow each flag; before the first one, each by its number."""
+    found: dict[str, list[str]] = {}
+    flag = ""
+    for number, word in enumerate(words, 1):
+        if _FLAG.match(word):
+            flag, equals, value = word.partition("=")
+            found.setdefault(flag, []).extend([value] if equals else [])
+        else:
+            found.setdefault(flag or f"at {number}", []).append(word)
+    return {name: " ".join(values) if values else "set" for name, values in found.items()}
 
 
 def _code(before: Record, after: Record) -> Iterator[Change]:

@@ -126,6 +126,6 @@ def end(code: int | None, report: str) -> None:
 def _masked(report: str) -> str:
     if not report:
         return ""
-    from headway.contract.secrets import masked_text
+    from headway.contract.secrets import masked_output, secrets_among
 
-    return masked_text(report[-MAX_TEXT:])
+    return masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))

@@ -119,7 +119,7 @@ class End(NamedTuple):
     time: float
     exit_code: int | None  # None: it has called sys.exit, or it is not known
     report: str = ""
-    step: int = 0  # the last one, where the process itself writes this; 0: not known
+    step: int = 0  # the last one that any rank told of; 0: not known
 
 
 class Row(NamedTuple):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.contract.figures import Figures
 from headway.contract.notes import say
-from headway.contract.secrets import masked_text
+from headway.contract.secrets import masked_output
 from headway.history import store
 from headway.history.record import (
     CHECKPOINTS,
@@ -42,20 +42,30 @@ class Recorder:
         path: of the run's folder, which is created.
         start: returns what was launched; called in the thread.
         arguments: of the script, as they were typed.
+        secrets: that the run was given, and that no output on record has.
 
     Attributes:
         exit_code: how the run has ended.
         report: why it has failed, as it is printed.
         tails: returns the last lines of each rank.
         saved_in: returns the folder of the checkpoints; empty for none.
+        step: returns the last optimizer step that a rank has told of; 0: none has.
     """
 
-    def __init__(self, path: str, start: Callable[[], Start], arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: str,
+        start: Callable[[], Start],
+        arguments: Sequence[str],
+        secrets: Sequence[str] = (),
+    ) -> None:
         self.path = path
+        self._secrets = secrets
         self.exit_code = 1
         self.report = ""
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict
         self.saved_in: Callable[[], str] = str
+        self.step: Callable[[], int] = int
         self._series = Series()
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -77,12 +87,12 @@ class Recorder:
 
     def close(self) -> None:
         """Record how the run has ended, and finish within some seconds."""
-        for tail in _cut(self.tails()):
+        for tail in _cut(self.tails(), self._secrets):
             self._lines.put(tail)
         if folder := self.saved_in():
             self.keep(CHECKPOINTS, folder)
-        report = masked_text(self.report[-MAX_TEXT:])
-        self._lines.put(End(time.time(), self.exit_code, report))
+        report = masked_output(self.report[-MAX_TEXT:], self._secrets)
+        self._lines.put(End(time.time(), self.exit_code, report, self.step()))
         self._lines.put(None)
         self._thread.join(_CLOSE_WITHIN_S)
         if self._thread.is_alive():
@@ -135,16 +145,12 @@ def begin(path: str, start: Start, arguments: Iterable[str], *, pause_s: float =
     store.prune(os.path.dirname(path), time.time(), keep=os.path.basename(path))
 
 
-def end_of(exit_code: int, report: str, step: int = 0) -> End:
-    """Return how a run ended, as it is recorded."""
-    return End(time.time(), exit_code, masked_text(report[-MAX_TEXT:]), step)
-
-
-def _cut(tails: Mapping[int, Sequence[str]]) -> list[Tail]:
+def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> list[Tail]:
     """Return the last lines of all ranks, as many as fit."""
     most = _TAIL_CHARS // max(len(tails), 1)
     cut = []
     for rank, lines in tails.items():
-        text = masked_text("\n".join(line[:_LINE_CHARS] for line in lines[-TAIL_LINES:]))
+        text = "\n".join(line[:_LINE_CHARS] for line in lines[-TAIL_LINES:])
+        text = masked_output(text, secrets)
         cut.append(Tail(rank, tuple(text[-most:].split("\n"))))
     return cut

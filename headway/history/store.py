@@ -128,7 +128,9 @@ def is_running(record: Record) -> bool:
     import psutil
 
     try:
-        return bool(psutil.Process(start.pid).create_time() <= start.began_at + 1)
+        process = psutil.Process(start.pid)
+        is_left = process.status() == psutil.STATUS_ZOMBIE  # killed, and its parent has not seen it
+        return bool(not is_left and process.create_time() <= start.began_at + 1)
     except psutil.Error:
         return False
 

@@ -126,6 +126,11 @@ class Watch:
         with self._lock:
             return any(one.has_trained for one in self._ranks.values())
 
+    def step(self) -> int:
+        """Return the last optimizer step that a rank of this attempt has told of; 0: none has."""
+        with self._lock:
+            return max((one.step for one in self._ranks.values()), default=0)
+
     def last_word(self) -> str:
         """Return how far the rank is that has told of the most optimizer steps; may be empty."""
         steps = {one.rank: one.step for one in self._ranks.copy().values()}

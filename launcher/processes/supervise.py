@@ -108,7 +108,7 @@ def supervise(
         recorder.tails = lambda: {
             end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
         }
-        recorder.saved_in = watch.saved_in
+        recorder.saved_in, recorder.step = watch.saved_in, watch.step
         if folder is not None:
             recorder.keep(LOGS, folder)
     stopped_by = None

@@ -238,8 +238,9 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "headway", "launch", "-q", "--cpu", *words]
         return subprocess.run(command, env=_environ(), capture_output=True, text=True, timeout=120)
 
+    secret = ("--key", "0123456789")
     assert launch("train.py", "good").returncode == 0
-    assert launch("--num-processes", "2", "train.py", "bad").returncode == 1
+    assert launch("--num-processes", "2", "train.py", "bad", *secret).returncode == 1
     assert launch("--record", "off", "train.py", "good").returncode == 0
     wait_until(lambda: len(store.names_in(runs_folder())) == 2)
     code, text = run("why")
@@ -250,7 +251,7 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     assert f"checkpoints: {os.path.abspath('saved')}" in text
     _, good, *_ = run("runs", "--json")[1].split('"run": "')
     assert f"checkpoints: {os.path.abspath('saved')}" in run("why", good.partition('"')[0])[1]
-    assert "[1] trained with ['bad']" in run("logs")[1]
+    assert "[1] trained with ['bad', '--key', '***']" in run("logs")[1]
 
 
 @pytest.mark.processes

@@ -104,15 +104,37 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     launch.lose(0)
     console = Console(width=150, record=True, file=io.StringIO())
-    console.print(top.screen_of(top.watched(), str(os.getpid())))
+    console.print(top.screen_of(top.watched(), str(os.getpid()), 150))
     text = console.export_text()
     assert "alone.py" in text
     assert "lost" in text
     assert "rank 2 makes all others wait" in text
-    console.print(top.screen_of(top.watched(), "1"))
+    console.print(top.screen_of(top.watched(), "1", 150))
     assert "1 has ended" in console.export_text()
-    console.print(top.screen_of([], None))
+    console.print(top.screen_of([], None, 150))
     assert "no launch of yours runs" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("width", "head"), [(120, "ms a step   compute"), (80, "machine   step       ms a step   data")]
+)
+def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
+    launch: RunFigures, width: int, head: str
+) -> None:
+    from rich.console import Console
+
+    slow_down(launch, WAITING, WAITING, SLOW, WAITING)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(top.screen_of(top.watched(), str(os.getpid()), width))
+    text = console.export_text()
+    assert head in text
+    rows = [line.split() for line in text.splitlines() if "100/1000" in line]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3"]  # one line each, with its rank
+    assert "…" not in text.partition("last line")[0]
+
+
+def test_a_program_cannot_move_the_cursor_by_its_name() -> None:
+    assert ps.row_of(ps.run_of(Alone(1, "a\x1b[31m.py", 0.0)))[1] == "a\\x1b[31m.py"
 
 
 def test_ps_lists_processes_without_a_launcher_too(

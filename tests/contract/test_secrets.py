@@ -12,8 +12,10 @@ from headway.contract.secrets import (
     masked,
     masked_command,
     masked_line,
+    masked_output,
     masked_pairs,
     masked_text,
+    secrets_among,
 )
 
 SECRETS = [
@@ -80,3 +82,15 @@ def test_masking_takes_no_longer_for_what_is_written_to_take_long() -> None:
     for text in ("a-" * 100_000, "a=" * 100_000, "KEY='" * 40_000, "://" * 60_000):
         masked_text(text)
     assert time.monotonic() - began < 30
+
+
+def test_secrets_that_a_run_was_given_are_masked_wherever_it_prints_them() -> None:
+    words = ["--env", "A_PASSWORD=abcdefgh", "--key", "ijklmnop", "--lr", "1"]
+    secrets = secrets_among(
+        {"MY_API_TOKEN": "0123456789", "SHORT_KEY": "1", "LR": "12345678"}, words
+    )
+    printed = f"Namespace({words}) 401: bad token 0123456789, lr 12345678"
+    shown = str(words).replace("abcdefgh", MASK).replace("ijklmnop", MASK)
+    assert (
+        masked_output(printed, secrets) == f"Namespace({shown}) 401: bad token {MASK}, lr 12345678"
+    )

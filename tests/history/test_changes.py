@@ -21,7 +21,7 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a new argument": (
         {"arguments": (*START.arguments, "--compile")},
         {},
-        "argument at 5: - -> --compile",
+        "argument --compile: - -> set",
     ),
     "a variable": ({"variables": {"OMP_NUM_THREADS": "1"}}, {}, "OMP_NUM_THREADS: 4 -> 1"),
     "a variable of the script": (
@@ -97,3 +97,20 @@ def test_a_run_is_compared_with_the_last_one_of_its_script_that_ended_well() -> 
     found = last_good(bad, read_all()[0])
     assert found is not None
     assert found.name == good.name
+
+
+def test_each_flag_that_changed_is_told_apart_from_those_around_it() -> None:
+    old = write_run(arguments=("data", "--mode", "a b", "--steps=10", "--shift", "-1"))
+    new = write_run(
+        arguments=("data", "--steps", "20", "--lr", "0.2", "--mode", "c", "--shift", "-1")
+    )
+    assert [str(one) for one in changes(old, new)] == [
+        "argument --mode: a b -> c",
+        "argument --steps: 10 -> 20",
+        "argument --lr: - -> 0.2",
+    ]
+
+
+def test_another_order_of_the_same_flags_is_told() -> None:
+    old, new = write_run(arguments=("--a", "--b")), write_run(arguments=("--b", "--a"))
+    assert [str(one) for one in changes(old, new)] == ["argument as typed: --a --b -> --b --a"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.history import store
+from headway.contract.run import RECORD_VARIABLE
+from headway.history import own, store
 from headway.history.place import new_path, runs_folder
 from headway.history.recorder import Recorder
 from headway.history.surroundings import packages, variables_of
@@ -32,11 +33,15 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     Path("train.py").write_text('api_key = "sk-live-9876543210"\nlr = 0.2\n')
     Path("new.py").write_text("")
     start = START._replace(folder=os.getcwd(), script=os.path.abspath("train.py"))
-    recorder = Recorder(new_path(), lambda: start, ["--lr", "0.2"])
+    recorder = Recorder(new_path(), lambda: start, ["--lr", "0.2"], ["0123456789"])
     recorder.note(0, figures(10))
     recorder.restart("rank 0 failed; restart 1 of 2")
-    recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123"
-    recorder.tails = lambda: {0: [f"line {n}" for n in range(500)], 1: ["x" * 9_000] * 300}
+    recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
+    recorder.step = lambda: 12
+    recorder.tails = lambda: {
+        0: [f"line {n}" for n in range(500)],
+        1: ["x" * 9_000] * 299 + ["0123456789"],
+    }
     recorder.close()
     record = store.find(None)
     assert record.commit is not None
@@ -49,11 +54,13 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     assert record.tails[0][-1] == "line 499"
     assert len(record.tails[0]) == 200
     assert record.figures == {0: [figures(10)]}
+    assert record.num_steps == 12  # also those after the last figures
     assert record.surroundings is not None
     assert {*record.surroundings.sources} == {"train.py", "new.py"}
     text = (Path(record.path) / "record.jsonl").read_text()
     assert "sk-live" not in text
     assert "abcdefgh123" not in text
+    assert "0123456789" not in text
 
 
 def test_a_full_disk_costs_the_record_and_one_line(
@@ -121,3 +128,19 @@ def test_nothing_is_left_but_in_the_state_folder() -> None:
     created = {*Path.home().rglob("*")} - before
     state = Path(runs_folder()).parents[1]
     assert all(state in (path, *path.parents) or path in state.parents for path in created)
+
+
+def test_a_single_process_records_no_secret_that_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = new_path()
+    store.create(path)
+    store.append(path, START)
+    monkeypatch.setattr(own, "_process", own._Process())
+    monkeypatch.setenv(RECORD_VARIABLE, f"{os.getpid()}:{path}")
+    monkeypatch.setenv("MY_API_TOKEN", "0123456789")
+    monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--key", "abcdefgh"])
+    own.end(1, "no access with 0123456789 and abcdefgh")
+    end = store.read_record(path).end
+    assert end is not None
+    assert end.report == "no access with *** and ***"

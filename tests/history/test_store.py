@@ -184,3 +184,15 @@ def test_speed_and_steps_are_those_of_all_ranks() -> None:
     rows = [Row(rank, figures(step)) for rank in (0, 1) for step in (10, 20)]
     record: Record = write_run(rows=rows)
     assert (record.num_steps, record.samples_per_s) == (20, 640.0)
+
+
+@pytest.mark.processes
+def test_a_run_that_was_killed_and_whose_parent_does_not_ask_for_it_has_ended() -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    started = START._replace(**{**HERE, "pid": child, "began_at": time.time()})
+    record = Record("a", "/a", started)
+    assert not store.is_running(record)
+    os.waitpid(child, 0)

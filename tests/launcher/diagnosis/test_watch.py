@@ -85,6 +85,7 @@ def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
     deadline = time.monotonic() + 120
     while rank.watch.statuses()[0].progress != Progress(3, "data"):
         assert time.monotonic() < deadline
+    assert rank.watch.step() == 3
     assert capfd.readouterr().err.count("rank 0 wrote to the launcher's status channel") == 1
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from headway.contract.records import Crash, RecordReader
+from headway.contract.records import Crash, Heartbeat, RecordReader
 from headway.launcher.diagnosis.stacks import parse_traceback
 from headway.launcher.rank.worker import bootstrap_code
 from tests.distributed.launching import environment, script
@@ -147,3 +147,11 @@ def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_
     _, sent = run_as_rank(script(text))
     (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
     assert crash.is_from_headway is is_ours
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
+def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not_over() -> None:
+    name = script("from headway.contract.records import channel\nchannel.step = 7\n")
+    _, sent = run_as_rank(name)
+    told = [one.progress for one in RecordReader().read(sent) if isinstance(one, Heartbeat)]
+    assert [one.step for one in told] == [7]
