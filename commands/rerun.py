@@ -13,6 +13,7 @@ from headway.commands.remote_options import words_elsewhere
 from headway.commands.runs import RUN
 from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
+from headway.contract.records import shown
 from headway.contract.secrets import MASK
 from headway.errors import ConfigError, LaunchError
 from headway.history.record import Commit, Record
@@ -40,9 +41,9 @@ def main(argv: Sequence[str]) -> int:
         again = _at_commit(record, again.program)
     words = words_elsewhere(own, again.program, without=())
     variables = {**_variables(record), **again.variables}
-    shown = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    line = " ".join([*shown, "headway launch", shlex.join(words)])
-    say(f"cd {shlex.quote(start.folder)} && {line}")
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    line = " ".join([*assigned, "headway launch", shlex.join(words)])
+    say(shown(f"cd {shlex.quote(start.folder)} && {line}"))
     if parsed.dry_run:
         return 0
     os.chdir(start.folder)

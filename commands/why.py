@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     good = last_good(record, read_all()[0])
     found = [] if good is None else changes(good, record)
     if record.damaged:
-        say(f"note: {record.damaged} damaged lines of the record are left out")
+        say(f"note: damaged lines of the record, which are left out: {record.damaged}")
     if parsed.html is not None:
         from headway.commands.run_page import page
 

@@ -425,7 +425,7 @@ def test_all_kinds_of_messages_can_be_sent() -> None:
     hub = Session(KEY, ours, theirs, is_hub=True)
     member = Session(KEY, theirs, ours, is_hub=False)
     samples = {"int": 1, "float": 0.5, "str": "x", "bool": True, "int | None": None}
-    samples |= {"Figures": Figures(0.5, *(1, 1), *[0.5] * 6, *(1, 1, None, 0, None, 2), 0.5)}
+    samples |= {"Figures": Figures(0.5, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1, None, 0, None)}
     for kind in get_args(Message):
         values = [
             samples.get(getattr(type_, "__forward_arg__", str(type_)), ())
