@@ -184,7 +184,8 @@ class PreparedDataLoader(DataLoader[Any]):
             draws_ahead = self._draws_ahead
             channel.phase = "data"
             clock.switch(DATA)
-            clock.num_workers = self.num_workers
+            workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
+            clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, _END)
             if lookahead is None:
                 start.loaded()
