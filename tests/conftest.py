@@ -232,7 +232,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     before = _traces()
     yield
-    _await_records()
+    _await_end(before["processes"])
     after = _traces()
     left = after["processes"] - before["processes"]
     if left or _HAS_FAILED in request.node.stash:
@@ -247,12 +247,10 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 _STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
 
-def _await_records() -> None:
-    """Let what writes the record of a single process come to its end."""
-    from headway.history.place import TITLE
-
-    children = [one for one in _children() if _title(one).strip() == TITLE]
-    psutil.wait_procs(children, timeout=20)
+def _await_end(before: Collection[str]) -> None:
+    """Let what has begun since, and is about to end, end: above all what writes a run's record."""
+    known = {title.split()[0] for title in before}
+    psutil.wait_procs([one for one in _children() if str(one.pid) not in known], timeout=10)
 
 
 def _traces() -> dict[str, set[str]]:
