@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed
@@ -63,9 +62,9 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
         ConfigError: no program is given, it cannot be read, or Python cannot run it.
     """
     if parsed.module is not None:
-        package, here = parsed.module.partition(".")[0], Path()
-        files = [*_files_of(parsed.module, here, here), here.joinpath(package, _MAIN)]
-        imported = {package}.union(*map(_packages_in, _texts_of(files, here)))
+        package = parsed.module.partition(".")[0]
+        files = [*_files_of(parsed.module, "", ""), os.path.join(package, _MAIN)]
+        imported = {package}.union(*map(_packages_in, _texts_of(files, "")))
         return Program(parsed.module, tuple(rest), "module", libraries=_libraries(imported))
     if not rest:
         raise ConfigError("no script given", where=_WHERE, fix="headway launch train.py")
@@ -90,8 +89,7 @@ def _with_imports(program: Program) -> Program:
     A launch of one process is plain Python, unless a library is joined in it; so this is known
     without an import.
     """
-    script = Path(program.name)
-    texts = _texts_of([script], script.parent)
+    texts = _texts_of([program.name], os.path.dirname(program.name))
     own, *others = map(_packages_in, texts)
     runtimes = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
     runtime = next((name for name in runtimes if name in own), "")
@@ -109,18 +107,20 @@ def _packages_in(text: bytes) -> set[str]:
     return {name.partition(".")[0] for name in _imported_in(text)}
 
 
-def _texts_of(files: list[Path], folder: Path) -> list[bytes]:
+def _texts_of(files: list[str], folder: str) -> list[bytes]:
     """Return the texts of files, and of the modules below a folder that they come to import."""
     texts = []
     for file in files:  # which grows
         texts.append(_text_in(file))
         for name in _imported_in(texts[-1]):
-            found = [one for one in _files_of(name, folder, file.parent) if one not in files]
+            found = [
+                one for one in _files_of(name, folder, os.path.dirname(file)) if one not in files
+            ]
             files += found if len(files) < _MAX_MODULES else []
     return texts
 
 
-def _text_in(file: Path) -> bytes:
+def _text_in(file: str) -> bytes:
     try:
         with open(file, "rb") as opened:
             return opened.read(_SCRIPT_BYTES)
@@ -142,7 +142,7 @@ def _imported_in(text: bytes) -> set[str]:
     return imported
 
 
-def _files_of(name: str, folder: Path, own: Path) -> Iterator[Path]:
+def _files_of(name: str, folder: str, own: str) -> Iterator[str]:
     """Yield the files below a script's folder that an import executes.
 
     Args:
@@ -152,10 +152,10 @@ def _files_of(name: str, folder: Path, own: Path) -> Iterator[Path]:
     """
     parts = name.lstrip(".").split(".")
     depth = len(name) - len(".".join(parts))
-    place = folder if not depth else Path(own, *[".."] * (depth - 1))
+    place = folder if not depth else os.path.join(own, *[".."] * (depth - 1))
     for part in filter(str.isidentifier, parts):
-        place /= part
-        yield from filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py"))
+        place = os.path.join(place, part)
+        yield from filter(os.path.isfile, (f"{place}.py", os.path.join(place, "__init__.py")))
 
 
 def _is_stream(script: str) -> bool:

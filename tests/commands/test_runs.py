@@ -232,6 +232,7 @@ if "bad" in sys.argv: raise ValueError("bad data")
 
 @pytest.mark.processes
 def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     Path("train.py").write_text(TRAINED)
 
     def launch(*words: str) -> subprocess.CompletedProcess[str]:

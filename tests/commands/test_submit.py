@@ -523,6 +523,7 @@ def test_no_edit_after_the_submission_reaches_a_queued_job(
     assert "+print('first'" in record.commit.diff
 
 
+@pytest.mark.processes
 def test_a_second_job_does_not_copy_the_first_ones_code(repository: Path, sbatch: Path) -> None:
     for _ in range(2):
         assert run("launch", "--submit", "slurm", "--cpu", "train.py")[0] == 0
@@ -534,6 +535,7 @@ def test_a_second_job_does_not_copy_the_first_ones_code(repository: Path, sbatch
         assert files == {*CODE, "lib/new.py"} - {"data/d"}
 
 
+@pytest.mark.processes
 def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_script(
     repository: Path, sbatch: Path, tmp_path: Path
 ) -> None:
@@ -562,12 +564,14 @@ def test_code_that_is_too_large_is_refused_with_what_to_exclude(
     assert not sbatch.exists()
 
 
+@pytest.mark.processes
 def test_a_job_that_slurm_refuses_leaves_no_copy(repository: Path, fakes: Path) -> None:
     add_command(fakes, "sbatch", "echo 'no such partition' >&2; exit 1")
     assert run("launch", "--submit", "slurm", "train.py")[0] == 4
     assert not [*repository.glob("headway-jobs/*/code")]
 
 
+@pytest.mark.processes
 def test_a_module_is_found_in_the_copy_and_not_in_the_working_folder(
     repository: Path, sbatch: Path
 ) -> None:
