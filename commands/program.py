@@ -64,8 +64,8 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
     if parsed.module is not None:
         package = parsed.module.partition(".")[0]
         files = [*_files_of(parsed.module, "", ""), os.path.join(package, _MAIN)]
-        imported = {package}.union(*map(_packages_in, _texts_of(files, "")))
-        return Program(parsed.module, tuple(rest), "module", libraries=_libraries(imported))
+        read = [(b"", {package}), *_read(files, "")]
+        return Program(parsed.module, tuple(rest), "module", libraries=_libraries_in(read))
     if not rest:
         raise ConfigError("no script given", where=_WHERE, fix="headway launch train.py")
     name, *args = rest
@@ -89,35 +89,33 @@ def _with_imports(program: Program) -> Program:
     A launch of one process is plain Python, unless a library is joined in it; so this is known
     without an import.
     """
-    texts = _texts_of([program.name], os.path.dirname(program.name))
-    own, *others = map(_packages_in, texts)
+    read = _read([program.name], os.path.dirname(program.name))
     runtimes = (*(name.partition(".")[0] for name in RUNTIMES), "torch")
-    runtime = next((name for name in runtimes if name in own), "")
+    runtime = next((name for name in runtimes if name in read[0][1]), "")
     return program._replace(
-        imports="" if any(b"headway" in text for text in texts) else runtime,
-        libraries=_libraries(own.union(*others)),
+        imports="" if any(b"headway" in text for text, _ in read) else runtime,
+        libraries=_libraries_in(read),
     )
 
 
-def _libraries(imported: set[str]) -> tuple[str, ...]:
-    return tuple(name for name in LIBRARIES if name in imported)
+def _libraries_in(read: list[tuple[bytes, set[str]]]) -> tuple[str, ...]:
+    return tuple(name for name in LIBRARIES if any(name in packages for _, packages in read))
 
 
-def _packages_in(text: bytes) -> set[str]:
-    return {name.partition(".")[0] for name in _imported_in(text)}
+def _read(files: list[str], folder: str) -> list[tuple[bytes, set[str]]]:
+    """Return the text of each of these files, and the packages that it imports.
 
-
-def _texts_of(files: list[str], folder: str) -> list[bytes]:
-    """Return the texts of files, and of the modules below a folder that they come to import."""
-    texts = []
+    And so for the modules below a folder that they come to import.
+    """
+    read = []
     for file in files:  # which grows
-        texts.append(_text_in(file))
-        for name in _imported_in(texts[-1]):
-            found = [
-                one for one in _files_of(name, folder, os.path.dirname(file)) if one not in files
-            ]
-            files += found if len(files) < _MAX_MODULES else []
-    return texts
+        text = _text_in(file)
+        imported = _imported_in(text)
+        read.append((text, {name.partition(".")[0] for name in imported}))
+        own = os.path.dirname(file)
+        for name in imported if len(files) < _MAX_MODULES else ():
+            files += [one for one in _files_of(name, folder, own) if one not in files]
+    return read
 
 
 def _text_in(file: str) -> bytes:
@@ -131,7 +129,7 @@ def _text_in(file: str) -> bytes:
 def _imported_in(text: bytes) -> set[str]:
     """Return the modules that the lines of a script import, as far as they show."""
     imported = set()
-    for word, _, rest in (line.strip().partition(b" ") for line in text.splitlines()):
+    for word, _, rest in (line.strip().partition(b" ") for line in _lines_with(b"import", text)):
         if word in (b"import", b"from"):
             source, _, names = rest.partition(b";")[0].replace(b"(", b"").rpartition(b"import ")
             source = source.strip() if word == b"from" else b""
@@ -140,6 +138,15 @@ def _imported_in(text: bytes) -> set[str]:
             found = [source, *inner] if source else first
             imported |= {name.decode(errors="replace") for name in found}
     return imported
+
+
+def _lines_with(word: bytes, text: bytes) -> Iterator[bytes]:
+    """Yield the lines that have a word in them; to look at each line would take milliseconds."""
+    at = text.find(word)
+    while at >= 0:
+        end = (text.find(b"\n", at) + 1) or len(text)
+        yield text[text.rfind(b"\n", 0, at) + 1 : end]
+        at = text.find(word, end)
 
 
 def _files_of(name: str, folder: str, own: str) -> Iterator[str]:
