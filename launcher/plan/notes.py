@@ -12,7 +12,7 @@ from headway.launcher.plan.program import Program
 from headway.launcher.plan.unused import listed, sharing_asked
 from headway.launcher.plan.variables import counts_fastest_first
 from headway.machine.facts import Machine
-from headway.settings.table import NO, Settings
+from headway.settings.table import NO, RAW, Settings
 
 
 def notes(
@@ -54,6 +54,7 @@ _OF_THE_LAUNCHER = (
     "leave_children",
     "ranks",
     "output",
+    "status",
     "start_method",
 )
 """Settings that only a launcher beside the script obeys, and that are no reason to have one."""
@@ -79,7 +80,9 @@ def _without_effect(settings: Settings, program: Program, supervised: str | None
         where["mps_fallback"] = f"on {settings.device}"
     where |= _of_sharing(settings)
     if settings.debug_rank is not None and supervised is not None:
-        where |= dict.fromkeys(("ranks", "output", "hang_timeout"), "with debug_rank")
+        where |= dict.fromkeys(("ranks", "output", "status", "hang_timeout"), "with debug_rank")
+    elif settings.output == RAW and supervised is not None:
+        where["status"] = f"with output {RAW}"
     return [
         f"{name} has no effect {place} ({settings.origin(name)})"
         for name, place in where.items()

@@ -373,6 +373,7 @@ OF_THE_LAUNCHER = {
     "leave_children": "no",
     "ranks": "0",
     "output": "raw",
+    "status": "60s",
     "start_method": "exec",
 }
 
@@ -393,6 +394,10 @@ def test_a_flag_that_another_setting_makes_useless_gets_a_note_that_names_it() -
     assert "restart_delay has no effect without max_restarts" in launch.notes[0]
     launch = plan(num_processes="2", debug_rank="0", output="raw")
     assert "output has no effect with debug_rank" in launch.notes[0]
+    launch = plan(num_processes="2", status="60s", debug_rank="0")
+    assert "status has no effect with debug_rank" in launch.notes[0]
+    launch = plan(num_processes="2", status="60s", output="raw")
+    assert "status has no effect with output raw" in launch.notes[0]
     tool = Program("tool", (), kind="program")
     launch = plan(num_processes="2", start_method="fork", program=tool)
     assert "start_method has no effect with --no-python" in launch.notes[0]
