@@ -20,32 +20,33 @@ SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
 _NUM_PHASES = 6
 
 _EVERY_S = 1.0
-_NEVER = float("inf")
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
 
 
 class StepClock:
-    """Adds up what steps take, until `take`; where nobody reads, nothing is ever due.
+    """Adds up what steps take, until `take`.
 
     Attributes:
+        is_on: somebody reads: what each step pays for need not be called before `begin`.
         device_bytes: returns how much of its device's memory this process holds; None for a CPU.
         num_workers: of the loader that gave the last batch.
         batch_samples: of this rank, in the batch that the loader gave last.
         num_samples: that backward passes have used since the last record.
-        due_at: when the next record is due; never before `begin`.
+        due_at: when the next record is due.
     """
 
     __slots__ = (
-        *("spent", "phase", "mark", "num_steps", "last_step", "due_at"),
+        *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at"),
         *("num_workers", "batch_samples", "num_samples", "stolen_s", "device_bytes"),
     )
 
     def __init__(self) -> None:
+        self.is_on = False
         self.spent = [0.0] * _NUM_PHASES
         self.phase, self.mark = SCRIPT, _now()
         self.num_steps = 0  # since the last record
         self.last_step = -1  # the number of the last one in a record; -1 before the first
-        self.due_at = _NEVER
+        self.due_at = 0.0
         self.num_workers: int | None = None
         self.batch_samples = self.num_samples = 0
         self.stolen_s = 0.0  # in this thread's life, as of the last record
@@ -53,8 +54,7 @@ class StepClock:
 
     def begin(self) -> None:
         """Have records become due from the second step on: the first one warms up."""
-        if self.due_at == _NEVER:
-            self.due_at = 0.0
+        self.is_on = True
 
     def switch(self, phase: int) -> int:
         """Let the time from now on count for `phase`; return for which it counted before."""
@@ -86,7 +86,7 @@ class StepClock:
         self.spent[self.phase] += now - self.mark
         self.mark, self.phase = now, SCRIPT
         self.num_steps += 1
-        return now >= self.due_at
+        return self.is_on and now >= self.due_at
 
     def take(self, step: int, total: int, loss: float | None) -> Figures | None:
         """Return the figures of the steps since the last time; None for the first one.

@@ -169,7 +169,7 @@ class PreparedDataLoader(DataLoader[Any]):
                 self._before_pass()
         share, stream, num_ranks = self._share, self._stream, self._of_rank[1]
         start, current = self._begin_pass()
-        loop, state = LoaderLoop(self), vars(self)
+        loop, state, counts = LoaderLoop(self), vars(self), clock.is_on
         device = self._device if _can_be_elsewhere(self._device) else None
         overlaps = device is not None and kind_of(device.type).copies_ahead
         state["end_of_dataloader"] = False
@@ -183,9 +183,10 @@ class PreparedDataLoader(DataLoader[Any]):
             start.begun()
             draws_ahead = self._draws_ahead
             channel.phase = "data"
-            clock.switch(DATA)
-            workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
-            clock.num_workers = workers if isinstance(workers, int) else None
+            if counts:
+                clock.switch(DATA)
+                workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
+                clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, _END)
             if lookahead is None:
                 start.loaded()
@@ -195,7 +196,8 @@ class PreparedDataLoader(DataLoader[Any]):
                     has_more = lookahead.has_more
                 else:
                     channel.phase = "data"
-                    clock.switch(DATA)
+                    if counts:
+                        clock.switch(DATA)
                     if channel.fd is not None:
                         beat()
                     if stream is not None:
@@ -205,8 +207,9 @@ class PreparedDataLoader(DataLoader[Any]):
                     following = next(items, _END)  # one batch ahead
                     has_more = following is not _END
                 channel.phase = "script"
-                clock.switch(FORWARD)
-                clock.batch_samples = global_batch.samples // num_ranks
+                if counts:
+                    clock.switch(FORWARD)
+                    clock.batch_samples = global_batch.samples // num_ranks
                 current.rounds += 1
                 current.samples += global_batch.samples
                 if not has_more:
@@ -218,14 +221,16 @@ class PreparedDataLoader(DataLoader[Any]):
                     yield batch
                 if lookahead is not None:
                     channel.phase = "data"
-                    clock.switch(DATA)
+                    if counts:
+                        clock.switch(DATA)
                     if channel.fd is not None:
                         beat()
                     following = next(items, _END)
             current.is_exhausted = True
         finally:
             channel.phase = "script"
-            clock.switch(SCRIPT)
+            if counts:
+                clock.switch(SCRIPT)
             self._passes.end(current, self._given(current))
             loop.end()
 

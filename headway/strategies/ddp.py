@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from headway.contract.step_clock import clock
 from headway.distributed.collectives import average_in_place
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
@@ -49,9 +50,13 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
-        if not self._settings.ddp.find_unused_parameters:
+        if clock.is_on and not self._settings.ddp.find_unused_parameters:
             note_exchange(shared)
-        if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
+        if (
+            clock.is_on
+            and self._settings.ddp.broadcast_buffers
+            and not self._settings.dynamo.compiles
+        ):
             note_buffers(shared)
         return shared
 

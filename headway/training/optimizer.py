@@ -96,7 +96,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 self.step_count += 1
                 channel.step = self.step_count
                 channel.num_trained += 1
-                if clock.end_step():
+                if clock.is_on and clock.end_step():
                     tell_figures()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

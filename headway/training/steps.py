@@ -83,15 +83,18 @@ class Steps:
         if gradient is not None:
             kwargs["gradient"] = gradient
         channel.phase = "backward"
-        clock.switch(BACKWARD)
+        counts = clock.is_on
+        if counts:
+            clock.switch(BACKWARD)
         if channel.fd is not None:
             beat()
         try:
             self.training.precision.backward(weighed, **kwargs)
         finally:
             channel.phase = "script"
-            clock.end_backward()
-        if clock.mark >= clock.due_at:
+            if counts:
+                clock.end_backward()
+        if counts and clock.mark >= clock.due_at:
             _note_loss(loss, num_tokens)
         channel.num_trained += 1
         self.weighing.after_backward()
