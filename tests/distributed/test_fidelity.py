@@ -90,7 +90,14 @@ def test_a_script_sees_the_same_however_it_was_started(way: str) -> None:
         assert ours == {k: v for k, v in plain["streams"][name].items() if k != "buffer"}
 
 
-@pytest.mark.parametrize("way", [[], ["--supervise", "--start-method", "fork"], ["--supervise"]])
+@pytest.mark.parametrize(
+    "way",
+    [
+        [],
+        ["--supervise", "--start-method", "fork"],
+        pytest.param(["--supervise"], marks=pytest.mark.long),
+    ],
+)
 def test_pythons_own_flags_reach_the_script(way: list[str]) -> None:
     told = "sys.flags, sys.warnoptions, sys._xoptions, sys.path[0], __debug__, sys.stdout.buffer"
     name = script(f"import sys; print({told})")
@@ -144,10 +151,18 @@ ENDS = {
     "a closed pipe": ("r, w = os.pipe(); os.close(r); os.write(w, b'x')", 1),
     "a syntax error": ("def (", 1),
 }
+LIKEWISE = [end for end in ENDS if end not in ("an exception", "a signal")]
 
 
-@pytest.mark.parametrize("way", ["fork", "exec"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("end", "way"),
+    [
+        *((end, "fork") for end in ENDS),
+        ("an exception", "exec"),
+        ("a signal", "exec"),
+        *(pytest.param(end, "exec", marks=pytest.mark.long) for end in LIKEWISE),
+    ],
+)
 def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
     text, code = ENDS[end]
     name = script(
@@ -166,7 +181,7 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         assert plain.stderr in done.stderr
 
 
-@pytest.mark.parametrize("way", ["fork", "exec"])
+@pytest.mark.parametrize("way", ["fork", pytest.param("exec", marks=pytest.mark.long)])
 def test_a_module_runs_as_under_python_m_in_a_rank(way: str) -> None:
     Path("package").mkdir()
     Path("package/__init__.py").touch()
@@ -182,7 +197,7 @@ def test_a_module_runs_as_under_python_m_in_a_rank(way: str) -> None:
     assert launch(*words).stdout == plain.stdout
 
 
-@pytest.mark.parametrize("way", ["fork", "exec"])
+@pytest.mark.parametrize("way", ["fork", pytest.param("exec", marks=pytest.mark.long)])
 def test_a_directory_with_a_main_runs_in_a_rank(way: str) -> None:
     Path("folder").mkdir()
     Path("folder/__main__.py").write_text("import sys, side; print(sys.argv, __name__, side.X)")
@@ -259,7 +274,9 @@ import torch.nn.functional
 """
 
 
-@pytest.mark.parametrize("first", ["", "from torch.nn import Linear"])
+@pytest.mark.parametrize(
+    "first", [pytest.param("", marks=pytest.mark.long), "from torch.nn import Linear"]
+)
 def test_a_variable_that_torch_has_read_already_is_told_once(first: str) -> None:
     name = script(CHANGES.format(first=first))
     forked = launch("--cpu", "--num-processes", "2", name)

@@ -37,7 +37,7 @@ print(int((model.eval()(images).argmax(dim=1) == labels).sum()))
 @pytest.mark.parametrize(
     ("launcher", "num_ranks"),
     [
-        pytest.param(PYTHON, 1, id="plain python"),
+        pytest.param(PYTHON, 1, id="plain python", marks=pytest.mark.long),
         pytest.param(TORCHRUN, 2, id="torchrun", marks=[pytest.mark.distributed, pytest.mark.long]),
         pytest.param(HEADWAY, 2, id="headway launch", marks=pytest.mark.distributed),
     ],
@@ -72,7 +72,7 @@ def test_digits_learns_as_well_on_more_ranks(num_ranks: int, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(PYTHON, id="1 rank"),
+        pytest.param(PYTHON, id="1 rank", marks=pytest.mark.long),
         pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_stream_is_shared_out_and_measured_as_one_process_reads_it(tmp_path: P
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param(PYTHON, id="1 rank"),
+        pytest.param(PYTHON, id="1 rank", marks=pytest.mark.long),
         pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
     ],
 )
