@@ -263,7 +263,12 @@ def test_a_rerun_at_the_commit_has_the_code_with_its_uncommitted_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launched: list[Sequence[str]] = []
-    monkeypatch.setattr("headway.commands.launch.main", lambda words: launched.append(words) or 0)
+
+    def launch(words: Sequence[str]) -> int:
+        launched.append(words)
+        return 0
+
+    monkeypatch.setattr("headway.commands.launch.main", launch)
     Path("lib").mkdir()
     Path("lib/near.py").write_text("X = 1\n")
     Path("train.py").write_text("")
