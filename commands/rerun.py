@@ -124,7 +124,7 @@ def _of_copy(record: Record, program: Program) -> Moved:
             f"run {record.name} cannot be launched again: the copy of its code is not there any "
             f"more: {start.code}",
             where=_WHERE,
-            fix="pass --at-commit, which restores the code from git",
+            fix="pass --at-commit, which restores what git tracked",
         )
     return moved(program, start.folder, copy.root, copy.code)
 
@@ -141,7 +141,9 @@ def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
         if commit is not None:
             reason = "its repository is not there any more"
         if commit is not None and not commit.is_whole:
-            reason = "its uncommitted changes were too long for a record, or held a secret"
+            reason = (
+                "its uncommitted changes were too long for a record, no UTF-8, or held a secret"
+            )
         raise ConfigError(
             f"the code of run {record.name} cannot be restored: {reason}",
             where=_WHERE,

@@ -274,6 +274,11 @@ def test_a_rerun_at_the_commit_has_the_code_with_its_uncommitted_changes(
     Path("train.py").write_text("")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *words], check=True)
+    subprocess.run(["git", "config", "diff.noprefix", "true"], check=True)
+    Path("lib/near.py").write_bytes(b"X = '\xe4'\n")
+    commit = read_commit(os.getcwd())
+    assert commit is not None
+    assert not commit.is_whole  # the record, which is UTF-8, could not restore that
     Path("lib/near.py").write_text("X = 2\n")
     commit = read_commit(os.getcwd())
     assert commit is not None
