@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from headway.contract.records import shown
 from headway.contract.secrets import MASK
 from headway.errors import ConfigError, LaunchError
 from headway.history.record import Commit, Record
+from headway.history.repository import git
+from headway.history.snapshot import Snapshot, code_in, snapshot_of
 from headway.history.store import find
 from headway.launcher.plan.program import Program
+from headway.launcher.remote.environment import OF_ONE_RUN
 
 _WHERE = "the record of the run"
 
@@ -34,11 +38,15 @@ def main(argv: Sequence[str]) -> int:
     record = find(words[0] if words else None)
     _refuse_unknown(record)
     start = record.start
-    again = Moved(Program(start.program, start.arguments, start.kind), {})
+    program = Program(start.program, start.arguments, start.kind)
     num_own = len(start.command) - len(start.arguments) - (start.kind != "module")
     own = start.command[:num_own]
     if parsed.at_commit:
-        again = _at_commit(record, again.program)
+        again = _at_commit(record, program, is_dry=parsed.dry_run)
+    elif start.code:
+        again = _of_copy(record, program)
+    else:
+        again = Moved(program, {})
     words = words_elsewhere(own, again.program, without=())
     variables = {**_variables(record), **again.variables}
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -96,7 +104,7 @@ def _variables(record: Record) -> Mapping[str, str]:
     held = {
         name: value
         for name, value in record.start.variables.items()
-        if name.startswith("HEADWAY_") and os.environ.get(name) != value
+        if name.startswith("HEADWAY_") and name not in OF_ONE_RUN and os.environ.get(name) != value
     }
     if secret := [name for name, value in held.items() if MASK in value]:
         raise ConfigError(
@@ -107,30 +115,66 @@ def _variables(record: Record) -> Mapping[str, str]:
     return held
 
 
-def _at_commit(record: Record, program: Program) -> Moved:
-    """Return the program that runs the code as it was, in a worktree that is made for it."""
+def _of_copy(record: Record, program: Program) -> Moved:
+    """Return the program that runs the same copy of the code."""
+    start = record.start
+    copy = snapshot_of(start.code)
+    if copy is None:
+        raise ConfigError(
+            f"run {record.name} cannot be launched again: the copy of its code is not there any "
+            f"more: {start.code}",
+            where=_WHERE,
+            fix="pass --at-commit, which restores what git tracked",
+        )
+    return moved(program, start.folder, copy.root, copy.code)
+
+
+def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
+    """Return the program that runs the code as it was, in a worktree that is made for it.
+
+    Args:
+        is_dry: do not make it.
+    """
     commit = record.commit
     if commit is None or not commit.is_whole or not os.path.isdir(commit.root):
         reason = "its commit is not on record"
         if commit is not None:
             reason = "its repository is not there any more"
         if commit is not None and not commit.is_whole:
-            reason = "its uncommitted changes were too long for a record, or held a secret"
+            reason = (
+                "its uncommitted changes were too long for a record, no UTF-8, or held a secret"
+            )
         raise ConfigError(
             f"the code of run {record.name} cannot be restored: {reason}",
             where=_WHERE,
             fix="leave --at-commit out, and check the code out yourself",
         )
-    tree = os.path.join(record.path, "tree")
-    if not os.path.isdir(tree):
+    tree = code_in(record.path)
+    is_there = snapshot_of(tree) is not None
+    if not is_there and not is_dry:
         _git(commit, "worktree", "add", "--detach", tree, commit.commit)
-        if commit.diff:
-            _git(commit, "-C", tree, "apply", "--index", "-", text=commit.diff)
+        try:
+            if commit.diff:
+                _git(commit, "-C", tree, "apply", "--index", "-", text=commit.diff)
+        except LaunchError:
+            _git(commit, "worktree", "remove", "--force", tree)
+            raise
+        Snapshot(commit.root, commit, tree).write()
+        is_there = True
     if commit.untracked:
         some = ", ".join(commit.untracked[:5])
         say(f"note: files that git did not track are not in that code: {some}")
-    say(f"the code of run {record.name} is in {tree}")
-    return moved(program, record.start.folder, commit.root, tree)
+    say(f"the code of run {record.name} {'is' if is_there else 'will be'} in {tree}")
+    has = None if is_there else _files_of(commit).__contains__
+    return moved(program, record.start.folder, commit.root, tree, has)
+
+
+def _files_of(commit: Commit) -> set[str]:
+    """Return the files and folders of a commit with its changes."""
+    words = ("ls-tree", "--full-tree", "-r", "-t", "-z", "--name-only", commit.commit)
+    found = {os.curdir, *git(commit.root, *words).split("\0")}
+    found -= {*re.findall(r"^diff --git .* b/(.*)\ndeleted file", commit.diff, re.MULTILINE)}
+    return found | {*re.findall(r"^diff --git .* b/(.*)\nnew file", commit.diff, re.MULTILINE)}
 
 
 def _git(commit: Commit, *words: str, text: str = "") -> None:

@@ -131,7 +131,8 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
         return Moved(program, {})
-    script = script_path(program.kind, program.name)
+    *_, environ = request
+    script = script_path(program.kind, program.name, environ)
     root = top_of(os.path.dirname(script) or folder)
     name = os.path.relpath(os.path.realpath(script), root) if script and root else ""
     if not root or (script and name not in [*files_of(root)]):

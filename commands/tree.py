@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from headway.errors import MachineError
@@ -21,7 +23,13 @@ class Moved(NamedTuple):
     variables: dict[str, str]
 
 
-def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
+def moved(
+    program: Program,
+    folder: str,
+    root: str,
+    tree: str,
+    has: Callable[[str], bool] | None = None,
+) -> Moved:
     """Return a program as it is in `tree`, a copy of `root`.
 
     Args:
@@ -29,12 +37,15 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
         folder: the working one, which paths are relative to.
         root: the folder of the code.
         tree: its copy.
+        has: returns whether a path from there is in a copy that is yet to be made.
 
     Raises:
         MachineError: this Python would look for a module in the working folder first.
     """
-    args = tuple(_argument(word, folder, root, tree) for word in program.args)
-    python_path = [there for one in sys.path if one and (there := _there(one, folder, root, tree))]
+    has = has or (lambda place: os.path.exists(os.path.join(tree, place)))
+    there = partial(_there, folder=folder, root=root, tree=tree, has=has)
+    args = tuple(_argument(word, folder, there) for word in program.args)
+    python_path = [found for one in sys.path if one and (found := there(one))]
     variables = {}
     name = program.name
     if program.kind == "module":
@@ -46,28 +57,28 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
                 fix="name its file instead, pass --snapshot off, or use Python 3.11",
             )
         variables["PYTHONSAFEPATH"] = "1"
-        python_path.insert(0, _there(folder, folder, root, tree) or tree)
+        python_path.insert(0, there(folder) or tree)
     elif program.kind == "script" or os.sep in name:
-        name = _there(name, folder, root, tree) or name
+        name = there(name) or name
     if python_path:
         before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(python_path), *before])
     return Moved(program._replace(name=name, args=args), variables)
 
 
-def _there(path: str, folder: str, root: str, tree: str) -> str:
+def _there(path: str, folder: str, root: str, tree: str, has: Callable[[str], bool]) -> str:
     """Return the place of a path of `root` in `tree`; empty for one that is not there."""
     whole = os.path.join(folder, path)
     for one in (os.path.abspath(whole), os.path.realpath(whole)):
         place = os.path.relpath(one, root)
-        if place.split(os.sep)[0] != os.pardir and os.path.exists(os.path.join(tree, place)):
+        if place.split(os.sep)[0] != os.pardir and has(place):
             return os.path.normpath(os.path.join(tree, place))
     return ""
 
 
-def _argument(word: str, folder: str, root: str, tree: str) -> str:
+def _argument(word: str, folder: str, there: Callable[[str], str]) -> str:
     """Return an argument, with the file of the code that it names as it is in the tree."""
     flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
-    if not value or not os.path.isfile(os.path.join(folder, value)):
+    if not value or os.path.isdir(os.path.join(folder, value)):
         return word
-    return f"{flag}{equals}{_there(value, folder, root, tree) or value}"
+    return f"{flag}{equals}{there(value) or value}"

@@ -147,10 +147,11 @@ def _begin_record(
 
     path = new_path(environ)
 
-    def write() -> None:
+    def write(is_awaited: bool) -> None:
         from headway.history.recorder import begin
 
-        begin(path, start(), plan.program.args, pause_s=_PAUSE_S)
+        pause_s = 0.0 if is_awaited else _PAUSE_S
+        begin(path, start(), plan.program.args, pause_s=pause_s)
 
     try:
         beside(write)

@@ -50,8 +50,8 @@ def save_weights(
         writes: whether this rank writes.
 
     Raises:
-        UsageError: `max_shard_size` is no size.
-        UsageError: `save_directory` is a file, or a tensor has no data (on the meta device).
+        UsageError: `max_shard_size` is no size, `save_directory` is a file, or a tensor has no data
+            (on the meta device).
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     _check(state_dict, folder)

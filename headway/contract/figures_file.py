@@ -23,6 +23,7 @@ from headway.contract.figures import Figures
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.records import channel, identity
 from headway.contract.step_clock import clock
+from headway.contract.user_folders import runtime_folder
 
 _PREFIX = "steps-"
 _SIZE = 4096  # bytes of a file; written at once
@@ -39,17 +40,6 @@ class Alone(NamedTuple):
 
 
 _KINDS = kinds_of(Alone)
-
-
-def runtime_folder() -> str:
-    """Return the folder of this user's sockets and files of running processes; it may not exist."""
-    if sys.platform == "linux":
-        folder = "/tmp"  # not TMPDIR, which schedulers set for each job
-    else:
-        import tempfile
-
-        folder = tempfile.gettempdir()
-    return os.path.join(folder, f"headway-run-{os.geteuid()}")
 
 
 def make_private(folder: str) -> None:

@@ -29,6 +29,17 @@ def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
     return os.path.join(folder, "headway")
 
 
+def runtime_folder() -> str:
+    """Return the folder of this user's sockets and files of running processes; it may not exist."""
+    if sys.platform == "linux":
+        folder = "/tmp"  # not TMPDIR, which schedulers set for each job
+    else:
+        import tempfile
+
+        folder = tempfile.gettempdir()
+    return os.path.join(folder, f"headway-run-{os.geteuid()}")
+
+
 def home() -> str:
     """Return this user's home folder; `/` for a user without an entry in the password database."""
     folder = os.path.expanduser("~")

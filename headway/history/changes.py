@@ -65,7 +65,9 @@ def _settings(start: Start) -> dict[str, str]:
 
 
 def _variables(start: Start) -> dict[str, str]:
-    return {**start.variables, **start.environment}
+    """Return variables but Headway's: they are settings, which are compared as such."""
+    both = {**start.variables, **start.environment}
+    return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
 
 def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:

@@ -36,6 +36,7 @@ class Start(NamedTuple):
         variables: of the environment, those that affect training.
         others: a digest of each other variable, by its name.
         supervised: why a launcher stayed beside the ranks; None: the script replaced it.
+        code: the copy of the code that was run; program, script and arguments are as without it.
     """
 
     began_at: float
@@ -58,6 +59,7 @@ class Start(NamedTuple):
     num_machines: int
     supervised: str | None = None
     job: str = ""  # of a scheduler
+    code: str = ""
 
 
 class Surroundings(NamedTuple):

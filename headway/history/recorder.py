@@ -26,8 +26,10 @@ from headway.history.record import (
     Tail,
     lost,
 )
+from headway.history.repository import read_commit
 from headway.history.series import Series
-from headway.history.surroundings import commit_of, script_path, surroundings_of
+from headway.history.snapshot import snapshot_of
+from headway.history.surroundings import surroundings_of
 
 _FIGURES_EVERY_S = 60.0
 _CLOSE_WITHIN_S = 2.0
@@ -138,9 +140,11 @@ def begin(path: str, start: Start, arguments: Iterable[str], *, pause_s: float =
     store.create(path)
     store.append(path, start)
     time.sleep(pause_s)
-    script = script_path(start.kind, start.program)  # which may be a copy of `start.script`
-    store.append(path, surroundings_of(script, [*arguments]))
-    if (commit := commit_of(script, start.folder)) is not None:
+    copy = snapshot_of(start.code)
+    script = start.script if copy is None else copy.copy(start.script)
+    store.append(path, surroundings_of(script, [*arguments], copy))
+    commit = read_commit(os.path.dirname(script) or start.folder) if copy is None else copy.commit
+    if commit is not None:
         store.append(path, commit)
     store.prune(os.path.dirname(path), time.time(), keep=os.path.basename(path))
 

@@ -14,6 +14,8 @@ from headway.history.record import Commit
 _GIT_WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
 _MOST_SAID = 2**24  # bytes of what git prints
+_NO_TEXT = "\ufffd"  # in place of what is no UTF-8
+_FOR_APPLY = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 _MOST_UNTRACKED = 300  # files that git does not know
 
 
@@ -30,10 +32,11 @@ def read_commit(folder: str) -> Commit | None:
     commit = git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
     if not root or not commit:
         return None
-    diff = git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
+    diff = git(root, "diff", *_FOR_APPLY, "HEAD")
     kept = masked_text(diff[:_DIFF_CHARS])
     untracked = git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
-    return Commit(root, commit, kept, kept == diff, tuple(untracked[:_MOST_UNTRACKED]))
+    is_whole = kept == diff and _NO_TEXT not in diff
+    return Commit(root, commit, kept, is_whole, tuple(untracked[:_MOST_UNTRACKED]))
 
 
 def git(folder: str, *words: str) -> str:

@@ -1,4 +1,4 @@
-"""A copy of the code of a job, as it was when the job was submitted.
+"""A copy of code: of a job, as it was when the job was submitted, or of a run's commit.
 
 A folder with `code`, which holds what git tracks and what it does not ignore, and `snapshot.json`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,47 +24,66 @@ _ABOUT_BYTES = 2**20
 
 
 class Snapshot(NamedTuple):
-    """Where a copy of code was taken from, and the state of that repository.
+    """A copy of code, where it was taken from, and the state of that repository.
 
     Args:
         root: of the repository.
+        code: the folder that has the copy.
     """
 
     root: str
     commit: Commit | None
+    code: str
+
+    def original(self, word: str) -> str:
+        """Return a word with the path of what a file of the copy was copied from."""
+        return word.replace(self.code + os.sep, self.root + os.sep)
+
+    def typed(self, word: str) -> str:
+        """Return a word of a command line as it was before the copy was made, as far as known."""
+        before, found, name = word.partition(self.code + os.sep)
+        path = os.path.join(self.root, name)
+        near = os.path.relpath(path)
+        return f"{before}{path if near.startswith(os.pardir) else near}" if found else word
+
+    def copy(self, path: str) -> str:
+        """Return the path of the copy of a file."""
+        return os.path.join(self.code, os.path.relpath(path, self.root))
+
+    def outside(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return variables without what lets Python find modules in the copy."""
+        kept = {name: text for name, text in environ.items() if name != "PYTHONSAFEPATH"}
+        folders = kept.pop("PYTHONPATH", "").split(os.pathsep)
+        others = [one for one in folders if one and not _is_within(one, self.code)]
+        return {**kept, "PYTHONPATH": os.pathsep.join(others)} if others else kept
+
+    def write(self) -> None:
+        """Say beside the copy what it is.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with open(os.path.join(os.path.dirname(self.code), _ABOUT), "w", encoding="utf-8") as file:
+            json.dump(plain(self), file)
+
+
+def code_in(folder: str) -> str:
+    """Return where in a folder a copy of code is."""
+    return os.path.join(folder, _CODE)
 
 
 def snapshot_of(folder: str) -> Snapshot | None:
     """Return the snapshot that a folder is in; None for one that is in none."""
-    code = code_around(folder)
-    if code is None:
-        return None
-    with (
-        suppress(OSError, ValueError, RecursionError),
-        open(os.path.join(os.path.dirname(code), _ABOUT), "rb") as file,
-    ):
-        return read(Snapshot, parse(file.read(_ABOUT_BYTES)))
-    return None
-
-
-def code_around(folder: str) -> str | None:
-    """Return the `code` folder of the snapshot that a folder is in; None for one in none."""
-    here = os.path.realpath(folder)
-    while here != os.path.dirname(here):
-        above = os.path.dirname(here)
-        if os.path.basename(here) == _CODE and os.path.isfile(os.path.join(above, _ABOUT)):
-            return here
+    here = os.path.abspath(folder) if folder else os.sep
+    while here != (above := os.path.dirname(here)):
+        if os.path.basename(here) == _CODE:
+            with (
+                suppress(OSError, ValueError, RecursionError),
+                open(os.path.join(above, _ABOUT), "rb") as file,
+            ):
+                return read(Snapshot, parse(file.read(_ABOUT_BYTES)))._replace(code=here)
         here = above
     return None
-
-
-def original_of(path: str) -> str:
-    """Return the path that a file of a snapshot was copied from; others as they are."""
-    code = code_around(os.path.dirname(path))
-    snapshot = None if code is None else snapshot_of(code)
-    if code is None or snapshot is None:
-        return path
-    return os.path.join(snapshot.root, os.path.relpath(os.path.realpath(path), code))
 
 
 def take(root: str, commit: Commit | None, without: str, into: str) -> str:
@@ -83,7 +102,7 @@ def take(root: str, commit: Commit | None, without: str, into: str) -> str:
     names = [name for name in files_of(root) if not _is_within(os.path.join(root, name), without)]
     sizes = {name: os.lstat(os.path.join(root, name)).st_size for name in names}
     _refuse_too_much(root, sizes)
-    code = os.path.join(into, _CODE)
+    code = code_in(into)
     try:
         os.makedirs(code)
         for name in names:
@@ -91,8 +110,7 @@ def take(root: str, commit: Commit | None, without: str, into: str) -> str:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with suppress(FileNotFoundError):  # it has just been removed
                 shutil.copy2(os.path.join(root, name), target, follow_symlinks=False)
-        with open(os.path.join(into, _ABOUT), "w", encoding="utf-8") as file:
-            json.dump(plain(Snapshot(root, commit)), file)
+        Snapshot(root, commit, code).write()
     except OSError as error:
         shutil.rmtree(into, ignore_errors=True)
         raise MachineError(

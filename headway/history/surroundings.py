@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from headway.contract.secrets import is_secret, masked, masked_line, masked_text
-from headway.history.record import MAX_TEXT, Commit, Surroundings
-from headway.history.repository import read_commit
-from headway.history.snapshot import snapshot_of
+from headway.history.record import MAX_TEXT, Surroundings
+from headway.history.snapshot import Snapshot
 from headway.machine.host import TRAINING_VARIABLES
 from headway.settings.table import TABLE
 
@@ -23,7 +22,7 @@ _OF_A_SESSION = re.compile(
     r"(_|PWD|OLDPWD|SHLVL|TERM|TERMINFO|COLUMNS|LINES|LS_COLORS|DISPLAY|TMPDIR|TTY|WINDOWID|MAIL"
     r"|HOSTNAME|PROMPT_COMMAND|PS1|PS2|EDITOR|PAGER|VISUAL|INVOCATION_ID|JOURNAL_STREAM|STY"
     r"|WINDOW|TMUX)$|.*_(PID|SOCK|SOCKET)$"
-    r"|(HEADWAY_RUN|TERM_|TMUX_|SSH_|XDG_|DBUS_|VSCODE_|GPG_|LESS|SLURM|PMI|OMPI_|PYTEST_)"
+    r"|(HEADWAY_RUN|TERM_|TMUX_|SSH_|XDG_|DBUS_|VSCODE_|GPG_|LESS|SLURM|SBATCH|SRUN|PMI|OMPI_|PYTEST_)"
 )
 _SKIPPED = ("__pycache__", "node_modules", "site-packages", "headway-jobs")
 
@@ -46,23 +45,34 @@ def variables_of(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
     return told, others
 
 
-def script_path(kind: str, name: str) -> str:
-    """Return the path of a program's file; empty for a module that is not in the folder here."""
+def script_path(kind: str, name: str, environ: Mapping[str, str]) -> str:
+    """Return the path of a program's file; empty for a module that only Python itself finds."""
     candidates = [name]
     if kind == "module":
         stem = name.replace(".", os.sep)
-        candidates = [f"{stem}.py", os.path.join(stem, "__main__.py")]
+        here = [] if environ.get("PYTHONSAFEPATH") else [""]
+        candidates = [
+            os.path.join(folder, one)
+            for folder in [*here, *environ.get("PYTHONPATH", "").split(os.pathsep)]
+            for one in (f"{stem}.py", os.path.join(stem, "__main__.py"))
+        ]
     return next((os.path.abspath(one) for one in candidates if os.path.isfile(one)), "")
 
 
-def surroundings_of(script: str, arguments: Sequence[str]) -> Surroundings:
-    """Return what a run of this script with these arguments finds."""
+def surroundings_of(
+    script: str, arguments: Sequence[str], copy: Snapshot | None = None
+) -> Surroundings:
+    """Return what a run of this script with these arguments finds; those of a copy as without."""
     text = masked_text(_text_of(script))
     return Surroundings(
         packages=packages(sys.path),
         sources=sources_below(os.path.dirname(script)) if script else {},
         text=text if len(text) <= MAX_TEXT else "",
-        inputs={word: found for word in _paths_in(arguments) if (found := _input(word))},
+        inputs={
+            copy.typed(word) if copy is not None else word: found
+            for word in _paths_in(arguments)
+            if (found := _input(word, copy.original(word) if copy is not None else word))
+        },
     )
 
 
@@ -118,35 +128,22 @@ def _paths_in(arguments: Sequence[str]) -> Iterator[str]:
             yield value
 
 
-def _input(word: str) -> str:
-    """Return what a path leads to; empty where there is nothing."""
+def _input(word: str, name: str) -> str:
+    """Return what a path leads to, which is a copy of what `name` is; empty: nothing."""
     with suppress(OSError, ValueError):
         status = os.stat(word)
-        real = os.path.realpath(word)
+        real, told = os.path.realpath(word), os.path.realpath(name)
         if os.path.isdir(real):
             names = os.listdir(real)
             size = 0
             for name in names[: _MOST_FILES * 10]:
                 with suppress(OSError):
                     size += os.lstat(os.path.join(real, name)).st_size
-            return f"{real}: a folder of {len(names)} entries, {size} bytes"
+            return f"{told}: a folder of {len(names)} entries, {size} bytes"
         if os.path.isfile(real):
             digest = ""
             if status.st_size <= _SOURCE_BYTES:
                 with open(real, "rb") as file:
                     digest = ", " + hashlib.blake2s(file.read(), digest_size=8).hexdigest()
-            return f"{real}: {status.st_size} bytes{digest}"
+            return f"{told}: {status.st_size} bytes{digest}"
     return ""
-
-
-def commit_of(script: str, folder: str) -> Commit | None:
-    """Return the commit of the code, and in what it differed; None where there is none.
-
-    Args:
-        script: its path; empty where that is not known.
-        folder: the working one.
-    """
-    place = os.path.dirname(script) or folder
-    if (snapshot := snapshot_of(place)) is not None:
-        return snapshot.commit
-    return read_commit(place)

@@ -12,7 +12,7 @@ from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.run import job_of
 from headway.contract.secrets import masked_command
 from headway.history.record import Start
-from headway.history.snapshot import original_of
+from headway.history.snapshot import snapshot_of
 from headway.history.surroundings import script_path, variables_of
 from headway.launcher.plan.describe import text_of, without_secrets
 from headway.launcher.plan.plan import LaunchPlan
@@ -42,6 +42,12 @@ def start_of(
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
+    script = script_path(program.kind, program.name, environ)
+    name, arguments, code = program.name, _short(program.args), ""
+    if (copy := snapshot_of(os.path.dirname(script))) is not None:
+        name, *words_typed = map(copy.typed, (name, *arguments))
+        arguments, code = tuple(words_typed), copy.code
+        script, environ = copy.original(script), copy.outside(environ)
     variables, others = variables_of(environ)
     return Start(
         began_at=began_at,
@@ -49,9 +55,9 @@ def start_of(
         host=socket.gethostname(),
         folder=os.getcwd(),
         kind=program.kind,
-        program=program.name,
-        script=original_of(script_path(program.kind, program.name)),
-        arguments=_short(program.args),
+        program=name,
+        script=script,
+        arguments=arguments,
         command=_short(masked_command(words)),
         python=tuple(plan.python),
         settings={name: text_of(settings.values[name].value) for name in TABLE},
@@ -70,6 +76,7 @@ def start_of(
         num_machines=settings.num_machines,
         supervised=plan.supervised,
         job=job_of(environ),
+        code=code,
     )
 
 

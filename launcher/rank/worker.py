@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, records, signals
 from headway.contract.memory_use import read_memory_use
-from headway.contract.records import STOPPED_AND_SAVED, Crash, End, Frame, Heartbeat, Uses
+from headway.contract.records import Crash, End, Frame, Heartbeat, Uses
 from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.diagnosis.reasons import is_of_communication
@@ -234,8 +234,6 @@ def _report_end(stop: SystemExit | None) -> None:
     )
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
-    if records.channel.step and end.code in (0, STOPPED_AND_SAVED):  # or its last is not known
-        records.send(Heartbeat(records.progress()))
     _tell(end)
 
 
@@ -243,6 +241,8 @@ def _tell(last_word: End | Crash) -> None:
     """Send how the program has ended, and keep it for a record of this process's own."""
     global _last_word
     _last_word = last_word
+    if records.channel.step:  # the record before may be a second old
+        records.send(Heartbeat(records.progress()))
     records.send(last_word)
 
 

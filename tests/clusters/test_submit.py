@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.history.changes import changes
+from headway.history.store import read_all
 from tests.clusters.slurm import Job, Slurm, wait_for
 from tests.distributed.launching import script
 
@@ -98,20 +100,160 @@ def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled
 LOCAL = "import near, sys\nprint('code', near.X, open(sys.argv[1]).read(), flush=True)\n"
 
 
-def test_edits_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
+def test_edits_while_a_job_is_queued_reach_neither_it_nor_its_rerun(slurm: Slurm) -> None:
     for name, text in {"near.py": "X = 1\n", "conf": "conf 1", "script.py": LOCAL}.items():
         Path(name).write_text(text)
     subprocess.run(["git", "init", "-q"], check=True)
-    words = ["-q", "--cpu", "--sbatch", "hold", "script.py", "conf"]
-    submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", *words)
-    job = Job(slurm, submitted.stdout.strip())
+    words = ["-q", "--cpu", "script.py", "conf"]
+    assert "code 1 conf 1" in slurm.run(*HEADWAY, "launch", *words).stdout
+    assert wait_for(lambda: num_recorded() == 1)
+    job = held(slurm, *words)
+    Path("near.py").write_text("X = 2\n")
+    Path("conf").write_text("conf 2")
+    Path("script.py").write_text("raise SystemExit('edited')\n")
+    Path("json.py").write_text("raise SystemExit('shadowed')\n")
+    assert "code 1 conf 1" in released(job)
+    assert wait_for(lambda: num_recorded() == 2)
+    again = slurm.run(*HEADWAY, "rerun")
+    assert "code 1 conf 1" in again.stdout, again.stderr
+    assert wait_for(lambda: num_recorded() == 3)
+    direct, of_job, rerun = read_all()[0]
+    assert direct.start.script == of_job.start.script == rerun.start.script
+    found = [*changes(of_job, rerun), *changes(direct, of_job)]
+    assert {one.kind for one in found} <= {"setting", "variable"}
+
+
+def num_recorded() -> int:
+    return sum(one.surroundings is not None for one in read_all()[0])
+
+
+def held(slurm: Slurm, *words: str) -> Job:
+    """Submit a launch that waits in the queue."""
+    done = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "--sbatch", "hold", *words)
+    assert done.returncode == 0, done.stderr
+    return Job(slurm, done.stdout.strip())
+
+
+def released(job: Job) -> str:
+    """Let a job run, and return what it has printed."""
     log = Path(f"headway-jobs/script-{job.number}.log")
     try:
-        Path("near.py").write_text("X = 2\n")
-        Path("conf").write_text("conf 2")
-        Path("script.py").write_text("raise SystemExit('edited')\n")
-        slurm.run("scontrol", "release", job.number)
-        assert wait_for(lambda: job.states == {"COMPLETED"}), log.read_text()
+        job.release()
+        assert wait_for(lambda: job.states in ({"COMPLETED"}, {"FAILED"}), within_s=60)
     finally:
         job.cancel()
-    assert "code 1 conf 1" in log.read_text()
+    return log.read_text()
+
+
+TRAINS = """
+import sys, torch
+from headway import Accelerator
+from headway.utils import set_seed
+from package import near
+accelerator = Accelerator(cpu=True)
+set_seed(3)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), near.RATE)
+model, optimizer = accelerator.prepare(model, optimizer)
+for step in range(int(open(sys.argv[1]).read())):
+    loss = model(torch.randn(3, 4)).pow(2).sum()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    print("loss", step, loss.item(), accelerator.gradient_accumulation_steps, flush=True)
+accelerator.end_training()
+"""
+EDITED = "raise SystemExit('edited')\n"
+
+
+def edit_script() -> None:
+    Path("script.py").write_text(EDITED)
+
+
+def edit_module() -> None:
+    Path("package/near.py").write_text("RATE = 0.5\n")
+
+
+def delete_module() -> None:
+    Path("package/near.py").unlink()
+
+
+def rename_package() -> None:
+    Path("package").rename("renamed")
+
+
+def add_module() -> None:
+    for name in ("json.py", "torch.py", "random.py", "package.py"):
+        Path(name).write_text(EDITED)
+
+
+def check_out_another_commit() -> None:
+    subprocess.run(["git", "checkout", "-qf", "HEAD~1"], check=True)
+
+
+def take_away_permissions() -> None:
+    for path in (Path("script.py"), Path("package/near.py"), Path("package")):
+        path.chmod(0)
+
+
+def replace_by_link() -> None:
+    Path("elsewhere.py").write_text(EDITED)
+    Path("script.py").unlink()
+    Path("script.py").symlink_to("elsewhere.py")
+
+
+def edit_profile() -> None:
+    Path("headway.yaml").write_text("gradient_accumulation_steps: 3\n")
+
+
+def edit_data() -> None:
+    Path("steps.txt").write_text("2")
+
+
+EDITS = (
+    *(edit_script, edit_module, delete_module, rename_package, add_module),
+    *(check_out_another_commit, take_away_permissions, replace_by_link, edit_profile, edit_data),
+)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_of_ten_kinds_of_edits_none_changes_the_losses_of_a_queued_job_or_of_its_rerun(
+    slurm: Slurm,
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *words], check=True)
+
+    Path("package").mkdir()
+    for name, text in {"script.py": EDITED, ".gitignore": "headway-jobs\n"}.items():
+        Path(name).write_text(text)
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    for name, text in {
+        "script.py": TRAINS,
+        "package/near.py": "RATE = 0.1\n",
+        "steps.txt": "5",
+        "headway.yaml": "gradient_accumulation_steps: 1\n",
+    }.items():
+        Path(name).write_text(text)
+    git("add", ".")
+    git("commit", "-qm", "second")
+    words = ["-q", "--cpu", "script.py", "steps.txt"]
+    expected = losses(slurm.run(*HEADWAY, "launch", *words).stdout)
+    assert len(expected) == 5
+    git("tag", "whole")
+    for edit in EDITS:
+        job = held(slurm, *words)
+        edit()
+        assert losses(released(job)) == expected, edit
+        again = slurm.run(*HEADWAY, "rerun")
+        assert losses(again.stdout) == expected, (edit, again.stderr)
+        if Path("package").is_dir():
+            Path("package").chmod(0o755)
+        git("checkout", "-qf", "whole")
+        git("clean", "-qfd")
+
+
+def losses(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("loss")]

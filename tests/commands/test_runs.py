@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from headway.history import store
 from headway.history.place import runs_folder
 from headway.history.record import Kept, Restart, Row, Tail
 from headway.history.repository import read_commit
+from headway.history.snapshot import snapshot_of
 from tests.commands.running import run
 from tests.history.runs import START, SURROUNDINGS, figures, write_run
 from tests.waiting import wait_until
@@ -101,7 +103,8 @@ def _environ() -> dict[str, str]:
 
 
 def test_a_rerun_prints_the_command_line_with_the_variables_of_settings() -> None:
-    variables = {"HEADWAY_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "4"}
+    of_the_job = {"HEADWAY_ALLOCATION": "7:1"}
+    variables = {"HEADWAY_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "4", **of_the_job}
     write_run(folder=os.getcwd(), variables=variables)
     code, text = run("rerun", "--dry-run")
     assert code == 0
@@ -257,22 +260,46 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
 
 @pytest.mark.processes
 def test_a_rerun_at_the_commit_has_the_code_with_its_uncommitted_changes(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    launched: list[Sequence[str]] = []
+
+    def launch(words: Sequence[str]) -> int:
+        launched.append(words)
+        return 0
+
+    monkeypatch.setattr("headway.commands.launch.main", launch)
     Path("lib").mkdir()
     Path("lib/near.py").write_text("X = 1\n")
     Path("train.py").write_text("")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *words], check=True)
+    subprocess.run(["git", "config", "diff.noprefix", "true"], check=True)
+    Path("lib/near.py").write_bytes(b"X = '\xe4'\n")
+    commit = read_commit(os.getcwd())
+    assert commit is not None
+    assert not commit.is_whole  # the record, which is UTF-8, could not restore that
     Path("lib/near.py").write_text("X = 2\n")
     commit = read_commit(os.getcwd())
     assert commit is not None
     record = write_run(commit, folder=os.getcwd())
     Path("lib/near.py").write_text("X = 3\n")
-    tree = Path(record.path) / "tree"
-    for _ in range(2):  # the tree is made once
+    tree = Path(record.path) / "code"
+    for _ in range(2):
         code, text = run("rerun", "--at-commit", "--dry-run")
         assert code == 0, text
         assert f"headway launch --cpu {tree}/train.py --lr 0.1 --data data" in text
+        assert not tree.exists()
+    for _ in range(2):  # the tree is made once
+        code, text = run("rerun", "--at-commit")
+        assert code == 0, text
         assert (tree / "lib" / "near.py").read_text() == "X = 2\n"
+    assert launched == [["--cpu", f"{tree}/train.py", "--lr", "0.1", "--data", "data"]] * 2
+    copy = snapshot_of(str(tree / "lib"))
+    assert copy is not None
+    assert copy.commit == commit
+    assert copy.typed(f"--script={tree}/train.py") == "--script=train.py"
+    assert copy.original(f"{tree}/train.py") == os.path.abspath("train.py")
+    python_path = {"PYTHONPATH": f"{tree}:/mine:{tree}/lib", "A": "1"}
+    assert copy.outside(python_path) == {"PYTHONPATH": "/mine", "A": "1"}
     assert Path("lib/near.py").read_text() == "X = 3\n"

@@ -150,8 +150,11 @@ def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
-def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not_over() -> None:
-    name = script("from headway.contract.records import channel\nchannel.step = 7\n")
+@pytest.mark.parametrize("end", ["", "raise ValueError", "import sys; sys.exit(3)"])
+def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not_over(
+    end: str,
+) -> None:
+    name = script(f"from headway.contract.records import channel\nchannel.step = 7\n{end}\n")
     _, sent = run_as_rank(name)
     told = [one.progress for one in RecordReader().read(sent) if isinstance(one, Heartbeat)]
     assert [one.step for one in told] == [7]
