@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _EVERY_S = 1.0
+_LOST, _UNKNOWN = "lost", "-"
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
 
 _RANK_HEAD = (
@@ -29,7 +30,8 @@ _RANK_HEAD = (
     *("memory", "device", "last line"),
 )
 _FIRST_TO_GO = ("device", "save", "memory", "compute", "samples/s", "machine", "sync", "data")
-_SPACE, _LAST_LINE = 3, 10  # columns of the screen: between two of the table, and for its last one
+_TEXTS = ("program", "ranks", "since", "machine", "last line")  # the other columns are numbers
+_SPACE, _LAST_LINE = 3, 20  # columns of the screen: between two of the table, and for its last one
 
 
 class Watched(NamedTuple):
@@ -164,7 +166,7 @@ def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> Renderab
         "red" if rank.get("is_lost") else "yellow" if rank.get("rank") == slow else ""
         for rank in chosen.ranks
     ]
-    head, rows = _without(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], width - _LAST_LINE)
+    head, rows = _narrowed([cells_of(rank) for rank in chosen.ranks], width - _LAST_LINE)
     parts.append(_table(head, rows, styles))
     parts += [Text(words) for words in chosen.words]
     return Group(*parts)
@@ -179,7 +181,8 @@ def _table(
 
     table = Table(box=SIMPLE, pad_edge=False)
     for name in head:
-        table.add_column(name, no_wrap=name != head[-1], overflow="ellipsis")
+        side = "left" if name in _TEXTS else "right"
+        table.add_column(name, no_wrap=name != head[-1], overflow="ellipsis", justify=side)
     for number, row in enumerate(rows):
         *cells, last = map(Text, row)
         last.no_wrap = True  # it is cut where the terminal is too narrow, and the others are whole
@@ -187,28 +190,36 @@ def _table(
     return table
 
 
-def _without(
-    head: Sequence[str], rows: Sequence[Sequence[str]], width: int
+def _narrowed(
+    rows: Sequence[Sequence[str]], width: int
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Leave out columns that matter less, until those before the last one are whole in `width`."""
+    """Return a head and rows of which all columns before the last one are whole in `width`.
+
+    Those that matter less are left out; so is the memory of devices that have none of their own,
+    and the machine, where there is one, that is not lost.
+    """
+    columns = {name: cells for name, *cells in zip(_RANK_HEAD, *rows, strict=True)}
+    if {*columns["device"]} == {_UNKNOWN}:
+        del columns["device"]
+    machines = {*columns["machine"]}
+    if len(machines) == 1 and machines != {_LOST}:
+        del columns["machine"]
     for name in _FIRST_TO_GO:
-        columns = zip(head, *rows, strict=True)
-        *widths, _ = (_SPACE + max(map(len, cells)) for cells in columns)
+        *widths, _ = (_SPACE + max(map(len, (one, *cells))) for one, cells in columns.items())
         if sum(widths) <= width:
             break
-        gone = head.index(name)
-        head, *rows = ((*row[:gone], *row[gone + 1 :]) for row in (head, *rows))
-    return head, rows
+        columns.pop(name, None)
+    return [*columns], [*zip(*columns.values(), strict=True)]
 
 
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
     step, total = rank.get("step"), rank.get("total")
-    state = "lost" if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", "-"))
+    state = _LOST if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", _UNKNOWN))
     age_s = rank.get("age_s") or 0.0
     last_line = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
     return (
-        str(rank.get("rank", "-")),
+        str(rank.get("rank", _UNKNOWN)),
         state,
         f"{step}/{total}" if total else f"{step}",
         _number(rank.get("step_ms")),
@@ -220,12 +231,12 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    return _UNKNOWN if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    return _UNKNOWN if value is None else f"{value:.0%}"
 
 
 def _size(value: int | None) -> str:
-    return size(value) if value else "-"
+    return size(value) if value else _UNKNOWN

@@ -128,6 +128,19 @@ def test_clear_and_a_narrower_terminal_leave_no_torn_line(screen: Screen, sink: 
     shows(screen, "two", "a line of thirty ch")
 
 
+def test_a_narrow_terminal_shows_the_step_and_the_slow_rank_and_no_half_of_the_rest(
+    screen: Screen, sink: Sink
+) -> None:
+    screen.resize(6, 80)
+    shares = "71 % compute, 24 % data, 5 % sync"
+    ends = ("step 1240/5000  812 samples/s", "1:12 left  slowest: rank 5 (+38 ms, data)")
+    sink.show_below(f"{ends[0]}  {shares}  {ends[1]}")
+    shows(screen, f"{ends[0]}  {ends[1]}")
+    screen.resize(6, 50)
+    sink.show_below(f"{ends[0]}  {shares}  {ends[1]}")
+    shows(screen, "step 1240/5000  slowest: rank 5 (+38 ms, data)")
+
+
 def test_lines_at_full_speed_stay_whole(screen: Screen, sink: Sink) -> None:
     sink.show_below("step 1")
     for number in range(2000):
