@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
 
 import pyte
 import pytest
+from tqdm import tqdm
 
 from headway.launcher.output import sinks, status_line
 from headway.launcher.output.line_below import LineBelow
 from headway.launcher.output.sinks import Sink
+from tests.waiting import wait_until
 
 
 class Screen:
@@ -101,6 +104,40 @@ def test_a_progress_bar_moves_above_the_line(screen: Screen, sink: Sink, above: 
         assert screen.cursor == (len(kept), 8)
     sink.show((0, 2), b"\r100% done\n", b"")
     shows(screen, *kept, "100% done", "step 1")
+
+
+def test_the_line_is_below_a_bar_of_tqdm_and_gives_way_to_one_inside_it(
+    screen: Screen, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shown(io.StringIO):
+        def write(self, text: str) -> int:
+            sink.show((0, 2), text.encode(), b"")
+            return len(text)
+
+    def bar(name: str, place: int) -> tqdm[int]:
+        return tqdm(
+            range(2),
+            name,
+            leave=place == 0,
+            file=Shown(),
+            ncols=30,
+            mininterval=0,
+            position=place,
+        )
+
+    def shows_names(*names: str) -> None:
+        wait_until(
+            lambda: [line.partition(":")[0] for line in screen.lines()] == [*names], within_s=20
+        )
+
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
+    sink.show_below("step: 1")
+    outer = bar("outer", 0)
+    shows_names("outer", "step")
+    for _ in outer:
+        for _ in bar("inner", 1):
+            shows_names("outer", "inner")
+    shows_names("outer", "step")
 
 
 def test_a_prompt_has_the_terminal_for_itself(screen: Screen, sink: Sink) -> None:
