@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _EVERY_S = 1.0
+_NO_STEP = "no rank has told of an optimizer step yet"
 _LOST, _UNKNOWN = "lost", "-"
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
 
@@ -123,11 +124,21 @@ def _chosen(word: str | None) -> list[Watched]:
 
 def _print_once(runs: Sequence[Watched]) -> None:
     print_runs([one.run for one in runs])
-    for one in runs[-1:]:
-        print()
-        print_table(_RANK_HEAD, [cells_of(rank) for rank in one.ranks])
-        for words in one.words:
-            print(words)
+    if not runs:
+        return
+    print()
+    newest = _newest(runs)
+    if not newest.ranks:
+        print(_NO_STEP)
+        return
+    print_table(_RANK_HEAD, [cells_of(rank) for rank in newest.ranks])
+    for words in newest.words:
+        print(words)
+
+
+def _newest(runs: Sequence[Watched]) -> Watched:
+    """Return the newest run of which a rank has told; if there is none, the newest."""
+    return next((one for one in reversed(runs) if one.ranks), runs[-1])
 
 
 def _watch(word: str | None) -> None:
@@ -153,13 +164,13 @@ def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> Renderab
         return Text("no launch of yours runs on this machine")
     chosen = next((one for one in runs if str(one.run.pid) == word), None)
     if word is None:
-        chosen = next((one for one in reversed(runs) if one.ranks), runs[-1])
+        chosen = _newest(runs)
     parts: list[RenderableType] = [_table(HEAD, [row_of(one.run) for one in runs])]
     if chosen is None:
         parts.append(Text(f"{word} has ended"))
         return Group(*parts)
     if not chosen.ranks:
-        parts.append(Text("no rank has told of an optimizer step yet"))
+        parts.append(Text(_NO_STEP))
         return Group(*parts)
     slow = None if chosen.slowest is None else chosen.slowest.get("rank")
     styles = [

@@ -92,6 +92,8 @@ def test_before_the_first_step_there_are_no_ranks(
     launch: RunFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert printed(capsys)[0]["ranks"] == []
+    assert main(["top", str(os.getpid())]) == 0
+    assert capsys.readouterr().out.endswith("no rank has told of an optimizer step yet\n")
 
 
 def test_a_launcher_of_another_version_is_shown_as_far_as_it_tells() -> None:
