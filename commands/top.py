@@ -192,8 +192,12 @@ def _table(
 
     table = Table(box=SIMPLE, pad_edge=False)
     for name in head:
-        side = "left" if name in _TEXTS else "right"
-        table.add_column(name, no_wrap=name != head[-1], overflow="ellipsis", justify=side)
+        table.add_column(
+            name,
+            no_wrap=name != head[-1],
+            overflow="ellipsis",
+            justify="left" if name in _TEXTS else "right",
+        )
     for number, row in enumerate(rows):
         *cells, last = map(Text, row)
         last.no_wrap = True  # it is cut where the terminal is too narrow, and the others are whole
