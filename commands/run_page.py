@@ -33,10 +33,11 @@ _STYLE = """
 :root{color-scheme:light dark}
 body{font:16px/1.45 system-ui,sans-serif;max-width:760px;margin:0 auto;padding:12px}
 h1{font-size:1.3em;overflow-wrap:anywhere}h2{font-size:1.05em;margin:1.6em 0 .4em}
-pre{overflow-x:auto;padding:10px;border:1px solid #8886;border-radius:6px;font-size:13px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;
+padding:10px;border:1px solid #8886;border-radius:6px;font-size:13px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 td,th{text-align:left;vertical-align:top;padding:3px 8px 3px 0;border-bottom:1px solid #8884;
-overflow-wrap:anywhere}th{white-space:nowrap}
+overflow-wrap:anywhere;min-width:3.5em}th{overflow-wrap:normal}
 svg{width:100%;max-width:560px;height:auto;display:block}
 svg text{font:11px system-ui,sans-serif;fill:currentColor}
 .bad{color:#dc2626}.good{color:#059669}.key{display:inline-block;margin-right:1em;font-size:13px}
