@@ -16,7 +16,7 @@ FOLDERS := headway launcher commands config_wizard tests examples benchmarks doc
 # or each of the processes that the tests start compiles all of Headway anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test other-pythons quick reworded test-long lowest check format lint types docs release clean
+.PHONY: demo test other-pythons quick reworded test-long lowest check format lint types docs pictures release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
@@ -57,6 +57,12 @@ lint: $(VENV)/.check
 
 types: $(VENV)/.check
 	$(BIN)/mypy $(TREE)
+
+# in namespaces of its own: no other run, folder or name of this machine is in them
+pictures: $(VENV)/.test
+	$(BIN)/python -m docs.conversation
+	unshare -rmun sh -c 'hostname laptop && ip link set lo up && mount -t tmpfs none /tmp && \
+		exec $(BIN)/python -m docs.watched'
 
 # builds, tries the wheel in a fresh environment (torch is downloaded), uploads nothing
 release: $(VENV)/.test

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from headway.commands.plotting.charts import Curve, number
 from headway.commands.plotting.terminal import ticks_between
-from headway.commands.runs import ended, took, when
+from headway.commands.runs import ended, slow_rank, took, when
 from headway.contract.figures import Figures
 from headway.history.changes import Change
 from headway.history.record import Record
 
 _WIDTH, _HEIGHT = 440, 190
-_LEFT, _BOTTOM, _TOP = 56, 26, 8
+_LEFT, _RIGHT, _BOTTOM, _TOP = 56, 16, 26, 8
 _MOST_POINTS = 300
 _MOST_RANKS = 64  # that have a row or a curve of their own
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
@@ -33,11 +33,13 @@ _STYLE = """
 :root{color-scheme:light dark}
 body{font:16px/1.45 system-ui,sans-serif;max-width:760px;margin:0 auto;padding:12px}
 h1{font-size:1.3em;overflow-wrap:anywhere}h2{font-size:1.05em;margin:1.6em 0 .4em}
-pre{overflow-x:auto;padding:10px;border:1px solid #8886;border-radius:6px;font-size:13px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;
+padding:10px;border:1px solid #8886;border-radius:6px;font-size:13px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 td,th{text-align:left;vertical-align:top;padding:3px 8px 3px 0;border-bottom:1px solid #8884;
-overflow-wrap:anywhere}th{white-space:nowrap}
-svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:currentColor}
+overflow-wrap:anywhere;min-width:3.5em}th{overflow-wrap:normal}
+svg{width:100%;max-width:560px;height:auto;display:block}
+svg text{font:11px system-ui,sans-serif;fill:currentColor}
 .bad{color:#dc2626}.good{color:#059669}.key{display:inline-block;margin-right:1em;font-size:13px}
 .key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em;border-radius:2px}
 """
@@ -63,6 +65,7 @@ def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
             *((kept.what, kept.path) for kept in record.kept),
             ("command", " ".join(["headway launch", *start.command])),
         ),
+        *(f"<p>{_text(slow)}</p>" for slow in [slow_rank(record)] if slow),
         *_report(record),
         *_changed(good, changes),
         *_pictures(record.figures),
@@ -102,7 +105,9 @@ def _ranks(record: Record) -> str:
 
 
 def _table(*rows: tuple[str, str]) -> str:
-    cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
+    cells = (
+        f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows if value
+    )
     return f"<table>{''.join(cells)}</table>"
 
 
@@ -186,12 +191,12 @@ def _chart(title: str, curves: Sequence[Curve]) -> Iterator[str]:
         return
     steps = [step for curve in drawn for step in curve.steps]
     values = [value for curve in drawn for value in curve.values]
-    across = _Scale(min(steps), max(steps), _LEFT, _WIDTH - 8)
+    across = _Scale(min(steps), max(steps), _LEFT, _WIDTH - _RIGHT)
     up = _Scale(min(values), max(values), _HEIGHT - _BOTTOM, _TOP)
     parts = []
     for tick in ticks_between(up.low, up.high, 4):
         y = up(tick)
-        parts.append(f'<path d="M{_LEFT} {y}H{_WIDTH - 8}" stroke="#8885"/>')
+        parts.append(f'<path d="M{_LEFT} {y}H{_WIDTH - _RIGHT}" stroke="#8885"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{number(tick)}</text>')
     for tick in ticks_between(across.low, across.high, 6):
         x = across(tick)
@@ -228,7 +233,7 @@ def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
         for name, field, colour in (*_PHASES, (_REST[0], "", _REST[1])):
             seconds = sum(getattr(row, field) for row in rows) if field else max(rest, 0.0)
             rest -= seconds
-            width = max(seconds, 0.0) / longest * (_WIDTH - _LEFT - 8)
+            width = max(seconds, 0.0) / longest * (_WIDTH - _LEFT - _RIGHT)
             about = f"rank {rank}, {name}: {seconds:.1f} s"
             parts.append(
                 f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{row_height - 6}" '

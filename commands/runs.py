@@ -13,8 +13,10 @@ from headway.contract.records import STOPPED_AND_SAVED, shown
 from headway.history.changes import Change, changes
 from headway.history.record import Record
 from headway.history.store import find, is_running, read_all
+from headway.launcher.figures.slow_rank import find_slow_rank, times_of
 
 RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without one, the newest."
+_LEAST_STEPS = 20  # of a run in which a rank can be called slow
 _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took")
 
 
@@ -114,6 +116,13 @@ def took(record: Record) -> str:
         return f"{seconds:.1f} s"
     hours, minutes = divmod(int(seconds) // 60, 60)
     return f"{hours}:{minutes:02}:{int(seconds) % 60:02}"
+
+
+def slow_rank(record: Record) -> str:
+    """Return a sentence about the rank that all others waited for, over the run; or empty."""
+    times = {rank: found for rank, rows in record.figures.items() if (found := times_of(rows))}
+    slow = find_slow_rank(times) if record.num_steps >= _LEAST_STEPS else None
+    return "" if slow is None else slow.describe()
 
 
 def print_changes(found: Sequence[Change]) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _EVERY_S = 1.0
+_NO_STEP = "no rank has told of an optimizer step yet"
+_LOST, _UNKNOWN = "lost", "-"
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
 
 _RANK_HEAD = (
@@ -29,7 +31,8 @@ _RANK_HEAD = (
     *("memory", "device", "last line"),
 )
 _FIRST_TO_GO = ("device", "save", "memory", "compute", "samples/s", "machine", "sync", "data")
-_SPACE, _LAST_LINE = 3, 10  # columns of the screen: between two of the table, and for its last one
+_TEXTS = ("program", "ranks", "since", "machine", "last line")  # the other columns are numbers
+_SPACE, _LAST_LINE = 3, 20  # columns of the screen: between two of the table, and for its last one
 
 
 class Watched(NamedTuple):
@@ -121,11 +124,21 @@ def _chosen(word: str | None) -> list[Watched]:
 
 def _print_once(runs: Sequence[Watched]) -> None:
     print_runs([one.run for one in runs])
-    for one in runs[-1:]:
-        print()
-        print_table(_RANK_HEAD, [cells_of(rank) for rank in one.ranks])
-        for words in one.words:
-            print(words)
+    if not runs:
+        return
+    print()
+    newest = _newest(runs)
+    if not newest.ranks:
+        print(_NO_STEP)
+        return
+    print_table(_RANK_HEAD, [cells_of(rank) for rank in newest.ranks])
+    for words in newest.words:
+        print(words)
+
+
+def _newest(runs: Sequence[Watched]) -> Watched:
+    """Return the newest run of which a rank has told; if there is none, the newest."""
+    return next((one for one in reversed(runs) if one.ranks), runs[-1])
 
 
 def _watch(word: str | None) -> None:
@@ -151,20 +164,20 @@ def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> Renderab
         return Text("no launch of yours runs on this machine")
     chosen = next((one for one in runs if str(one.run.pid) == word), None)
     if word is None:
-        chosen = next((one for one in reversed(runs) if one.ranks), runs[-1])
+        chosen = _newest(runs)
     parts: list[RenderableType] = [_table(HEAD, [row_of(one.run) for one in runs])]
     if chosen is None:
         parts.append(Text(f"{word} has ended"))
         return Group(*parts)
     if not chosen.ranks:
-        parts.append(Text("no rank has told of an optimizer step yet"))
+        parts.append(Text(_NO_STEP))
         return Group(*parts)
     slow = None if chosen.slowest is None else chosen.slowest.get("rank")
     styles = [
         "red" if rank.get("is_lost") else "yellow" if rank.get("rank") == slow else ""
         for rank in chosen.ranks
     ]
-    head, rows = _without(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], width - _LAST_LINE)
+    head, rows = _narrowed([cells_of(rank) for rank in chosen.ranks], width - _LAST_LINE)
     parts.append(_table(head, rows, styles))
     parts += [Text(words) for words in chosen.words]
     return Group(*parts)
@@ -179,7 +192,12 @@ def _table(
 
     table = Table(box=SIMPLE, pad_edge=False)
     for name in head:
-        table.add_column(name, no_wrap=name != head[-1], overflow="ellipsis")
+        table.add_column(
+            name,
+            no_wrap=name != head[-1],
+            overflow="ellipsis",
+            justify="left" if name in _TEXTS else "right",
+        )
     for number, row in enumerate(rows):
         *cells, last = map(Text, row)
         last.no_wrap = True  # it is cut where the terminal is too narrow, and the others are whole
@@ -187,28 +205,36 @@ def _table(
     return table
 
 
-def _without(
-    head: Sequence[str], rows: Sequence[Sequence[str]], width: int
+def _narrowed(
+    rows: Sequence[Sequence[str]], width: int
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Leave out columns that matter less, until those before the last one are whole in `width`."""
+    """Return a head and rows of which all columns before the last one are whole in `width`.
+
+    Those that matter less are left out; so is the memory of devices that have none of their own,
+    and the machine, where there is one, that is not lost.
+    """
+    columns = {name: cells for name, *cells in zip(_RANK_HEAD, *rows, strict=True)}
+    if {*columns["device"]} == {_UNKNOWN}:
+        del columns["device"]
+    machines = {*columns["machine"]}
+    if len(machines) == 1 and machines != {_LOST}:
+        del columns["machine"]
     for name in _FIRST_TO_GO:
-        columns = zip(head, *rows, strict=True)
-        *widths, _ = (_SPACE + max(map(len, cells)) for cells in columns)
+        *widths, _ = (_SPACE + max(map(len, (one, *cells))) for one, cells in columns.items())
         if sum(widths) <= width:
             break
-        gone = head.index(name)
-        head, *rows = ((*row[:gone], *row[gone + 1 :]) for row in (head, *rows))
-    return head, rows
+        columns.pop(name, None)
+    return [*columns], [*zip(*columns.values(), strict=True)]
 
 
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
     step, total = rank.get("step"), rank.get("total")
-    state = "lost" if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", "-"))
+    state = _LOST if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", _UNKNOWN))
     age_s = rank.get("age_s") or 0.0
     last_line = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
     return (
-        str(rank.get("rank", "-")),
+        str(rank.get("rank", _UNKNOWN)),
         state,
         f"{step}/{total}" if total else f"{step}",
         _number(rank.get("step_ms")),
@@ -220,12 +246,12 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    return _UNKNOWN if value is None else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    return _UNKNOWN if value is None else f"{value:.0%}"
 
 
 def _size(value: int | None) -> str:
-    return size(value) if value else "-"
+    return size(value) if value else _UNKNOWN

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.commands.flags import Parser
-from headway.commands.runs import RUN, as_json, ended, print_changes, took, when
+from headway.commands.runs import RUN, as_json, ended, print_changes, slow_rank, took, when
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import ConfigError
@@ -79,6 +79,8 @@ def _print(record: Record) -> None:
         print(f"  {when(one.time)} {shown(one.line)}")
     for kept in record.kept:
         print(f"{kept.what}: {shown(kept.path)}")
+    if slow := slow_rank(record):
+        print(slow)
     if end is not None and end.report:
         print()
         for line in end.report.splitlines():

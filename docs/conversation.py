@@ -37,7 +37,8 @@ KEYS = [  # text to wait for, and what to type then
 
 def picture() -> str:
     """Run the conversation, and return it as an SVG."""
-    return draw(["$ headway config", *run_conversation()])
+    title = "headway config on a server with eight GPUs"
+    return draw(title, COLUMNS, ["$ headway config", *run_conversation()])
 
 
 def run_conversation() -> list[str]:
@@ -50,21 +51,23 @@ def run_conversation() -> list[str]:
                 terminal.wait_for(text)
                 if text == OPEN_MENU:
                     terminal.wait_for("half the memory; a small range")  # the menu's last line
-                    lines = _lines(terminal)
+                    lines = lines_of(terminal)
                 terminal.press(keys)
             terminal.exit_code()
         at = next(row for row, line in enumerate(terminal.screen.display) if "precision?" in line)
-        return lines + _lines(terminal)[at:]
+        return lines + lines_of(terminal)[at:]
 
 
-def _lines(terminal: Terminal) -> list[str]:
+def lines_of(terminal: Terminal) -> list[str]:
+    """Return the lines that a terminal shows now, as SVG."""
     rows = terminal.text.count("\n") + 1
-    return ["".join(_spans(terminal.screen.buffer[row])) for row in range(rows)]
+    columns = terminal.screen.columns
+    return ["".join(_spans(terminal.screen.buffer[row], columns)) for row in range(rows)]
 
 
-def draw(lines: list[str]) -> str:
+def draw(title: str, columns: int, lines: list[str]) -> str:
     """Return an SVG of a terminal that shows these lines."""
-    width, height = COLUMNS * CELL_WIDTH + 2 * MARGIN, len(lines) * CELL_HEIGHT + 2 * MARGIN
+    width, height = columns * CELL_WIDTH + 2 * MARGIN, len(lines) * CELL_HEIGHT + 2 * MARGIN
     texts = (
         f'<text x="{MARGIN}" y="{MARGIN + (row + 0.75) * CELL_HEIGHT:g}">{line}</text>'
         for row, line in enumerate(lines)
@@ -73,7 +76,7 @@ def draw(lines: list[str]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
             f'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14">',
-            "<title>headway config on a server with eight GPUs</title>",
+            f"<title>{title}</title><style>text{{white-space:pre}}</style>",
             '<rect width="100%" height="100%" rx="8" fill="#20242c"/>',
             f'<g fill="{COLOURS["default"]}" xml:space="preserve">',
             *texts,
@@ -83,9 +86,9 @@ def draw(lines: list[str]) -> str:
     )
 
 
-def _spans(cells: Any) -> Iterator[str]:
+def _spans(cells: Any, columns: int) -> Iterator[str]:
     """Yield a line's text in pieces of one style."""
-    last = max((column for column in range(COLUMNS) if cells[column].data != " "), default=-1)
+    last = max((column for column in range(columns) if cells[column].data != " "), default=-1)
     shown = [cells[column] for column in range(last + 1)]
     for (colour, is_bold), run in groupby(shown, key=lambda cell: (cell.fg, cell.bold)):
         text = html.escape("".join(cell.data for cell in run))

@@ -54,6 +54,7 @@ def together(rows: Sequence[Figures]) -> Figures:
         backward_s=sum(row.backward_s for row in rows),
         sync_s=sum(row.sync_s for row in rows),
         save_s=sum(row.save_s for row in rows),
+        stolen_s=sum(row.stolen_s for row in rows),
         samples=sum(row.samples for row in rows),
         rss_bytes=max(row.rss_bytes for row in rows),
         device_bytes=max(devices, default=None),

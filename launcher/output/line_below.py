@@ -57,7 +57,7 @@ class LineBelow:
             columns = os.get_terminal_size(self._fd).columns
         except OSError:  # it has been closed
             return b""
-        text = self.text[: max(columns - 1, 0)].encode("ascii", "replace")
+        text = _fit(self.text, max(columns - 1, 0)).encode("ascii", "replace")
         if is_bar:
             self._to_erase = _SAVE + _TO_LINE_BELOW + _ERASE + _RESTORE
             return _MAKE_ROOM + _SAVE + _TO_LINE_BELOW + text + _RESTORE
@@ -69,3 +69,12 @@ class LineBelow:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
         except OSError:  # it is not the terminal that controls this process
             return False
+
+
+def _fit(text: str, columns: int) -> str:
+    """Leave out parts between the first and the last one, the longest first, until it fits."""
+    parts = text.split("  ")
+    while len(text) > columns and len(parts) > 2:
+        parts.remove(max(parts[1:-1], key=len))
+        text = "  ".join(parts)
+    return text[:columns]

@@ -65,6 +65,18 @@ def test_why_prints_the_report_and_what_has_changed() -> None:
     assert "nothing that is recorded has changed" in run("why", write_run(code=1).name)[1]
 
 
+def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
+    times = {0: {"sync_s": 0.45}, 1: {"data_s": 0.6}, 2: {"sync_s": 0.45}}
+    rows = [Row(rank, figures(step, **times[rank])) for rank in times for step in (10, 20)]
+    write_run(rows=rows, num_processes=3)
+    said = "rank 1 makes all others wait 40 ms of each 100 ms: its data loader (3.0 times the"
+    assert said in run("why")[1]
+    run("why", "--html", str(tmp_path / "run.html"))
+    assert said in (tmp_path / "run.html").read_text()
+    write_run(rows=[row for row in rows if row.figures.step == 10], num_processes=3)
+    assert "makes all others wait" not in run("why")[1]  # too few steps to tell
+
+
 def test_two_runs_are_compared() -> None:
     a = write_run()
     b = write_run(settings={**START.settings, "device": "cuda"})

@@ -92,6 +92,8 @@ def test_before_the_first_step_there_are_no_ranks(
     launch: RunFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert printed(capsys)[0]["ranks"] == []
+    assert main(["top", str(os.getpid())]) == 0
+    assert capsys.readouterr().out.endswith("no rank has told of an optimizer step yet\n")
 
 
 def test_a_launcher_of_another_version_is_shown_as_far_as_it_tells() -> None:
@@ -116,7 +118,11 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
 
 
 @pytest.mark.parametrize(
-    ("width", "head"), [(120, "ms a step   compute"), (80, "machine   step       ms a step   data")]
+    ("width", "head"),
+    [
+        (120, "rank       step   ms a step   compute"),
+        (80, "step   ms a step   data   sync   samples/s"),
+    ],
 )
 def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
     launch: RunFigures, width: int, head: str
@@ -131,6 +137,16 @@ def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
     rows = [line.split() for line in text.splitlines() if "100/1000" in line]
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]  # one line each, with its rank
     assert "…" not in text.partition("last line")[0]
+
+
+def test_the_machine_is_shown_where_there_are_several(launch: RunFigures) -> None:
+    from rich.console import Console
+
+    for rank in range(4):
+        launch.note(rank, USUAL, machine=rank // 2, host=f"n{rank // 2}")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(top.screen_of(top.watched(), str(os.getpid()), 80))
+    assert "machine" in console.export_text()
 
 
 def test_a_program_cannot_move_the_cursor_by_its_name() -> None:

@@ -170,13 +170,15 @@ def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
 def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
     series = Series()
     for step in range(10, 50_010, 10):
+        loss = float("nan") if step == 50_000 else 2.0
         for rank in (0, 1):
-            series.note(rank, figures(step, loss=float("nan") if step == 50_000 else 2.0))
+            series.note(rank, figures(step, loss=loss, stolen_s=0.5))
     rows = series.rows()
     assert len(rows) <= 1200
     of_one = [row for rank, row in rows if rank == 1]
     assert sum(row.num_steps for row in of_one) == 50_000
     assert sum(row.seconds for row in of_one) == pytest.approx(5000)
+    assert sum(row.stolen_s for row in of_one) == pytest.approx(2500)
     assert (of_one[-1].step, of_one[-1].loss) in ((50_000, None), (50_000, 2.0))
 
 

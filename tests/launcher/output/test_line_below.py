@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
 
 import pyte
 import pytest
+from tqdm import tqdm
 
 from headway.launcher.output import sinks, status_line
 from headway.launcher.output.line_below import LineBelow
 from headway.launcher.output.sinks import Sink
+from tests.waiting import wait_until
 
 
 class Screen:
@@ -103,6 +106,40 @@ def test_a_progress_bar_moves_above_the_line(screen: Screen, sink: Sink, above: 
     shows(screen, *kept, "100% done", "step 1")
 
 
+def test_the_line_is_below_a_bar_of_tqdm_and_gives_way_to_one_inside_it(
+    screen: Screen, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shown(io.StringIO):
+        def write(self, text: str) -> int:
+            sink.show((0, 2), text.encode(), b"")
+            return len(text)
+
+    def bar(name: str, place: int) -> tqdm[int]:
+        return tqdm(
+            range(2),
+            name,
+            leave=place == 0,
+            file=Shown(),
+            ncols=30,
+            mininterval=0,
+            position=place,
+        )
+
+    def shows_names(*names: str) -> None:
+        wait_until(
+            lambda: [line.partition(":")[0] for line in screen.lines()] == [*names], within_s=20
+        )
+
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
+    sink.show_below("step: 1")
+    outer = bar("outer", 0)
+    shows_names("outer", "step")
+    for _ in outer:
+        for _ in bar("inner", 1):
+            shows_names("outer", "inner")
+    shows_names("outer", "step")
+
+
 def test_a_prompt_has_the_terminal_for_itself(screen: Screen, sink: Sink) -> None:
     sink.show_below("step 1")
     shows(screen, "step 1")
@@ -126,6 +163,19 @@ def test_clear_and_a_narrower_terminal_leave_no_torn_line(screen: Screen, sink: 
     screen.resize(6, 20)
     sink.show_below("a line of thirty characters...")
     shows(screen, "two", "a line of thirty ch")
+
+
+def test_a_narrow_terminal_shows_the_step_and_the_slow_rank_and_no_half_of_the_rest(
+    screen: Screen, sink: Sink
+) -> None:
+    screen.resize(6, 80)
+    shares = "71 % compute, 24 % data, 5 % sync"
+    ends = ("step 1240/5000  812 samples/s", "1:12 left  slowest: rank 5 (+38 ms, data)")
+    sink.show_below(f"{ends[0]}  {shares}  {ends[1]}")
+    shows(screen, f"{ends[0]}  {ends[1]}")
+    screen.resize(6, 50)
+    sink.show_below(f"{ends[0]}  {shares}  {ends[1]}")
+    shows(screen, "step 1240/5000  slowest: rank 5 (+38 ms, data)")
 
 
 def test_lines_at_full_speed_stay_whole(screen: Screen, sink: Sink) -> None:
