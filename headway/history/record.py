@@ -32,7 +32,7 @@ class Start(NamedTuple):
         command: the words after `headway launch`.
         settings: their values as text.
         origins: where each setting that is no default came from.
-        environment: what the plan changes; a variable that it removes is empty.
+        environment: the variables that the setting `env` gives.
         variables: of the environment, those that affect training.
         others: a digest of each other variable, by its name.
         supervised: why a launcher stayed beside the ranks; None: the script replaced it.

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from headway._version import __version__
-from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.run import job_of
 from headway.contract.secrets import masked_command
 from headway.history.record import Start
@@ -67,7 +66,7 @@ def start_of(
         environment={
             name: change.value or ""
             for name, change in shown.environment.items()
-            if name != RUN_VARIABLE  # all of it is said by the settings
+            if name in settings.env  # all others follow from settings and machine
         },
         machine=_facts(machine),
         variables=variables,

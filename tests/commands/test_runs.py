@@ -264,6 +264,7 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     for part in ("ValueError: bad data", "ended: exit code 1", "setting num_processes: 1 -> 2"):
         assert part in text
     assert "argument at 1: good -> bad" in text
+    assert "OMP_NUM_THREADS" not in text, "it follows from the number of ranks"
     assert f"checkpoints: {os.path.abspath('saved')}" in text
     _, good, *_ = run("runs", "--json")[1].split('"run": "')
     assert f"checkpoints: {os.path.abspath('saved')}" in run("why", good.partition('"')[0])[1]
