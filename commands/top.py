@@ -204,18 +204,18 @@ def _without(
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
     step, total = rank.get("step"), rank.get("total")
-    state = "lost" if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", "-"))
     age_s = rank.get("age_s") or 0.0
-    last_line = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    quiet = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    state = "(machine lost) " if rank.get("is_lost") else quiet
     return (
         str(rank.get("rank", "-")),
-        state,
+        rank.get("host") or str(rank.get("machine", "-")),
         f"{step}/{total}" if total else f"{step}",
         _number(rank.get("step_ms")),
         *(_share(rank.get(f"{name}_share")) for name in ("compute", "data", "sync", "save")),
         _number(rank.get("samples_per_s")),
         *(_size(rank.get(name)) for name in ("rss_bytes", "device_bytes")),
-        last_line + shown(str(rank.get("last_line", ""))),
+        state + shown(str(rank.get("last_line", ""))),
     )
 
 
