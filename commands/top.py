@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 1.0
 _NO_STEP = "no rank has told of an optimizer step yet"
-_LOST, _UNKNOWN = "lost", "-"
+_UNKNOWN = "-"
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
 
 _RANK_HEAD = (
@@ -211,13 +211,12 @@ def _narrowed(
     """Return a head and rows of which all columns before the last one are whole in `width`.
 
     Those that matter less are left out; so is the memory of devices that have none of their own,
-    and the machine, where there is one, that is not lost.
+    and the machine, where there is one.
     """
     columns = {name: cells for name, *cells in zip(_RANK_HEAD, *rows, strict=True)}
     if {*columns["device"]} == {_UNKNOWN}:
         del columns["device"]
-    machines = {*columns["machine"]}
-    if len(machines) == 1 and machines != {_LOST}:
+    if len({*columns["machine"]}) == 1:
         del columns["machine"]
     for name in _FIRST_TO_GO:
         *widths, _ = (_SPACE + max(map(len, (one, *cells))) for one, cells in columns.items())
@@ -230,18 +229,18 @@ def _narrowed(
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
     step, total = rank.get("step"), rank.get("total")
-    state = _LOST if rank.get("is_lost") else rank.get("host") or str(rank.get("machine", _UNKNOWN))
     age_s = rank.get("age_s") or 0.0
-    last_line = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    quiet = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    state = "(machine lost) " if rank.get("is_lost") else quiet
     return (
         str(rank.get("rank", _UNKNOWN)),
-        state,
+        rank.get("host") or str(rank.get("machine", _UNKNOWN)),
         f"{step}/{total}" if total else f"{step}",
         _number(rank.get("step_ms")),
         *(_share(rank.get(f"{name}_share")) for name in ("compute", "data", "sync", "save")),
         _number(rank.get("samples_per_s")),
         *(_size(rank.get(name)) for name in ("rss_bytes", "device_bytes")),
-        last_line + shown(str(rank.get("last_line", ""))),
+        state + shown(str(rank.get("last_line", ""))),
     )
 
 

@@ -24,3 +24,4 @@ class Figures(NamedTuple):
     loss: float | None  # the last one that is known
     num_workers: int | None = None  # of the loader that gave the last batch; None: not known
     stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known
+    throttled_s: float = 0.0  # of `stolen_s`, at most: its cgroup had used up its CPU quota

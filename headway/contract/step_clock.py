@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headway.contract.figures import Figures
+from headway.contract.lost_time import LostTime
 
 SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
 _NUM_PHASES = 6
@@ -33,11 +34,12 @@ class StepClock:
         batch_samples: of this rank, in the batch that the loader gave last.
         num_samples: that backward passes have used since the last record.
         due_at: when the next record is due.
+        lost_time: of the thread that trains, to its machine.
     """
 
     __slots__ = (
         *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at"),
-        *("num_workers", "batch_samples", "num_samples", "stolen_s", "device_bytes"),
+        *("num_workers", "batch_samples", "num_samples", "lost_time", "device_bytes"),
     )
 
     def __init__(self) -> None:
@@ -49,7 +51,7 @@ class StepClock:
         self.due_at = 0.0
         self.num_workers: int | None = None
         self.batch_samples = self.num_samples = 0
-        self.stolen_s = 0.0  # in this thread's life, as of the last record
+        self.lost_time = LostTime()
         self.device_bytes: Callable[[], int | None] = lambda: None
 
     def begin(self) -> None:
@@ -94,9 +96,8 @@ class StepClock:
         Args:
             step: the number of the step that has just ended.
         """
-        is_first, before = self.last_step < 0, self.stolen_s
+        is_first, lost = self.last_step < 0, self.lost_time.take()
         num_steps = min(max(step - self.last_step, 1), self.num_steps)
-        self.stolen_s = _stolen_s()
         figures = Figures(
             time=_epoch(),
             step=step,
@@ -113,7 +114,8 @@ class StepClock:
             total=total,
             loss=loss,
             num_workers=self.num_workers,
-            stolen_s=max(self.stolen_s - before, 0.0),
+            stolen_s=lost.stolen,
+            throttled_s=lost.throttled,
         )
         self.spent[:] = [0.0] * _NUM_PHASES
         self.num_steps = self.num_samples = 0
@@ -141,12 +143,3 @@ def _rss_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _stolen_s() -> float:
-    """Return how long this thread was ready to run and another one had its core."""
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0

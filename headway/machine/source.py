@@ -91,7 +91,20 @@ class Source:
 
 def cpu_quota(source: Source) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
-    quotas = []
+    return min((cores for cores, _ in _quotas(source)), default=None)
+
+
+def quota_file(source: Source) -> str:
+    """Return the file that says how long this process's cgroup had used up its CPU quota, if any.
+
+    It is `cpu.stat` of the cgroup with the smallest quota.
+    """
+    folder = min(_quotas(source), default=(0.0, ""))[1]
+    return os.path.join(source.root, folder, "cpu.stat") if folder else ""
+
+
+def _quotas(source: Source) -> Iterator[tuple[float, str]]:
+    """Yield each CPU quota, in cores, of this process's cgroup and its ancestors; the folder."""
     for version, folder in _folders(source, "cpu"):
         if version == 2:
             limit, _, period = source.read(f"{folder}/cpu.max").strip().partition(" ")
@@ -99,8 +112,7 @@ def cpu_quota(source: Source) -> float | None:
             limit = source.read(f"{folder}/cpu.cfs_quota_us").strip()
             period = source.read(f"{folder}/cpu.cfs_period_us").strip()
         if limit.isdecimal() and period.isdecimal():
-            quotas.append(int(limit) / int(period))
-    return min(quotas, default=None)
+            yield int(limit) / int(period), folder
 
 
 def memory_limit(source: Source) -> int | None:

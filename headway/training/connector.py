@@ -20,6 +20,7 @@ from headway.devices.table import kind_of
 from headway.distributed.rng import set_seed
 from headway.distributed.world import GroupSettings, World, join_world
 from headway.history import own
+from headway.machine.source import Source, quota_file
 from headway.memory.device import tell_memory_at_exit
 from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import (
@@ -148,6 +149,7 @@ def tell(connected: Connected, strategy: str | None) -> None:
     own.join()
     settings, world = connected.settings, connected.world
     clock.device_bytes = partial(kind_of(world.device.type).held_bytes, world.device)
+    clock.lost_time.quota_file = quota_file(Source())
     if not is_connected() and read_run() is not None and world.ranks.world_size == 1:
         leave_figures()
     if not world.is_main:

@@ -35,7 +35,7 @@ class RankRow(NamedTuple):
     compute_share: float | None
     sync_share: float | None
     save_share: float | None
-    samples_per_s: float | None
+    samples_per_s: float | None  # None, too, while it tells of no steps
     rss_bytes: int
     device_bytes: int | None
     age_s: float  # since the record
@@ -135,6 +135,8 @@ class RunFigures:
         """Note that the channel to a machine has ended, before the run has."""
         with self._lock:
             self._lost.add(machine)
+            self._stretches.clear()
+            self._slow = None  # nobody waits for a slow rank now
 
     def _judge(self) -> None:
         """Judge the steps since the last time, once all ranks have told of enough."""
@@ -184,6 +186,9 @@ class RunFigures:
         seconds = sum(one.seconds for one in recent)
         has_phases = any(one.forward_s or one.backward_s or one.data_s for one in recent)
         samples = sum(one.samples for one in recent)
+        step_s = seconds / max(sum(one.num_steps for one in recent), 1)
+        age_s, is_lost = now - known.noted_at, known.machine in self._lost
+        is_training = not is_lost and age_s <= _quiet_after(step_s)
 
         def share(*names: str) -> float | None:
             spent = sum(getattr(one, name) for one in recent for name in names)
@@ -197,16 +202,16 @@ class RunFigures:
             step=last.step,
             total=last.total,
             loss=last.loss if last.loss is not None and math.isfinite(last.loss) else None,
-            step_ms=1e3 * seconds / max(sum(one.num_steps for one in recent), 1),
+            step_ms=1e3 * step_s,
             data_share=share("data_s"),
             compute_share=None if elsewhere is None else 1 - elsewhere,
             sync_share=share("sync_s"),
             save_share=share("save_s"),
-            samples_per_s=samples / seconds if samples and seconds > 0 else None,
+            samples_per_s=samples / seconds if samples and is_training else None,
             rss_bytes=last.rss_bytes,
             device_bytes=last.device_bytes,
-            age_s=now - known.noted_at,
-            is_lost=known.machine in self._lost,
+            age_s=age_s,
+            is_lost=is_lost,
         )
 
     def line(self) -> str:
@@ -224,12 +229,11 @@ class RunFigures:
         if rates:
             parts.append(f"{sum(rates):.{0 if sum(rates) >= 10 else 1}f} samples/s")
         parts += filter(None, (_shares(rows),))
-        if total > furthest.step:
-            left_s = (total - furthest.step) * furthest.step_ms / 1e3
-            parts.append(f"{_clock(left_s)} left")
-        quiet_s = min(row.age_s for row in rows)
-        if quiet_s > max(_QUIET_S, 3 * furthest.step_ms / 1e3):
+        quiet_s, step_s = min(row.age_s for row in rows), furthest.step_ms / 1e3
+        if quiet_s > _quiet_after(step_s):
             parts.append(f"no step for {_clock(quiet_s)}")
+        elif total > furthest.step:
+            parts.append(f"{_clock((total - furthest.step) * step_s)} left")
         lost = sorted({row.host or str(row.machine) for row in rows if row.is_lost})
         if lost:
             parts.append(f"lost: {', '.join(lost)}")
@@ -276,6 +280,11 @@ def _is_possible(figures: Figures) -> bool:
     numbers = (one for one in figures._replace(loss=None) if one is not None)
     are_finite = all(math.isfinite(one) and one >= 0 for one in numbers)
     return are_finite and figures.num_steps > 0 and figures.seconds > 0
+
+
+def _quiet_after(step_s: float) -> float:
+    """Return for how long no record means that no step ends, where one has taken so long."""
+    return max(_QUIET_S, 3 * step_s)
 
 
 def _shares(rows: list[RankRow]) -> str:

@@ -23,12 +23,15 @@ _CLEAR = 0.5  # of the cost, which the rank that waits second least waits for, t
 DATA, FORWARD, BACKWARD, SAVE, MACHINE = "data", "forward", "backward", "save", "machine"
 _PHASES = (DATA, FORWARD, BACKWARD, SAVE)
 _NAMES = {
+    None: "none of its loader, passes and saving explains it alone",
     DATA: "its data loader",
     FORWARD: "its forward pass",
     BACKWARD: "its backward pass",
     SAVE: "its saving",
     MACHINE: "other processes on its cores",
 }
+_THROTTLED = "its machine: throttled by its CPU quota"
+_MOST = 0.5  # of a machine's time: the quota, and not other processes
 
 
 class Times(NamedTuple):
@@ -40,7 +43,8 @@ class Times(NamedTuple):
     backward: float = 0.0
     sync: float = 0.0
     save: float = 0.0
-    machine: float = 0.0  # ready to compute, while other processes had its core
+    machine: float = 0.0  # ready to compute, without a core
+    throttled: float = 0.0  # of that, at most: the CPU quota was used up
 
 
 class SlowRank(NamedTuple):
@@ -51,15 +55,12 @@ class SlowRank(NamedTuple):
     step_s: float
     cause: str | None  # data, forward, backward, save, machine; None: none of these explains it
     ratio: float = 0.0  # of the cause: this rank's time to the others' median; 0: they have none
+    is_throttled: bool = False  # the machine, by a CPU quota
 
     def describe(self, host: str = "") -> str:
         """Return it as a sentence without an end; `host` is named where there are several."""
         on = f" on {host}" if host else ""
-        why = (
-            _NAMES[self.cause]
-            if self.cause
-            else "none of its loader, passes and saving explains it alone"
-        )
+        why = _THROTTLED if self.is_throttled else _NAMES[self.cause]
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (
@@ -83,7 +84,7 @@ def times_of(records: Iterable[Figures]) -> Times | None:
             sum(getattr(one, name) for one in taken) / num_steps
             for name in (
                 *("seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
-                "stolen_s",
+                *("stolen_s", "throttled_s"),
             )
         )
     )
@@ -104,17 +105,16 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
     if step_s <= 0 or cost_s < max(LEAST_SHARE * step_s, _LEAST_S) or not is_clear:
         return None
-    usual = {
-        cause: median(getattr(times[rank], cause) for rank in others)
-        for cause in (MACHINE, *_PHASES)
-    }
-    for cause, median_s in usual.items():
-        taken_s = getattr(own, cause)
-        if taken_s - median_s >= _EXPLAINED * cost_s:
+    usual = Times(*map(median, zip(*(times[rank] for rank in others), strict=True)))
+    for cause in (MACHINE, *_PHASES):
+        taken_s, median_s = getattr(own, cause), getattr(usual, cause)
+        more_s = taken_s - median_s
+        if more_s >= _EXPLAINED * cost_s:
             # a ratio to next to nothing says nothing
             has_ratio = cause != MACHINE and median_s > 0.01 * step_s
             ratio = taken_s / median_s if has_ratio else 0.0
-            return SlowRank(last, cost_s, step_s, cause, ratio)
+            is_throttled = cause == MACHINE and own.throttled - usual.throttled >= _MOST * more_s
+            return SlowRank(last, cost_s, step_s, cause, ratio, is_throttled)
     return SlowRank(last, cost_s, step_s, None)
 
 

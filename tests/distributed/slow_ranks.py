@@ -1,7 +1,8 @@
 """Slows down one rank of four, and looks whether it is named; run it as a module.
 
 Steps mostly sleep, so that ranks do not hold each other up where they are more than the cores; in
-the trials of a busy core each rank computes, and the victim has its core to share.
+the trials of a busy core each rank computes, and the victim has its core to share; so it is in
+those of a CPU quota, which the victim has, by a cgroup of its own that only root can make.
 
     python -m tests.distributed.slow_ranks --trials 20 --clean 5
 """
@@ -16,17 +17,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 RANKS = 4
-NAMED = re.compile(r"rank (\d+) makes all others wait .*?: (its \w+|other \w+|none of)")
+NAMED = re.compile(
+    r"rank (\d+) makes all others wait .*?: (its machine: \w+|its \w+|other \w+|none of)"
+)
 CAUSES = {
     "data": "its data",
     "forward": "its forward",
     "save": "its saving",
     "machine": "other processes",
+    "quota": "its machine: throttled",
 }
+_COMPUTING = ("machine", "quota")
+_CGROUP = Path("/sys/fs/cgroup/cpu")  # of version 1
 
 SCRIPT = """
 import os, sys, time
@@ -35,9 +43,12 @@ from headway import Accelerator
 
 place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
 torch.set_num_threads(1)
+if place == "quota" and int(os.environ["RANK"]) == victim:
+    with open(os.environ["SLOW_GROUP"] + "/cgroup.procs", "w") as procs:
+        procs.write(str(os.getpid()))
 accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
 is_victim = accelerator.process_index == victim
-if place == "machine":
+if place in ("machine", "quota"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
 
@@ -67,7 +78,7 @@ class Model(torch.nn.Module):
         )
     def forward(self, x):
         nap("forward")
-        (compute if place == "machine" else time.sleep)(0.025)
+        (compute if place in ("machine", "quota") else time.sleep)(0.025)
         return self.layers(x)
 
 model = Model()
@@ -115,7 +126,7 @@ class Found(NamedTuple):
 def run_trial(trial: Trial, seconds: float) -> Found:
     """Train for so many seconds, and return what the launcher said of slow ranks."""
     busy = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _group(trial) as group:
         script = Path(folder) / "train.py"
         script.write_text(SCRIPT)
         if trial.place == "machine":
@@ -130,6 +141,7 @@ def run_trial(trial: Trial, seconds: float) -> Found:
                     *(trial.place, str(trial.rank), str(trial.nap_s), str(seconds), folder),
                 ],
                 check=False,
+                env={**os.environ, "SLOW_GROUP": group},
                 capture_output=True,
                 text=True,
                 timeout=seconds + 120,
@@ -144,9 +156,31 @@ def run_trial(trial: Trial, seconds: float) -> Found:
     return Found([(int(rank), cause) for rank, cause in NAMED.findall(output)], output)
 
 
+def can_make_groups() -> bool:
+    """Return whether there can be cgroups with a CPU quota here."""
+    return os.access(_CGROUP, os.W_OK) and (_CGROUP / "cpu.cfs_quota_us").exists()
+
+
+@contextmanager
+def _group(trial: Trial) -> Iterator[str]:
+    """Have a cgroup in which 25 ms of computing take `nap_s` longer."""
+    if trial.place != "quota":
+        yield ""
+        return
+    group = _CGROUP / f"headway-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        period_us = int((group / "cpu.cfs_period_us").read_text())
+        share = 0.025 / (0.03 + trial.nap_s)
+        (group / "cpu.cfs_quota_us").write_text(str(int(period_us * share)))
+        yield str(group)
+    finally:
+        group.rmdir()
+
+
 def ranks_of(place: str) -> int:
     """Return how many ranks train: those that compute have a core each."""
-    return min(RANKS, os.cpu_count() or 1) if place == "machine" else RANKS
+    return min(RANKS, os.cpu_count() or 1) if place in _COMPUTING else RANKS
 
 
 def random_trial(generator: random.Random, place: str) -> Trial:
@@ -163,9 +197,11 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default="data,forward,save,machine", help=", ".join(CAUSES))
     options = parser.parse_args()
     generator = random.Random(options.seed)
-    places = [*CAUSES] * (options.trials // len(CAUSES) + 1)
+    kinds = options.kinds.split(",")
+    places = kinds * (options.trials // len(kinds) + 1)
     trials = [random_trial(generator, place) for place in places[: options.trials]]
     trials += [Trial("none", 0, 0)] * options.clean
     right = false = 0

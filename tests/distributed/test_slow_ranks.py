@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.distributed.slow_ranks import Trial, run_trial
+from tests.distributed.slow_ranks import Trial, can_make_groups, run_trial
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
@@ -15,6 +15,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
     ids=lambda trial: trial.place,
 )
 def test_the_rank_that_is_slow_is_named_with_its_cause(trial: Trial) -> None:
+    found = run_trial(trial, seconds=25)
+    assert found.is_right(trial), found.output
+
+
+@pytest.mark.skipif(not can_make_groups(), reason="needs cgroup v1, and root")
+def test_a_rank_that_has_used_up_its_cpu_quota_is_named_so() -> None:
+    trial = Trial("quota", 1, 0.25)
     found = run_trial(trial, seconds=25)
     assert found.is_right(trial), found.output
 

@@ -101,6 +101,27 @@ def test_a_machine_that_is_lost_is_shown_as_lost_until_the_next_attempt() -> Non
     assert [row.is_lost for row in figures.rows()] == [False]
 
 
+def test_of_a_lost_machine_no_rate_is_told_and_nobody_waits_for_it() -> None:
+    figures, told = run_of(2)
+    for _ in range(5):
+        figures.note(0, WAITING)
+        figures.note(1, SLOW, 1, "n2")
+    assert figures.slowest is not None
+    figures.lose(1)
+    assert [row.samples_per_s is None for row in figures.rows()] == [False, True]
+    figures.note(0, WAITING)
+    assert figures.line() == (
+        "step 100/1000  246 samples/s  65 % compute, 19 % data, 15 % sync  1:57 left  lost: n2"
+    )
+    assert len(told) == 1
+
+
+def test_of_a_run_that_stands_still_neither_a_rate_nor_an_end_is_told() -> None:
+    figures, _ = run_of(1)
+    figures.note(0, USUAL, age_s=9)
+    assert figures.line() == "step 100/1000  85 % compute, 10 % data, 5 % sync  no step for 0:09"
+
+
 def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
     figures, told = run_of(2)
     record = USUAL._replace(seconds=4.0, data_s=2.2, num_workers=2)
