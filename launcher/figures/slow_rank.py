@@ -42,6 +42,11 @@ class Times(NamedTuple):
     save: float = 0.0
     machine: float = 0.0  # ready to compute, while other processes had its core
 
+    @property
+    def has_phases(self) -> bool:
+        """Whether more than waiting for other ranks is known, by an Accelerator."""
+        return bool(self.data or self.forward or self.backward)
+
 
 class SlowRank(NamedTuple):
     """The rank that all others wait for."""
@@ -51,15 +56,16 @@ class SlowRank(NamedTuple):
     step_s: float
     cause: str | None  # data, forward, backward, save, machine; None: none of these explains it
     ratio: float = 0.0  # of the cause: this rank's time to the others' median; 0: they have none
+    has_phases: bool = True  # False: no cause can be known
 
     def describe(self, host: str = "") -> str:
         """Return it as a sentence without an end; `host` is named where there are several."""
         on = f" on {host}" if host else ""
-        why = (
-            _NAMES[self.cause]
-            if self.cause
-            else "none of its loader, passes and saving explains it alone"
-        )
+        why = "none of its loader, passes and saving explains it alone"
+        if self.cause is not None:
+            why = _NAMES[self.cause]
+        elif not self.has_phases:
+            why = "the cause is known only where Headway's Accelerator trains"
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (
@@ -104,6 +110,8 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
     if step_s <= 0 or cost_s < max(LEAST_SHARE * step_s, _LEAST_S) or not is_clear:
         return None
+    if not own.has_phases:
+        return SlowRank(last, cost_s, step_s, None, has_phases=False)
     usual = {
         cause: median(getattr(times[rank], cause) for rank in others)
         for cause in (MACHINE, *_PHASES)
