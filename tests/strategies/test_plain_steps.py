@@ -106,6 +106,7 @@ def test_a_model_that_is_pickled_whole_has_nothing_of_headway() -> None:
     assert b"headway" not in pickle.dumps((model, model.module, optimizer))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.usefixtures("seen")
 def test_a_compiled_step_is_compiled_as_ever_and_not_counted() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
