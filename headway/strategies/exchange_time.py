@@ -83,13 +83,11 @@ class _LastGradient:
     """Finds out which parameters' gradients come last, and looks at these alone from then on."""
 
     def __init__(self, model: DistributedDataParallel, note: Callable[[], None]) -> None:
-        parameters = [one for one in model.module.parameters() if one.requires_grad]
+        trained = (one for one in model.module.parameters() if one.requires_grad)
         self._note = note
         self._handles = {
-            number: one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._look, number)
-            )
-            for number, one in enumerate(parameters)
+            number: one.register_post_accumulate_grad_hook(partial(self._look, number))
+            for number, one in enumerate(trained)
         }
         self._last = -1  # the parameter whose gradient came last
         self._pass = -1  # told from the others by how much this process has trained
