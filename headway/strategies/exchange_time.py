@@ -8,11 +8,17 @@ DDP's own, which starts the exchange of the last bucket. Relied on is that all r
 same graph in each pass; where parameters may be unused, nothing is noted, and waiting counts as the
 backward pass. So does all waiting of ranks that share a model out: they do so at each layer.
 
+Where an Accelerator begins and ends backward passes, it tells so itself. In a plain script a hook
+has the autograd engine call when a pass is over, by `queue_callback`, which is not documented; DDP
+waits in such a call, too, that is asked for after the hook. So the one that the hook asks for asks
+for another one, which comes after DDP's.
+
 On a GPU this is when the work was queued, not when it was done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +26,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.records import channel
-from headway.contract.step_clock import FORWARD, SYNC, clock
+from headway.contract.step_clock import FORWARD, SCRIPT, SYNC, clock
 
 _NUM_PASSES = 3  # in which all parameters are looked at; DDP orders its buckets after the first
 
@@ -30,7 +36,36 @@ def note_exchange(model: DistributedDataParallel) -> None:
 
     Each parameter that requires a gradient must get one in every pass.
     """
-    _LastGradient([one for one in model.module.parameters() if one.requires_grad])
+    _LastGradient(model, clock.begin_exchange)
+
+
+def note_whole_exchange(model: DistributedDataParallel) -> None:
+    """Do so in a script without an Accelerator, of which the clock knows nothing else."""
+    _LastGradient(model, _begin_alone)
+
+
+def _begin_alone() -> None:
+    if clock.phase == SYNC:
+        clock.phase = SCRIPT  # since the last gradient it has computed this one
+    clock.switch(SYNC)
+    _when_over(_let_ddp_wait)
+
+
+def _end_alone() -> None:
+    clock.end_backward()
+    channel.num_trained += 1
+
+
+def _let_ddp_wait() -> None:
+    _when_over(_end_alone)
+
+
+def _when_over(call: Callable[[], None]) -> None:
+    """Have `call` called once the pass that runs now is over.
+
+    Relies on `queue_callback` of the autograd engine, which is not documented; FSDP2 uses it.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def note_buffers(model: DistributedDataParallel) -> None:
@@ -53,24 +88,28 @@ def _end_buffers(*_: Any) -> None:
 class _LastGradient:
     """Finds out which parameters' gradients come last, and looks at these alone from then on."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(self, model: DistributedDataParallel, note: Callable[[], None]) -> None:
+        trained = (one for one in model.module.parameters() if one.requires_grad)
+        self._note = note
         self._handles = {
-            number: one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._look, number)
-            )
-            for number, one in enumerate(parameters)
+            number: one.register_post_accumulate_grad_hook(partial(self._look, number))
+            for number, one in enumerate(trained)
         }
         self._last = -1  # the parameter whose gradient came last
         self._pass = -1  # told from the others by how much this process has trained
         self._lasts: list[int] = []  # of the passes that have ended
         self._is_learning = True
+        self._unneeded: int | None = None  # a hook that is yet to be removed
 
     def _look(self, number: int, _: torch.Tensor) -> None:
-        clock.begin_exchange()
+        self._note()
         if self._is_learning:
             if channel.num_trained != self._pass:
                 self._begin_pass(number)
             self._last = number
+        elif self._unneeded is not None and self._unneeded != number:
+            self._handles[self._unneeded].remove()
+            self._unneeded = None
 
     def _begin_pass(self, number: int) -> None:
         self._pass = channel.num_trained
@@ -78,5 +117,7 @@ class _LastGradient:
             self._lasts.append(self._last)
         if len(self._lasts) == _NUM_PASSES:
             self._is_learning = False
-            for other in self._handles.keys() - {*self._lasts, number}:  # its own hook runs now
+            needless = self._handles.keys() - {*self._lasts}
+            self._unneeded = number if number in needless else None  # its hook runs now
+            for other in needless - {number}:
                 self._handles[other].remove()

@@ -31,6 +31,7 @@ _NAMES = {
     MACHINE: "other processes on its cores",
 }
 _THROTTLED = "its machine: throttled by its CPU quota"
+_NO_PHASES = "the cause is known only where Headway's Accelerator trains"
 _MOST = 0.5  # of a machine's time: the quota, and not other processes
 
 
@@ -46,6 +47,11 @@ class Times(NamedTuple):
     machine: float = 0.0  # ready to compute, without a core
     throttled: float = 0.0  # of that, at most: the CPU quota was used up
 
+    @property
+    def has_phases(self) -> bool:
+        """Whether more than waiting for other ranks is known, by an Accelerator."""
+        return bool(self.data or self.forward or self.backward)
+
 
 class SlowRank(NamedTuple):
     """The rank that all others wait for."""
@@ -55,17 +61,16 @@ class SlowRank(NamedTuple):
     step_s: float
     cause: str | None  # data, forward, backward, save, machine; None: none of these explains it
     ratio: float = 0.0  # of the cause: this rank's time to the others' median; 0: they have none
-    is_throttled: bool = False  # the machine, by a CPU quota
+    why: str = ""  # what is to be said, where it is not what the cause says
 
     def describe(self, host: str = "") -> str:
         """Return it as a sentence without an end; `host` is named where there are several."""
         on = f" on {host}" if host else ""
-        why = _THROTTLED if self.is_throttled else _NAMES[self.cause]
         times = f" ({self.ratio:.1f} times the median)" if self.ratio else ""
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (
             f"rank {self.rank}{on} makes all others wait {cost:.{_digits(cost)}f} ms of each "
-            f"{step:.{_digits(step)}f} ms: {why}{times}"
+            f"{step:.{_digits(step)}f} ms: {self.why or _NAMES[self.cause]}{times}"
         )
 
 
@@ -105,6 +110,8 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
     if step_s <= 0 or cost_s < max(LEAST_SHARE * step_s, _LEAST_S) or not is_clear:
         return None
+    if not own.has_phases:
+        return SlowRank(last, cost_s, step_s, None, why=_NO_PHASES)
     usual = Times(*map(median, zip(*(times[rank] for rank in others), strict=True)))
     for cause in (MACHINE, *_PHASES):
         taken_s, median_s = getattr(own, cause), getattr(usual, cause)
@@ -114,7 +121,8 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
             has_ratio = cause != MACHINE and median_s > 0.01 * step_s
             ratio = taken_s / median_s if has_ratio else 0.0
             is_throttled = cause == MACHINE and own.throttled - usual.throttled >= _MOST * more_s
-            return SlowRank(last, cost_s, step_s, cause, ratio, is_throttled)
+            why = _THROTTLED if is_throttled else ""
+            return SlowRank(last, cost_s, step_s, cause, ratio, why)
     return SlowRank(last, cost_s, step_s, None)
 
 

@@ -1,4 +1,4 @@
-"""Joins the training libraries that a script imports, once it imports them; nothing before."""
+"""Joins torch and the training libraries, once the script imports them; nothing before."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ from headway.launcher.rank.rank_monitor import AfterImport
 def install() -> None:
     """Join the libraries of `HOOKS` after their import."""
     for hook in HOOKS:
-        if (there := sys.modules.get(hook.module)) is not None:
-            _join(hook.joins, there)
-        else:
-            sys.meta_path.insert(0, AfterImport(hook.module, partial(_join, hook.joins)))
+        _join_after_import(hook.module, hook.joins, "it does not save when the job has to stop")
 
 
-def _join(joins: str, library: ModuleType) -> None:
+def see_steps() -> None:
+    """See the steps of a script that trains by torch alone, after its import."""
+    _join_after_import("torch", "headway.strategies.plain_steps", "its steps are not seen")
+
+
+def _join_after_import(module: str, joins: str, otherwise: str) -> None:
+    join = partial(_join, joins, otherwise)
+    if (there := sys.modules.get(module)) is not None:
+        join(there)
+    else:
+        sys.meta_path.insert(0, AfterImport(module, join))
+
+
+def _join(joins: str, otherwise: str, library: ModuleType) -> None:
     try:
         importlib.import_module(joins).join(library)
     except Exception as error:  # noqa: BLE001  another version of the library, which works alone
-        say(
-            f"note: {library.__name__} is not joined: {type(error).__name__}: {error}; it does"
-            " not save when the job has to stop"
-        )
+        say(f"note: {library.__name__} is not joined: {type(error).__name__}: {error}; {otherwise}")

@@ -127,6 +127,8 @@ def run_program(
         from headway.compat.replacing import replace_accelerate
 
         replace_accelerate()
+    if records.is_connected():
+        library_hooks.see_steps()
     if run is not None and run.library_hooks:
         library_hooks.install()
     sys.argv = [name, *args]

@@ -2,14 +2,17 @@
 
 Steps mostly sleep, so that ranks do not hold each other up where they are more than the cores; in
 the trials of a busy core each rank computes, and the victim has its core to share; so it is in
-those of a CPU quota, which the victim has, by a cgroup of its own that only root can make.
+those of a CPU quota, which the victim has, by a cgroup of its own that only root can make. A plain
+script knows of no Headway, and its rank is named without a cause.
 
     python -m tests.distributed.slow_ranks --trials 20 --clean 5
+    python -m tests.distributed.slow_ranks --trials 20 --clean 5 --plain
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import re
@@ -24,7 +27,8 @@ from typing import NamedTuple
 
 RANKS = 4
 NAMED = re.compile(
-    r"rank (\d+) makes all others wait .*?: (its machine: \w+|its \w+|other \w+|none of)"
+    r"rank (\d+) makes all others wait .*?: "
+    r"(its machine: \w+|its \w+|other \w+|none of|the cause)"
 )
 CAUSES = {
     "data": "its data",
@@ -100,12 +104,62 @@ for number, (x, y) in enumerate(loader):
 """
 
 
+PLAIN = """
+import sys, time
+import torch
+import torch.distributed as dist
+
+place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+def nap(here):
+    if dist.get_rank() == victim and place == here:
+        time.sleep(nap_s)
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10**6
+    def __getitem__(self, index):
+        if index % 4 == 0:
+            nap("data")
+            time.sleep(0.004)
+        return torch.randn(16), torch.randn(1)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+        )
+    def forward(self, x):
+        nap("forward")
+        time.sleep(0.025)
+        return self.layers(x)
+
+model = torch.nn.parallel.DistributedDataParallel(Model())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+until = time.monotonic() + seconds
+for number, (x, y) in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=4)):
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if number % 20 == 0:
+        is_over = torch.tensor(int(time.monotonic() > until))
+        dist.all_reduce(is_over, dist.ReduceOp.MAX)
+        if is_over:
+            break
+dist.destroy_process_group()
+"""
+
+
 class Trial(NamedTuple):
     """One training of four ranks, of which one is slowed; or none, with the place `none`."""
 
     place: str
     rank: int
     nap_s: float
+    is_plain: bool = False  # the script has no Accelerator
 
 
 class Found(NamedTuple):
@@ -115,8 +169,8 @@ class Found(NamedTuple):
     output: str
 
     def is_right(self, trial: Trial) -> bool:
-        expected = [] if trial.place == "none" else [(trial.rank, CAUSES[trial.place])]
-        return self.names == expected
+        cause = "the cause" if trial.is_plain else CAUSES.get(trial.place, "")
+        return self.names == ([] if trial.place == "none" else [(trial.rank, cause)])
 
     def is_false(self, trial: Trial) -> bool:
         """Return whether a rank is blamed that nobody has slowed."""
@@ -128,7 +182,7 @@ def run_trial(trial: Trial, seconds: float) -> Found:
     busy = []
     with tempfile.TemporaryDirectory() as folder, _group(trial) as group:
         script = Path(folder) / "train.py"
-        script.write_text(SCRIPT)
+        script.write_text(PLAIN if trial.is_plain else SCRIPT)
         if trial.place == "machine":
             core = sorted(os.sched_getaffinity(0))[trial.rank]
             loop = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
@@ -183,12 +237,11 @@ def ranks_of(place: str) -> int:
     return min(RANKS, os.cpu_count() or 1) if place in _COMPUTING else RANKS
 
 
-def random_trial(generator: random.Random, place: str) -> Trial:
-    """Slow a rank by 15 to 60 % of a step of about 45 ms; in saving, which is every second one."""
-    share = generator.uniform(0.15, 0.6)
-    return Trial(
-        place, generator.randrange(ranks_of(place)), share * (0.2 if place == "save" else 0.045)
-    )
+def random_trial(generator: random.Random, place: str, is_plain: bool = False) -> Trial:
+    """Slow a rank by 15 to 60 % of a step of 45 or 30 ms; in saving, which is every second one."""
+    step_s = 0.2 if place == "save" else 0.03 if is_plain else 0.045
+    nap_s = generator.uniform(0.15, 0.6) * step_s
+    return Trial(place, generator.randrange(ranks_of(place)), nap_s, is_plain)
 
 
 def main() -> int:
@@ -198,12 +251,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="data,forward,save,machine", help=", ".join(CAUSES))
+    parser.add_argument("--plain", action="store_true", help="scripts without an Accelerator")
     options = parser.parse_args()
     generator = random.Random(options.seed)
-    kinds = options.kinds.split(",")
-    places = kinds * (options.trials // len(kinds) + 1)
-    trials = [random_trial(generator, place) for place in places[: options.trials]]
-    trials += [Trial("none", 0, 0)] * options.clean
+    kinds = ["data", "forward"] if options.plain else options.kinds.split(",")
+    places = itertools.islice(itertools.cycle(kinds), options.trials)
+    trials = [random_trial(generator, place, options.plain) for place in places]
+    trials += [Trial("none", 0, 0, options.plain)] * options.clean
     right = false = 0
     for trial in trials:
         began = time.monotonic()

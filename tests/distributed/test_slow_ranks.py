@@ -11,8 +11,11 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 @pytest.mark.parametrize(
     "trial",
-    [Trial("data", 1, 0.02), Trial("forward", 3, 0.02), Trial("save", 2, 0.1)],
-    ids=lambda trial: trial.place,
+    [
+        *(Trial("data", 1, 0.02), Trial("forward", 3, 0.02), Trial("save", 2, 0.1)),
+        Trial("data", 2, 0.015, is_plain=True),
+    ],
+    ids=lambda trial: "plain" if trial.is_plain else trial.place,
 )
 def test_the_rank_that_is_slow_is_named_with_its_cause(trial: Trial) -> None:
     found = run_trial(trial, seconds=25)
@@ -26,6 +29,7 @@ def test_a_rank_that_has_used_up_its_cpu_quota_is_named_so() -> None:
     assert found.is_right(trial), found.output
 
 
-def test_of_equal_ranks_none_is_named() -> None:
-    found = run_trial(Trial("none", 0, 0.0), seconds=25)
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_of_equal_ranks_none_is_named(is_plain: bool) -> None:
+    found = run_trial(Trial("none", 0, 0.0, is_plain), seconds=25)
     assert found.names == [], found.output

@@ -1,0 +1,68 @@
+"""Sees the steps of a script that trains without an Accelerator, and when its DDP models wait.
+
+torch has public hooks for all optimizers, and for each module that becomes part of another one. No
+object of the script has anything of Headway's that would be saved or copied with it. The launcher
+has this module imported once the script has imported torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from headway.contract.records import channel, report
+from headway.contract.step_clock import clock
+from headway.devices.table import kind_of
+from headway.strategies.exchange_time import note_whole_exchange
+
+
+def join(_: object = None) -> None:
+    """See all steps of this process from now on."""
+    steps = PlainSteps()
+    register_module_module_registration_hook(steps.note_part)
+    register_optimizer_step_post_hook(steps.end)
+
+
+class PlainSteps:
+    """Counts steps, where neither an Accelerator nor a library's Trainer does.
+
+    Of several optimizers, as of a GAN, a step is over when one of them steps again.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._have_stepped: set[int] = set()  # optimizers, since the last step was over
+        self._made: list[ref[DistributedDataParallel]] = []  # models that have not trained yet
+
+    def note_part(self, owner: torch.nn.Module, name: str, _: object) -> None:
+        """Note a DDP model, which is being made."""
+        if name == "module" and isinstance(owner, DistributedDataParallel):
+            self._made.append(ref(owner))
+
+    def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Note the end of an optimizer's step; nothing is known of one that is compiled."""
+        if torch.compiler.is_compiling() or channel.has_made_accelerator:
+            return
+        while self._made:
+            model = self._made.pop()()
+            if model is not None and not model.find_unused_parameters:
+                note_whole_exchange(model)
+        if channel.obeys_stops:  # the Trainer that saves then tells its steps, too
+            return
+        if self._have_stepped and id(optimizer) not in self._have_stepped:
+            self._have_stepped.add(id(optimizer))
+            return
+        if not self._num_steps:
+            groups = optimizer.param_groups
+            devices = (one.device for group in groups for one in group["params"])
+            device = next(devices, torch.device("cpu"))
+            clock.device_bytes = partial(kind_of(device.type).held_bytes, device)
+        self._have_stepped = {id(optimizer)}
+        self._num_steps += 1
+        report(self._num_steps, 0, None)

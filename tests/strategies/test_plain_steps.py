@@ -1,0 +1,127 @@
+"""Which steps of a script without an Accelerator count, and what it must not notice."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from headway.contract.records import channel
+from headway.strategies.plain_steps import PlainSteps
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """See the steps of the test, as those of a rank are seen."""
+    for name, value in {"step": 0, "has_made_accelerator": False, "obeys_stops": False}.items():
+        monkeypatch.setattr(channel, name, value)
+    steps = PlainSteps()
+    hooks = (
+        register_module_module_registration_hook(steps.note_part),
+        register_optimizer_step_post_hook(steps.end),
+    )
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sgd(weight: torch.nn.Parameter | None = None) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1)) if weight is None else weight])
+
+
+@pytest.mark.usefixtures("seen")
+def test_each_step_of_one_optimizer_counts() -> None:
+    optimizer = sgd()
+    for _ in range(5):
+        optimizer.step()
+    assert channel.step == 5
+
+
+@pytest.mark.usefixtures("seen")
+def test_two_optimizers_that_take_turns_make_one_step_and_of_five_to_one_the_five_count() -> None:
+    critic, generator = sgd(), sgd()
+    for _ in range(5):
+        critic.step()
+        generator.step()
+    assert channel.step == 5
+    for _ in range(5):
+        for _ in range(5):
+            critic.step()
+        generator.step()
+    assert channel.step == 30
+
+
+@pytest.mark.usefixtures("seen")
+def test_an_optimizer_after_another_one_is_counted_on() -> None:
+    for optimizer in (sgd(), sgd()):
+        for _ in range(10):
+            optimizer.step()
+    assert channel.step == 19  # the other one might have stepped again
+
+
+@pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("who", ["has_made_accelerator", "obeys_stops"])
+def test_steps_that_an_accelerator_or_a_trainer_counts_do_not_count_twice(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, who, True)
+    sgd().step()
+    assert channel.step == 0
+
+
+def hooks_of(model: torch.nn.Module) -> int:
+    return sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters())
+
+
+@pytest.mark.usefixtures("seen", "group")
+def test_ddp_models_are_looked_at_but_where_parameters_may_be_unused() -> None:
+    plain = DistributedDataParallel(torch.nn.Linear(2, 1))
+    unused = DistributedDataParallel(torch.nn.Linear(2, 1), find_unused_parameters=True)
+    assert hooks_of(plain) == 0
+    sgd().step()
+    assert (hooks_of(plain), hooks_of(unused)) == (2, 0)
+
+
+@pytest.mark.usefixtures("seen", "group")
+def test_a_model_that_is_pickled_whole_has_nothing_of_headway() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(6):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert hooks_of(model) == 1
+    assert b"headway" not in pickle.dumps((model, model.module, optimizer))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.usefixtures("seen")
+def test_a_compiled_step_is_compiled_as_ever_and_not_counted() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = sgd(weight)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        weight.grad = torch.ones(1)
+        step()
+    assert weight.item() == pytest.approx(1 - 3e-3)
+    assert channel.step == 0
+
+
+@pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("others", [[], [{"params": [torch.nn.Parameter(torch.ones(1))]}]])
+def test_an_optimizer_of_which_groups_are_empty_counts_as_others(others: list[Any]) -> None:
+    torch.optim.SGD([{"params": []}, *others]).step()
+    assert channel.step == 1
