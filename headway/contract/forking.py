@@ -53,20 +53,6 @@ def adopt_orphans() -> bool:
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def skip_destructors() -> None:
-    """Let this process and its forks end without the destructors of what is loaded by now.
-
-    Python's own end comes before, with its exit handlers, as do the destructors of what is loaded
-    later; C's streams are flushed. Does nothing without glibc. Source: exit(3), on_exit(3).
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):  # what is registered last is called first
-        libc.on_exit(libc["_exit"], None)
-        libc["__cxa_atexit"](libc.fflush, None, None)
-
-
 def _prctl(option: int, value: int) -> bool:
     if "linux" not in sys.platform:
         return False

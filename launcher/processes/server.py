@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
@@ -34,12 +34,10 @@ from headway.contract.forking import (
     open_pidfd,
     reap,
     set_title,
-    skip_destructors,
     wake_on_child_end,
 )
 from headway.contract.lines import encode
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started
-from headway.contract.run import ACCELERATE
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.guardian import fork_below_guardian
 from headway.launcher.rank import preloaded, rank_monitor, worker
@@ -62,12 +60,6 @@ class Rank(NamedTuple):
     env: dict[str, str]
     fds: list[int]  # stdin, stdout, stderr, status channel, stacks
 
-
-_LOADS_TOOLS = {
-    *("LD_PRELOAD", "LD_AUDIT", "OMP_TOOL_LIBRARIES"),
-    *("INTEL_LIBITTNOTIFY64", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"),
-}
-"""Variables that load libraries into a process, which may write files when it ends."""
 
 LEAVE_CHILDREN = Rank({}, [])
 """The request to end, and to leave the processes that the ranks have started alone."""
@@ -277,18 +269,8 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     become_new(server_pid, rank.fds[:3])
     os.environ.update(rank.env)
     signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
-    if ends_without_destructors(os.environ):
-        skip_destructors()
     _reopen_streams()
     _reseed()
-
-
-def ends_without_destructors(environ: Mapping[str, str]) -> bool:
-    """Return whether a rank may end without those of torch's libraries, which take 0.1 s.
-
-    Those for GPUs remove files in shared memory; tools write what they have measured.
-    """
-    return environ.get(ACCELERATE["device"]) == "true" and not environ.keys() & _LOADS_TOOLS
 
 
 def _reseed() -> None:

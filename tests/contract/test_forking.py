@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -152,22 +151,3 @@ def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_l
         ranks.close()
     assert ranks.exits[0].killed_after_s is not None
     assert ranks.failed_amid_stop is lost
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="not glibc")
-def test_only_what_is_loaded_before_has_no_destructors_and_what_c_has_buffered_is_written() -> None:
-    libc = "libc = ctypes.CDLL(None); at_exit = lambda text: libc.__cxa_atexit(libc.puts, text, 0)"
-    program = f"""import atexit, ctypes, sys
-{libc}
-before, after = (ctypes.create_string_buffer(text) for text in (b"before", b"after"))
-at_exit(before)
-from headway.contract.forking import skip_destructors
-skip_destructors()
-at_exit(after)
-libc.puts(b"buffered")
-atexit.register(print, "of Python", flush=True)
-sys.exit(3)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 3, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["after", "buffered", "of Python"]

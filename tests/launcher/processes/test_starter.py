@@ -12,7 +12,6 @@ from headway.errors import LaunchError
 from headway.launcher.plan.plan import build_plan
 from headway.launcher.plan.program import Program
 from headway.launcher.processes import starter as starting
-from headway.launcher.processes.server import ends_without_destructors
 from headway.launcher.rank import worker
 from headway.settings.resolve import resolve
 from tests.machines.recorded import load
@@ -70,17 +69,3 @@ with open({str(tmp_path / "found")!r}, "w") as file:
         starter.close()
     expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
     assert (tmp_path / "found").read_text() == repr(expected)
-
-
-@pytest.mark.parametrize(
-    ("environ", "are_left_out"),
-    [
-        ({"ACCELERATE_USE_CPU": "true"}, True),
-        ({"ACCELERATE_USE_CPU": "false"}, False),
-        ({"ACCELERATE_USE_CPU": "true", "LD_PRELOAD": "/usr/lib/libprofiler.so"}, False),
-    ],
-)
-def test_torchs_destructors_are_left_out_on_the_cpu_alone_and_never_under_a_profiler(
-    environ: dict[str, str], are_left_out: bool
-) -> None:
-    assert ends_without_destructors(environ) is are_left_out
