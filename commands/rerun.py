@@ -151,6 +151,12 @@ def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
         )
     tree = code_in(record.path)
     is_there = snapshot_of(tree) is not None
+    if not is_there and os.path.exists(tree):
+        raise LaunchError(
+            f"the code of run {record.name} is only half in {tree}",
+            where=_WHERE,
+            fix="wait for the other rerun that restores it; if there is none, remove that folder",
+        )
     if not is_there and not is_dry:
         _git(commit, "worktree", "add", "--detach", tree, commit.commit)
         try:
@@ -164,6 +170,8 @@ def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
     if commit.untracked:
         some = ", ".join(commit.untracked[:5])
         say(f"note: files that git did not track are not in that code: {some}")
+    if os.path.isfile(os.path.join(commit.root, ".gitmodules")):
+        say("note: submodules are not in that code")
     say(f"the code of run {record.name} {'is' if is_there else 'will be'} in {tree}")
     has = None if is_there else _files_of(commit).__contains__
     return moved(program, record.start.folder, commit.root, tree, has)

@@ -221,7 +221,9 @@ def _chart(title: str, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
-    """Return a bar for each rank, of its time in each phase, over that of the longest."""
+    """Return a bar for each rank, of its time in each phase that is known, over the longest's."""
+    every = [row for rows in figures.values() for row in rows]
+    phases = [one for one in _PHASES if any(getattr(row, one[1]) for row in every)]
     totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}
     longest = max(totals.values()) or 1.0
     row_height = 22
@@ -230,7 +232,7 @@ def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
         y, x = place * row_height, float(_LEFT)
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 15}" text-anchor="end">rank {rank}</text>')
         rest = totals[rank]
-        for name, field, colour in (*_PHASES, (_REST[0], "", _REST[1])):
+        for name, field, colour in (*phases, (_REST[0], "", _REST[1])):
             seconds = sum(getattr(row, field) for row in rows) if field else max(rest, 0.0)
             rest -= seconds
             width = max(seconds, 0.0) / longest * (_WIDTH - _LEFT - _RIGHT)
@@ -240,7 +242,7 @@ def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
                 f'fill="{colour}"><title>{about}</title></rect>'
             )
             x += width
-    keys = [*((name, colour) for name, _, colour in _PHASES), _REST]
+    keys = [*((name, colour) for name, _, colour in phases), _REST]
     return _svg("Time of each rank", len(figures) * row_height, parts) + _keys(keys)
 
 

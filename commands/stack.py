@@ -22,8 +22,7 @@ PID = (
 def main(argv: Sequence[str]) -> int:
     """Run `headway stack` with these words and return the exit code."""
     parser = make_parser()
-    own, words = parser.split(argv)
-    parsed = parser.parse_args(own)
+    parsed, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
     run = _run_of(_process(words[0])) if words else _only_run()

@@ -51,8 +51,7 @@ class Watched(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Run `headway top` with these words and return the exit code."""
     parser = make_parser()
-    own, words = parser.split(argv)
-    parsed = parser.parse_args(own)
+    parsed, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway top takes one run, and got {len(words)}")
     chosen = words[0] if words else None
@@ -71,8 +70,8 @@ def make_parser() -> Parser:
         "top",
         "Show your running launches on this machine, and one row for each rank of one of them: "
         "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
-        "What a step takes is known of scripts that use an Accelerator, or a library's Trainer.",
-        usage="headway top [--json] [RUN]",
+        "Where the time of a step goes is known of scripts that use an Accelerator.",
+        usage="headway top [RUN] [--json]",
         appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
     )
     parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")

@@ -199,6 +199,15 @@ def test_the_page_of_a_run_shows_it_escaped_and_loads_nothing(tmp_path: Path) ->
     assert 'name="viewport"' in text
 
 
+def test_the_page_names_no_phase_that_nobody_measured(tmp_path: Path) -> None:
+    measured = {"data_s": 0.0, "forward_s": 0.0, "backward_s": 0.0, "save_s": 0.0, "sync_s": 1.0}
+    write_run(rows=[Row(rank, figures(10, **measured)) for rank in range(2)])
+    assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
+    text = (tmp_path / "run.html").read_text()
+    assert "rank 0, data" not in text
+    assert "rank 0, sync" in text
+
+
 def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
     rows = [
         Row(0, figures(10, seconds=0.0, loss=None, samples=0)),
@@ -303,9 +312,16 @@ def test_a_rerun_at_the_commit_has_the_code_with_its_uncommitted_changes(
         assert code == 0, text
         assert f"headway launch --cpu {tree}/train.py --lr 0.1 --data data" in text
         assert not tree.exists()
+    tree.mkdir()
+    code, text = run("rerun", "--at-commit")
+    assert code != 0
+    assert "wait for the other rerun" in text
+    tree.rmdir()
+    Path(".gitmodules").touch()
     for _ in range(2):  # the tree is made once
         code, text = run("rerun", "--at-commit")
         assert code == 0, text
+        assert "submodules are not in that code" in text
         assert (tree / "lib" / "near.py").read_text() == "X = 2\n"
     assert launched == [["--cpu", f"{tree}/train.py", "--lr", "0.1", "--data", "data"]] * 2
     copy = snapshot_of(str(tree / "lib"))

@@ -83,6 +83,15 @@ def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
     assert "rank 2 makes all others wait 30 ms of each 130 ms: its data loader" in out
 
 
+@pytest.mark.usefixtures("launch")
+@pytest.mark.parametrize("words", [["4321", "--json"], ["--json", "4321"]])
+def test_flags_are_taken_on_both_sides_of_the_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", *words]) == 0
+    assert [run["pid"] for run in json.loads(capsys.readouterr().out)["runs"]] == [4321]
+
+
 def test_a_run_that_is_not_there_is_refused(launch: RunFigures) -> None:
     with pytest.raises(ConfigError, match="'1' is not the process id of a running launch"):
         top.main(["1"])
