@@ -50,15 +50,16 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
-        if clock.is_on and not self._settings.ddp.find_unused_parameters:
-            note_exchange(shared)
-        if (
-            clock.is_on
-            and self._settings.ddp.broadcast_buffers
-            and not self._settings.dynamo.compiles
-        ):
-            note_buffers(shared)
+        if clock.is_on:
+            self._watch_waiting(shared)
         return shared
+
+    def _watch_waiting(self, shared: DistributedDataParallel) -> None:
+        """Let the clock know when this rank waits for others."""
+        if not self._settings.ddp.find_unused_parameters:
+            note_exchange(shared)
+        if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
+            note_buffers(shared)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):  # the usual case needs no search

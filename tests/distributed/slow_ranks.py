@@ -40,26 +40,7 @@ CAUSES = {
 _COMPUTING = ("machine", "quota")
 _CGROUP = Path("/sys/fs/cgroup/cpu")  # of version 1
 
-SCRIPT = """
-import os, sys, time
-import torch
-from headway import Accelerator
-
-place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
-torch.set_num_threads(1)
-if place == "quota" and int(os.environ["RANK"]) == victim:
-    with open(os.environ["SLOW_GROUP"] + "/cgroup.procs", "w") as procs:
-        procs.write(str(os.getpid()))
-accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
-is_victim = accelerator.process_index == victim
-if place in ("machine", "quota"):
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
-
-def nap(here):
-    if is_victim and place == here:
-        time.sleep(nap_s)
-
+PARTS = """
 def compute(seconds):
     until = time.thread_time() + seconds
     while time.thread_time() < until:
@@ -84,7 +65,32 @@ class Model(torch.nn.Module):
         nap("forward")
         (compute if place in ("machine", "quota") else time.sleep)(0.025)
         return self.layers(x)
+"""
 
+SCRIPT = """
+import os, sys, time
+import torch
+from headway import Accelerator
+
+place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
+torch.set_num_threads(1)
+if place == "quota" and int(os.environ["RANK"]) == victim:
+    with open(os.environ["SLOW_GROUP"] + "/cgroup.procs", "w") as procs:
+        procs.write(str(os.getpid()))
+accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
+is_victim = accelerator.process_index == victim
+if place in ("machine", "quota"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
+
+def nap(here):
+    if is_victim and place == here:
+        time.sleep(nap_s)
+
+"""
+SCRIPT += (
+    PARTS
+    + """
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 loader = torch.utils.data.DataLoader(Samples(), batch_size=4)
@@ -102,6 +108,7 @@ for number, (x, y) in enumerate(loader):
     if number % 20 == 0 and accelerator.reduce(is_over, "max"):
         break
 """
+)
 
 
 PLAIN = """
@@ -117,26 +124,10 @@ def nap(here):
     if dist.get_rank() == victim and place == here:
         time.sleep(nap_s)
 
-class Samples(torch.utils.data.Dataset):
-    def __len__(self):
-        return 10**6
-    def __getitem__(self, index):
-        if index % 4 == 0:
-            nap("data")
-            time.sleep(0.004)
-        return torch.randn(16), torch.randn(1)
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
-        )
-    def forward(self, x):
-        nap("forward")
-        time.sleep(0.025)
-        return self.layers(x)
-
+"""
+PLAIN += (
+    PARTS
+    + """
 model = torch.nn.parallel.DistributedDataParallel(Model())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 until = time.monotonic() + seconds
@@ -151,6 +142,7 @@ for number, (x, y) in enumerate(torch.utils.data.DataLoader(Samples(), batch_siz
             break
 dist.destroy_process_group()
 """
+)
 
 
 class Trial(NamedTuple):
