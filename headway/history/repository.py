@@ -54,6 +54,7 @@ def git(folder: str, *words: str) -> str:
         is_cut = len(said) == _MOST_SAID
         asked.kill() if is_cut else asked.wait()
         late.cancel()
+        late.join()
         if is_cut or asked.returncode == 0:
             return said.decode(errors="replace")
     return ""
