@@ -49,8 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        left_out = {"processes", "distributed", "long", "slow"}
-        slow = [item for item in items if left_out & {*item.keywords}]
+        slow = [item for item in items if _NOT_QUICK & {*item.keywords}]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
     if config.getoption("--long"):
@@ -62,28 +61,75 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let no garbage collection of the tests look through what they have imported."""
+    freeze()
+
+
+_MANY_MODULES = 100
+_num_frozen = 0
+
+
+def freeze() -> None:
+    """Let no garbage collection look through what is there now: above all, modules."""
+    global _num_frozen
     gc.collect()
     gc.freeze()
+    _num_frozen = len(sys.modules)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_process_in_quick_tests(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Under --quick, fail a test that starts a process, but for git, and is not marked so."""
-    is_on = bool(request.config.getoption("--quick"))
+_NOT_QUICK = {"processes", "distributed", "long", "slow"}  # marks
+_may_start_processes = True
 
-    def refuse(event: str, arguments: tuple[object, ...]) -> None:
-        if (
-            is_on
-            and arguments[:1] != ("git",)
-            and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty")
-        ):
-            raise AssertionError(f"{event} in a quick test: mark it with pytest.mark.processes")
 
-    if is_on:
-        sys.addaudithook(refuse)
-    yield
-    is_on = False
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if (
+        not _may_start_processes
+        and arguments[:1] != ("git",)
+        and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty")
+    ):
+        raise AssertionError(f"{event} in a quick test: mark it with pytest.mark.processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that starts a process, but for git, and is not marked so: `make quick` has it."""
+    global _may_start_processes
+    _may_start_processes = bool(_NOT_QUICK & {*item.keywords})
+    try:
+        return (yield)
+    finally:
+        _may_start_processes = True
+
+
+def pytest_configure() -> None:
+    """Guard all tests, and give them a temporary folder in memory.
+
+    They make and remove some 20,000 folders, which takes milliseconds each on a disk.
+    """
+    sys.addaudithook(_refuse_processes)
+    if "TMPDIR" not in os.environ and _has_room(_SHARED_MEMORY):
+        os.environ["TMPDIR"] = _SHARED_MEMORY
+        tempfile.tempdir = None  # to be looked up anew
+
+
+_SHARED_MEMORY = "/dev/shm"
+_ROOM_BYTES = 4 * 2**30
+
+
+def _has_room(folder: str) -> bool:
+    """Return whether tests can keep their files there, and execute them."""
+    try:
+        found = os.statvfs(folder)
+    except (OSError, AttributeError):
+        return False
+    is_usable = os.access(folder, os.W_OK) and not found.f_flag & os.ST_NOEXEC
+    return is_usable and found.f_bavail * found.f_frsize >= _ROOM_BYTES
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_are_no_garbage() -> None:
+    """Let no garbage collection of a test look through what tests have imported."""
+    if len(sys.modules) > _num_frozen + _MANY_MODULES:
+        freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -232,7 +278,7 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     before = _traces()
     yield
-    _await_end(before["processes"])
+    _await_end(before["processes"], before["threads"])
     after = _traces()
     left = after["processes"] - before["processes"]
     if left or _HAS_FAILED in request.node.stash:
@@ -247,10 +293,13 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 _STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
 
-def _await_end(before: Collection[str]) -> None:
+def _await_end(processes: Collection[str], threads: Collection[str]) -> None:
     """Let what has begun since, and is about to end, end: above all what writes a run's record."""
-    known = {title.split()[0] for title in before}
+    known = {title.split()[0] for title in processes}
     psutil.wait_procs([one for one in _children() if str(one.pid) not in known], timeout=10)
+    for thread in threading.enumerate():
+        if thread.name not in threads:
+            thread.join(timeout=10)
 
 
 def _traces() -> dict[str, set[str]]:

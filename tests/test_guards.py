@@ -79,7 +79,9 @@ def test_another_user_imports_what_lies_below_a_folder_that_only_root_may_enter(
 
 
 FAILING = """
-import subprocess, sys
+import pytest, subprocess, sys
+
+pytestmark = pytest.mark.processes
 
 def test_that_fails_beside_its_processes():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -115,7 +117,7 @@ def test_a_test_that_fails_leaves_no_process_to_fail_the_next_one() -> None:
         "-p",
         "no:randomly",
     ]
-    options += ["--basetemp", "base"]
+    options += ["--basetemp", "base", "-o", "markers=processes"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", ".", "test_failing.py"],
         env={

@@ -141,6 +141,7 @@ def tried(saved: Path, folder: Path, seeds: range) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_states_that_no_save_writes_are_refused_and_change_nothing(
     saved: Path, tmp_path: Path
 ) -> None:

@@ -182,7 +182,7 @@ def left_after(loader: Any, count: int) -> tuple[dict[str, Any], list[Any]]:
     return loader.state_dict(), [one.tolist() for one in batches]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 @pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher, SkipDataLoader])
 def test_a_loader_with_torchdatas_state_goes_on_by_it(
     kind: Any, workers: int, stateful: Any

@@ -102,6 +102,7 @@ def facts_of(source: str) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.processes
 def test_without_an_installed_accelerate_what_is_not_the_runtime_is_refused_when_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_without_an_installed_accelerate_what_is_not_the_runtime_is_refused_when
     assert not facts["runtimes"]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
 def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +134,7 @@ def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
     assert not facts["runtimes"], "no second runtime is executed"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
 def test_a_script_that_has_imported_accelerate_before_is_told_where_to_replace_it() -> None:
     source = "import accelerate, headway\nheadway.replace_accelerate()"
@@ -142,6 +145,7 @@ def test_a_script_that_has_imported_accelerate_before_is_told_where_to_replace_i
     assert "headway launch --replace-accelerate" in ended.stderr
 
 
+@pytest.mark.processes
 def test_a_single_process_gets_it_before_its_first_line_and_pays_nothing_without_the_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

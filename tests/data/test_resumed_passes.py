@@ -282,12 +282,14 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
     ("kind", "loop", "cuts"),
     [
         ("two", zipped, range(5, 12)),  # all from the second epoch on
-        ("two, of lasting workers", zipped, (5, 8)),
+        pytest.param("two, of lasting workers", zipped, (5, 8), marks=pytest.mark.processes),
         ("shuffled", broken, (6,)),  # its count begins anew in the middle of an epoch
         ("shuffled", looked_at, range(1, 12)),
         ("own generator", looked_at_by_each_run, range(1, 12)),
         ("seedable", looked_at_by_each_run, (2, 4)),
-        ("lasting workers", looked_at_by_each_run, (2, 4)),
+        pytest.param(
+            *("lasting workers", looked_at_by_each_run, (2, 4)), marks=pytest.mark.processes
+        ),
         ("stream", evaluated_first, (1, 3)),
         ("two with one generator", evaluated_first, (1, 6)),  # in the middle of an epoch
         ("own generator", looked_at_and_kept, (1, 4, 6, 7)),
