@@ -13,11 +13,14 @@ from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Stopped
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
-from headway.launcher.machines.addresses import host_port
-from headway.launcher.machines.connect import is_machine_0, listen_as_machine_0
-from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.machines.connect import (
+    CONNECT_TIMEOUT_S,
+    host_port,
+    is_machine_0,
+    listen_as_machine_0,
+)
+from headway.launcher.machines.coordinator import Coordinator, failure_of
 from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.machine_state import failure_of
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import Facts, Failed
 from headway.launcher.machines.run_key import run_key_of_machine_0, wait_for_run_key
@@ -27,7 +30,6 @@ from headway.settings.table import NO_CLUSTER, Settings
 _STARTS_WITHIN_S = 30.0  # each machine of a job that is started on all of them at once
 _BY_HAND_WITHIN_S = 10.0  # by a tool that does the same; somebody may be waiting for the prompt
 _STOPS_WITHIN_S = 5.0  # a launcher that was sent a stop signal
-_CONNECT_TIMEOUT_S = 5.0
 _ANSWER_WITHIN_S = 5.0
 _POLL_INTERVAL_S = 0.2
 
@@ -38,11 +40,6 @@ def tell_machines(
     """Tell the other machines of a launch why this one cannot take part, as they start or wait.
 
     Machine 0 is told, and tells the others. Another stop signal ends this.
-
-    Args:
-        settings: of the launch.
-        environ: the launcher's, which may hold the run's key.
-        error: why.
     """
     is_0 = is_machine_0(settings.machine_rank, settings.main_address or "")
     if not _are_waiting(settings, error, is_0=is_0):
@@ -121,14 +118,10 @@ def _tell_machine_0(
 
 
 def _is_told(settings: Settings, environ: Mapping[str, str], failed: Failed, until: float) -> bool:
-    """Try to tell machine 0; return whether it was told, or will not listen to this machine.
-
-    Raises:
-        ConfigError: the run's key cannot be used.
-    """
+    """Try to tell machine 0; return whether it was told, or will not listen to this machine."""
     main = (str(settings.main_address), settings.main_port or 0)
     try:
-        link = interruptible(socket.create_connection, main, _CONNECT_TIMEOUT_S)
+        link = interruptible(socket.create_connection, main, CONNECT_TIMEOUT_S)
     except (OSError, UnicodeError):
         return False
     key = wait_for_run_key(environ, _left_s(until))
@@ -146,12 +139,7 @@ def _left_s(until: float) -> float:
 def _tell_others(
     settings: Settings, environ: Mapping[str, str], failed: Failed, within_s: float
 ) -> None:
-    """Listen as machine 0 until all others have come, and tell them.
-
-    Raises:
-        HeadwayError: the port cannot be had, or the run's key cannot be used.
-        OSError: no address of this machine can be listened on.
-    """
+    """Listen as machine 0 until all others have come, and tell them."""
     key = run_key_of_machine_0(environ, say)  # before anybody can connect
     try:
         listener = listen_as_machine_0(str(settings.main_address), settings.main_port or 0)

@@ -1,31 +1,111 @@
-"""How a machine listens for the others of a run and reaches them, and what it says if it cannot."""
+"""Addresses of this machine, the sockets on which a launcher listens, and how it reaches others."""
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import resource
 import socket
-import time
-from collections.abc import Callable
+from typing import Any
 
 from headway.contract.notes import say
 from headway.errors import LaunchError
-from headway.launcher.machines.addresses import (
-    host_port,
-    is_here,
-    is_literally_local,
-    is_loopback,
-    listening_socket,
-    resolved,
-)
-from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import Probe
-from headway.launcher.machines.run_key import HOW_TO_SET
 from headway.launcher.machines.store_calls import interruptible
 
-_CONNECT_TIMEOUT_S = 5.0
-_POLL_INTERVAL_S = 0.1
-_NOTICE_AFTER_S = 1.0
+CONNECT_TIMEOUT_S = 5.0
 _OTHER_FILES = 512  # open in a launcher, besides its connections to other machines
+
+
+def resolved(host: str) -> list[str]:
+    """Return the addresses of a host name.
+
+    Raises OSError where it has none, or none yet, and UnicodeError for what cannot be a name.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def plain_address(end: tuple[Any, ...]) -> str:
+    """Return the IP address of a socket's end; an IPv4 one as such, on a socket for both, too."""
+    return str(end[0]).removeprefix("::ffff:")
+
+
+def host_port(address: str, port: int) -> str:
+    """Return a port of a host, as it is shown: n1:29500, [fd00::1]:29500."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an IP address is one that no other machine can reach."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def is_literally_local(host: str) -> bool:
+    """Return whether a host, as it was typed, means this machine alone, whoever says it."""
+    try:
+        return is_loopback(host)
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def is_here(address: str) -> bool:
+    """Return whether an IP address is one of this machine's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has this address; None if none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in [one.address for one in addresses]:
+            return str(name)
+    return None
+
+
+_PORT_ERRORS = {
+    errno.EADDRINUSE: (
+        "port {port} is in use on this machine",
+        "pass another --main-port, the same on every machine",
+    ),
+    errno.EACCES: (
+        "this user may not listen on port {port}",
+        "pass a --main-port above 1023, the same on every machine",
+    ),
+    errno.EMFILE: (
+        "the launcher may not open a socket: too many open files",
+        "raise the limit of open files: `ulimit -n 4096`",
+    ),
+}
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Listen on an address of this machine; with no host on all of them, IPv4 and IPv6.
+
+    Raises LaunchError where the port cannot be had, and OSError for an address of no device here.
+    """
+    is_dual = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    if host:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=2048, dualstack_ipv6=is_dual
+        )
+    except OSError as error:
+        if error.errno not in _PORT_ERRORS:
+            raise
+        what, fix = _PORT_ERRORS[error.errno]
+        raise LaunchError(
+            what.format(port=port), where=f"main_address {host}, main_port {port}", fix=fix
+        ) from None
 
 
 def listening_host(address: str) -> str:
@@ -56,11 +136,7 @@ def is_machine_0(rank: int | None, address: str) -> bool:
 
 
 def listen_as_machine_0(address: str, port: int) -> socket.socket:
-    """Listen for the other machines.
-
-    Raises:
-        LaunchError: the port cannot be had.
-    """
+    """Listen for the other machines; LaunchError where the port cannot be had."""
     try:
         return listening_socket(listening_host(address), port)
     except OSError:  # the address is that of a router to this machine, say
@@ -68,99 +144,11 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
         return listening_socket("", port)
 
 
-def connect(
-    address: str, port: int, this: str, within_s: float, look_up: Callable[[str], str | None]
-) -> socket.socket:
-    """Return a connection to machine 0, once its name resolves and something listens there.
-
-    Args:
-        address: of machine 0.
-        port: on it.
-        this: this machine, for messages.
-        within_s: how long to wait.
-        look_up: returns another address of machine 0, or None; asked once, for an unknown name.
-
-    Raises:
-        LaunchError: nothing does within the join timeout.
-    """
-    until = time.monotonic() + within_s
-    notice_at = time.monotonic() + _NOTICE_AFTER_S
-    host: str | None = None
-    while True:
-        try:
-            place = (host or address, port)
-            return interruptible(socket.create_connection, place, _CONNECT_TIMEOUT_S)
-        except UnicodeError as error:
-            raise cannot_reach(address, port, this, f"it is no host name: {error}") from None
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if isinstance(error, socket.gaierror) and host is None:
-                host = look_up(address) or address
-        if time.monotonic() > until:
-            raise cannot_reach(address, port, this, reason)
-        if time.monotonic() > notice_at:
-            say(f"waiting for machine 0 at {host_port(address, port)} ({reason})")
-            notice_at = until
-        time.sleep(_POLL_INTERVAL_S)
-
-
-def cannot_reach(address: str, port: int, this: str, reason: str) -> LaunchError:
-    """Return the error for a machine 0 that is not there within the join timeout."""
-    return LaunchError(
-        f"{this} cannot reach machine 0 at {host_port(address, port)}: {reason}",
-        where=f"main_address {address}, main_port {port}",
-        fix="start the run on machine 0, and open that port in its firewall; --main-address is "
-        "a name or IP address of machine 0 that all machines know",
-    )
-
-
-def not_taken_in(
-    member: Member, address: str, port: int, this: str, key_origin: str
-) -> LaunchError:
-    """Return the error for a machine that machine 0 has not taken in.
-
-    Args:
-        member: its end of the connection.
-        address: of machine 0.
-        port: of machine 0.
-        this: the machine, for messages.
-        key_origin: where its key comes from.
-    """
-    if member.refused is not None:
-        refused = member.refused
-        return LaunchError(refused.what, where=refused.where, fix=refused.fix)
-    unacceptable = member.unacceptable
-    if unacceptable is None or not unacceptable.reason:
-        return not_machine_0(address, port, str(unacceptable or "has closed the connection"))
-    if unacceptable.reason == "version":
-        return LaunchError(
-            f"machine 0 at {host_port(address, port)} runs another version of Headway",
-            where=this,
-            fix="install the same version on every machine",
-        )
-    return LaunchError(
-        f"machine 0 at {host_port(address, port)} does not know the key of {this}",
-        where=f"the run's key here: {key_origin}",
-        fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
-    )
-
-
-def not_machine_0(address: str, port: int, what: str) -> LaunchError:
-    """Return the error for something else that listens where machine 0 should."""
-    return LaunchError(
-        f"what listens at {host_port(address, port)} is not machine 0 of a run: {what}",
-        where=f"main_address {address}, main_port {port}",
-        fix="start the run on machine 0, or, if another program uses that port there, pass "
-        "another --main-port on every machine",
-    )
-
-
 def try_to_reach(probe: Probe) -> str:
     """Connect to another machine; return what is wrong, or empty."""
     try:
-        interruptible(
-            socket.create_connection, (probe.address, probe.port), _CONNECT_TIMEOUT_S
-        ).close()
+        place = (probe.address, probe.port)
+        interruptible(socket.create_connection, place, CONNECT_TIMEOUT_S).close()
     except OSError as error:
         reason = error.strerror or str(error)
         return f"cannot reach {probe.label} at {probe.address}: {reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ from headway.contract.lines import Lines, TooLong
 from headway.launcher.machines.messages import (
     MAX_GREETING,
     MAX_LINE,
+    HeartbeatLost,
     Message,
     Session,
     Unacceptable,
@@ -25,10 +27,7 @@ _MAX_FIRST_LINE = 2**14  # bytes, of one who has not shown yet that it has the k
 class Connection:
     """A connection on which both ends greet each other, and then send messages.
 
-    Args:
-        link: connected; it is closed with this object.
-        key: the run's; empty where it has none.
-        is_hub: this end is machine 0's.
+    `link` is closed with this object; `key` is the run's, empty where it has none.
     """
 
     def __init__(self, link: socket.socket, key: bytes, *, is_hub: bool) -> None:
@@ -62,10 +61,8 @@ class Connection:
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have come.
 
-        Raises:
-            Unacceptable: what has come is not from the other end of this run.
-            EOFError: the connection has ended.
-            OSError: it has failed.
+        Raises Unacceptable for what is not from the other end of this run, and EOFError or OSError
+        once the connection has ended or failed.
         """
         try:
             yield from self._receive()
@@ -99,11 +96,7 @@ class Connection:
         self._unsent += self._session.seal(message)
 
     def flush(self) -> None:
-        """Send what is left, as far as the connection takes it now.
-
-        Raises:
-            OSError: the connection has failed.
-        """
+        """Send what is left, as far as the connection takes it now."""
         with suppress(BlockingIOError):
             while self._unsent:
                 sent = self.link.send(self._unsent)
@@ -118,12 +111,7 @@ class Connection:
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Read what has come, and forget it: it would keep the other end from reading.
-
-        Raises:
-            EOFError: the connection has ended.
-            OSError: it has failed.
-        """
+        """Read what has come, and forget it: it would keep the other end from reading."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError
@@ -131,3 +119,28 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self.link.close()
+
+
+def ended(error: EOFError | OSError) -> str:
+    """Return how a connection to a machine has ended."""
+    if isinstance(error, (EOFError, ConnectionError)):
+        return "its launcher has ended"
+    return f"the connection to it broke: {error.strerror or error}"
+
+
+def silent_for(seconds: float) -> str:
+    """Return that a machine has been silent for so many seconds, and the time of day since when."""
+    return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
+
+
+def unheard(message: HeartbeatLost, of: str) -> str:
+    """Return that a machine has left because it heard nothing of another one, and since when."""
+    return (
+        f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "
+        f"or {of} was suspended"
+    )
+
+
+def time_of_day(seconds_ago: float) -> str:
+    """Return what the clocks here said so many seconds ago."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds_ago))

@@ -4,19 +4,15 @@ come in, messages go out, time is an argument.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from headway.contract.figures import Figures
 from headway.contract.notes import ranges
+from headway.errors import HeadwayError
 from headway.launcher.machines import preflight
-from headway.launcher.machines.machine_state import (
-    LAUNCH_FAILED,
-    UNSEEN,
-    Machine,
-    loss,
-    numbered,
-    refused_machine,
-    why_not,
-)
 from headway.launcher.machines.messages import (
     Accepted,
     AllDone,
@@ -37,24 +33,93 @@ from headway.launcher.machines.messages import (
     Steps,
     Stopping,
 )
+from headway.settings.setting import Machines
+
+LAUNCH_FAILED = 4
+"""The exit code of a run that has failed outside of its ranks, as that of a LaunchError."""
 
 NOTICE_AFTER_S = 1.0  # then say which machines are missing
 SETTLE_S = 3.0  # for more machines than are necessary
 _CULPRIT_WITHIN_S = 2.0  # a failure that may be another's consequence waits so long for that one
 
 
-class Coordinator:
-    """The state of one run on several machines.
+class Seen(NamedTuple):
+    """Who is told what machine 0 learns of the ranks of others, by the thread of the channel."""
 
-    Args:
-        least: how many machines the run needs.
-        most: how many it can have.
-        max_restarts: after failures, in the whole run.
-        join_timeout_s: how long to wait for missing machines.
-        machine_timeout_s: how long a machine may be silent.
-        facts: of machine 0, compared with those of the others.
-        say: prints a line on machine 0.
-        now: on the monotonic clock.
+    steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
+    loss: Callable[[int], object] = lambda _: None  # of this machine
+
+
+@dataclass(eq=False)
+class Machine:
+    """A machine that has joined."""
+
+    peer: int  # its connection
+    join: Join
+    address: str  # as machine 0 sees it; empty for machine 0 itself
+    reached_at: str  # the address of machine 0 that it has connected to
+    clock_ahead_s: float  # of machine 0's clock
+    facts: Facts  # those of machine 0, unless it tells others
+    heard_at: float  # when it has last said something, on the monotonic clock
+    rank: int | None = field(init=False)  # the one it asked for, until it is given one
+    ready: Ready | None = None  # what it said when it last waited for a round; None: it does not
+    has_ranks: bool = False  # in the current round
+    is_checked: bool = False
+    is_done: bool = False
+    is_leaving: bool = False
+    word: str = ""  # the last one of its ranks
+    failure: tuple[int, float, Failed] | None = None  # doubt, when, what: in the current round
+
+    def __post_init__(self) -> None:
+        self.rank = self.join.machine
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{_numbered(self.rank)} ({self.join.host})"
+
+
+def _numbered(rank: int | None) -> str:
+    """Return what a machine is called without its host; None: it has not been given a rank."""
+    return "a machine" if rank is None else f"machine {rank}"
+
+
+def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
+    """Return the failure of a run that has lost a machine, with the last word of its ranks."""
+    go_on = "where machines may go, a range lets a run go on: --num-machines 1:2"
+    if machine == 0:
+        go_on = "no other machine can take the place of machine 0"
+    return Failed(
+        machine=machine,
+        host=host,
+        cause=f"{label} was lost: {reason}",
+        where=f"the connection to {label}",
+        details=f"its ranks last told: {word}" if word else "",
+        fix=f"look at that machine, its launcher's output and the network to it; {go_on}",
+        exit_code=LAUNCH_FAILED,
+    )
+
+
+def failure_of(error: HeadwayError, machine: int) -> Failed:
+    """Return what other machines are told of an error of this machine's launcher."""
+    problem = error.problems[0]
+    return Failed(
+        machine=machine,
+        host=socket.gethostname(),
+        cause=problem.what,
+        where=problem.where,
+        details="",
+        fix=problem.fix,
+        exit_code=error.exit_code,
+        is_final=True,
+    )
+
+
+class Coordinator:
+    """The state of one run, which needs `least` machines and can have `most`.
+
+    `facts` are those of machine 0, compared with those of the others; `say` prints a line there.
+    All times are on its monotonic clock.
     """
 
     def __init__(
@@ -70,7 +135,7 @@ class Coordinator:
         now: float,
     ) -> None:
         self.outbox: list[tuple[int, Message]] = []
-        self.seen = UNSEEN
+        self.seen = Seen()
         self.machines: dict[int, Machine] = {}  # by peer
         self.is_ended = False
         self.num_untold = 0  # machines that are still to come, to be told that the run has ended
@@ -117,10 +182,13 @@ class Coordinator:
         refused = self._why_not(join)
         if refused is not None:
             self.outbox.append((peer, refused))
-            who = f"{numbered(join.machine)} ({join.host}, {address})"
-            self._say(f"refused {who}: {refused.what}")
+            who = _numbered(join.machine)
+            self._say(f"refused {who} ({join.host}, {address}): {refused.what}")
             if (join.least, join.most) != (self._least, self._most):
-                self._end_before_start(refused_machine(join, refused), num_known=1)
+                cause = f"{who} ({join.host}) was refused: {refused.what}"
+                failed = self._failed(cause, refused.where, refused.fix)
+                of_it = failed._replace(machine=join.machine or 0, host=join.host)
+                self._end_before_start(of_it, num_known=1)
             return False
         ahead_s = join.clock - clock
         self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, self._facts, now)
@@ -129,10 +197,26 @@ class Coordinator:
         return True
 
     def _why_not(self, join: Join) -> Refused | None:
+        """Return why a machine cannot join; None if it can."""
         if self.is_ended or self._is_stopping:
             return Refused("the run has ended", "machine 0", "start it again on all machines")
-        is_full = len(self.machines) == self._most
-        return why_not(join, self._least, self._most, self._asked_ranks, is_full=is_full)
+        if (join.least, join.most) != (self._least, self._most):
+            asked, ours = Machines(join.most, join.least), Machines(self._most, self._least)
+            return Refused(
+                f"num_machines is {asked} here, but {ours} on machine 0",
+                f"{_numbered(join.machine)}, and machine 0",
+                "pass the same --num-machines on every machine",
+            )
+        what = ""
+        fix = f"give every machine its own --machine-rank, from 0 to {self._most - 1}"
+        if join.machine is not None and join.machine in self._asked_ranks:
+            what = f"machine_rank {join.machine} was given to two machines"
+        elif join.machine is not None and join.machine >= self._most:
+            what = f"machine_rank is {join.machine}, but the run has {self._most} machines"
+        elif len(self.machines) == self._most:
+            what = f"the run has all of its {self._most} machines"
+            fix = "raise --num-machines on every machine, or leave this one out"
+        return Refused(what, "the run at machine 0", fix) if what else None
 
     def give_up(self, failed: Failed) -> None:
         """Act on a machine that has failed before it could join."""
@@ -214,24 +298,17 @@ class Coordinator:
         if self._is_running or self.is_ended or not (missing := self._missing()):
             return
         if now > self._wait_until:
-            self._end(
-                Failed(
-                    machine=0,
-                    host=self._host,
-                    cause=f"{missing} did not join within {self._join_timeout_s:.0f} s",
-                    where="machine 0",
-                    details="",
-                    fix="start the same command on every machine, each with its own --machine-rank",
-                    exit_code=LAUNCH_FAILED,
-                )
-            )
+            cause = f"{missing} did not join within {self._join_timeout_s:.0f} s"
+            fix = "start the same command on every machine, each with its own --machine-rank"
+            self._end(self._failed(cause, "machine 0", fix))
         elif now > self._notice_at and not self._are_told:
             self._are_told = True
             self._tell(self.machines.values(), Missing(missing))
 
-    @property
-    def _host(self) -> str:
-        return next((one.join.host for one in self.machines.values() if one.rank == 0), "")
+    def _failed(self, cause: str, where: str, fix: str, details: str = "") -> Failed:
+        """Return a failure that machine 0 finds, of no rank."""
+        host = next((one.join.host for one in self.machines.values() if one.rank == 0), "")
+        return Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
 
     def _wait_from(self, now: float) -> None:
         self._wait_until = now + self._join_timeout_s
@@ -309,7 +386,7 @@ class Coordinator:
 
     def _refuse_all(self, cause: str, details: str, fix: str) -> None:
         where = "compared before the ranks start"
-        self._end(Failed(0, self._host, cause, where, details, fix, LAUNCH_FAILED), details)
+        self._end(self._failed(cause, where, fix, details), details)
 
     def _note_probe(self, machine: Machine, probed: Probed) -> None:
         if machine.peer not in self._probes:
@@ -390,9 +467,7 @@ class Coordinator:
     def _end_before_start(self, failed: Failed, num_known: int = 0) -> None:
         """End a run that needs all of its machines, where their ranks do not run.
 
-        Args:
-            failed: why one of them cannot take part.
-            num_known: machines that know of it, besides those that are in.
+        `num_known` machines know why, besides those that are in.
         """
         has_all = self._is_running or self._least < self._most
         if not (has_all or self.is_ended or self._is_stopping):

@@ -10,10 +10,15 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.launcher.machines.addresses import plain_address
-from headway.launcher.machines.connection import Connection
+from headway.launcher.machines.connect import plain_address
+from headway.launcher.machines.connection import (
+    Connection,
+    ended,
+    silent_for,
+    time_of_day,
+    unheard,
+)
 from headway.launcher.machines.coordinator import Coordinator
-from headway.launcher.machines.machine_state import ended, silent_for, time_of_day, unheard
 from headway.launcher.machines.messages import (
     Beat,
     Failed,
@@ -53,12 +58,7 @@ class _Peer:
 class Hub:
     """Serves the machines of a run until `close`.
 
-    Args:
-        listener: where machines connect; it is closed with the hub.
-        key: the run's; empty where it has none.
-        coordinator: decides; only the hub's thread uses it.
-        machine_timeout_s: a machine that is silent for so long is lost.
-        say: prints a line.
+    The coordinator is used by the hub's thread alone; the listener is closed with the hub.
     """
 
     def __init__(

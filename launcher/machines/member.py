@@ -11,9 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.launcher.machines.addresses import plain_address
-from headway.launcher.machines.connection import Connection
-from headway.launcher.machines.machine_state import ended, silent_for, time_of_day, unheard
+from headway.launcher.machines.connect import plain_address
+from headway.launcher.machines.connection import (
+    Connection,
+    ended,
+    silent_for,
+    time_of_day,
+    unheard,
+)
 from headway.launcher.machines.messages import (
     Accepted,
     AllDone,
@@ -37,11 +42,7 @@ _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 class Member:
     """One machine's membership; the thread sets the attributes, and others read them.
 
-    Args:
-        link: connected to machine 0.
-        key: the run's; empty where it has none.
-        machine_timeout_s: machine 0 is lost when it is silent for so long.
-        word: returns how far the ranks of this machine are.
+    `word` returns how far the ranks of this machine are.
     """
 
     def __init__(

@@ -11,43 +11,37 @@ import torch
 from headway.contract.notes import say
 from headway.errors import LaunchError
 from headway.launcher.clusters.slurm import SLURM, address_of_node
-from headway.launcher.machines.addresses import host_port
 from headway.launcher.machines.connect import (
+    CONNECT_TIMEOUT_S,
     allow_open_files,
-    cannot_reach,
-    connect,
+    host_port,
     is_machine_0,
     listen_as_machine_0,
-    not_machine_0,
-    not_taken_in,
 )
-from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.machines.coordinator import Coordinator, Seen
 from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.machine_state import UNSEEN, Seen
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import Join, Leave
 from headway.launcher.machines.preflight import facts_of
 from headway.launcher.machines.run_key import (
+    HOW_TO_SET,
     RunKey,
     run_key_of_machine_0,
     wait_for_run_key,
 )
+from headway.launcher.machines.store_calls import interruptible
 from headway.launcher.plan.plan import LaunchPlan
 
 _POLL_INTERVAL_S = 0.1
 _NOTICE_AFTER_S = 1.0
 _RETRY_S = 0.5
-_CLOSED = "what listens there closes the connection"
 _ANSWERS_WITHIN_S = 60.0  # machine 0 does at once, unless it is suspended
 
 
 class Membership:
     """This machine's part in the channel: a member, and on machine 0 the hub.
 
-    Args:
-        plan: the launch; its `main_address` and `main_port` are where machine 0 listens.
-        environ: the launcher's, which may hold the run's key.
-        join_timeout_s: how long to wait for machine 0 and for missing machines.
+    Machine 0, and machines that are missing, are waited for `join_timeout_s` seconds.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], join_timeout_s: float) -> None:
@@ -66,53 +60,66 @@ class Membership:
         self._join_timeout_s = join_timeout_s
         self._timeout_s = float(settings.machine_timeout_s)
         self._key: RunKey | None = None
+        self._main = host_port(self.address, self.port)
+        self._this = "this machine" if self._rank is None else f"machine {self._rank}"
 
-    def join(self, word: Callable[[], str], seen: Seen = UNSEEN) -> Member:
+    def join(self, word: Callable[[], str], seen: Seen | None = None) -> Member:
         """Return this machine's member, once machine 0 has taken it in or told how the run ended.
 
-        Args:
-            word: returns how far the ranks of this machine are.
-            seen: on machine 0, who is told of the ranks of others.
-
-        Raises:
-            LaunchError: machine 0 cannot be reached, the port is in use, the machine is refused.
+        `word` returns how far the ranks of this machine are; `seen` is told of those of others, on
+        machine 0. Raises LaunchError where machine 0 cannot be reached, the port is in use, or the
+        machine is refused.
         """
-        link = self._listen(seen) if is_machine_0(self._rank, self.address) else None
+        link = self._listen(seen or Seen()) if is_machine_0(self._rank, self.address) else None
         member = self._reach(word) if link is None else self._offer(link, word)
         if member.accepted is not None and member.accepted.digest != self._facts.digest():
             member.send(self._facts)
         return member
 
     def _reach(self, word: Callable[[], str]) -> Member:
-        """Return the member, once machine 0 has answered: a closed connection is made again.
+        """Return the member, once machine 0's name resolves, and it listens there and answers.
 
-        A tunnel or load balancer closes it before machine 0 listens behind it, and machine 0 does
-        where too many strangers connect.
+        A closed connection is made again: a tunnel or load balancer closes it before machine 0
+        listens behind it, and machine 0 does where too many strangers connect.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + _NOTICE_AFTER_S
+        host = ""  # another address of machine 0, for an unknown name
         while True:
-            left_s = max(until - time.monotonic(), 0.0)
-            link = connect(self.address, self.port, self._this, left_s, self._look_up)
-            self._key = wait_for_run_key(self._environ)
-            member = self._offer(link, word)
-            if not member.is_closed_unanswered:
-                return member
-            member.close()
+            pause_s = _POLL_INTERVAL_S
+            place = (host or self.address, self.port)
+            try:
+                link = interruptible(socket.create_connection, place, CONNECT_TIMEOUT_S)
+            except UnicodeError as error:
+                raise self._cannot_reach(f"it is no host name: {error}") from None
+            except OSError as error:
+                reason = error.strerror or str(error)
+                if isinstance(error, socket.gaierror) and not host:
+                    host = self._look_up(self.address) or self.address
+            else:
+                self._key = wait_for_run_key(self._environ)
+                member = self._offer(link, word)
+                if not member.is_closed_unanswered:
+                    return member
+                member.close()
+                reason, pause_s = "what listens there closes the connection", _RETRY_S
             if time.monotonic() > until:
-                raise cannot_reach(self.address, self.port, self._this, _CLOSED)
+                raise self._cannot_reach(reason)
             if time.monotonic() > notice_at:
-                main = host_port(self.address, self.port)
-                say(f"waiting for machine 0 at {main} ({_CLOSED})")
+                say(f"waiting for machine 0 at {self._main} ({reason})")
                 notice_at = until
-            time.sleep(_RETRY_S)
+            time.sleep(pause_s)
+
+    def _cannot_reach(self, reason: str) -> LaunchError:
+        return LaunchError(
+            f"{self._this} cannot reach machine 0 at {self._main}: {reason}",
+            where=self._place,
+            fix="start the run on machine 0, and open that port in its firewall; --main-address is "
+            "a name or IP address of machine 0 that all machines know",
+        )
 
     def _offer(self, link: socket.socket, word: Callable[[], str]) -> Member:
-        """Return the member on a connection, once it has an answer, or has been closed without one.
-
-        Raises:
-            LaunchError: the answer is not that of machine 0, or the machine is refused.
-        """
+        """Return the member on a connection that has an answer, or was closed without one."""
         assert self._key is not None
         member = self.member = Member(link, self._key.key, self._timeout_s, word)
         member.send(self._introduction())
@@ -124,12 +131,11 @@ class Membership:
             if member.is_over:
                 raise self.not_taken_in()
             if time.monotonic() > until:
-                raise not_machine_0(self.address, self.port, "has not answered")
+                raise self._not_machine_0("has not answered")
             if time.monotonic() > notice_at:
                 notice_at = until
-                main = host_port(self.address, self.port)
                 say(
-                    f"waiting for machine 0 at {main}: something listens there, but has not "
+                    f"waiting for machine 0 at {self._main}: something listens there, but has not "
                     "answered yet"
                 )
         return member
@@ -137,8 +143,34 @@ class Membership:
     def not_taken_in(self) -> LaunchError:
         """Return the error for this machine, which machine 0 has not taken in."""
         assert self.member is not None
-        origin = self._key.origin if self._key is not None else "none"
-        return not_taken_in(self.member, self.address, self.port, self._this, origin)
+        refused, unacceptable = self.member.refused, self.member.unacceptable
+        if refused is not None:
+            return LaunchError(refused.what, where=refused.where, fix=refused.fix)
+        if unacceptable is None or not unacceptable.reason:
+            return self._not_machine_0(str(unacceptable or "has closed the connection"))
+        if unacceptable.reason == "version":
+            return LaunchError(
+                f"machine 0 at {self._main} runs another version of Headway",
+                where=self._this,
+                fix="install the same version on every machine",
+            )
+        return LaunchError(
+            f"machine 0 at {self._main} does not know the key of {self._this}",
+            where=f"the run's key here: {self._key.origin if self._key is not None else 'none'}",
+            fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
+        )
+
+    def _not_machine_0(self, what: str) -> LaunchError:
+        return LaunchError(
+            f"what listens at {self._main} is not machine 0 of a run: {what}",
+            where=self._place,
+            fix="start the run on machine 0, or, if another program uses that port there, pass "
+            "another --main-port on every machine",
+        )
+
+    @property
+    def _place(self) -> str:
+        return f"main_address {self.address}, main_port {self.port}"
 
     def note_all_joined(self) -> None:
         """Remove the file with the run's key where nobody can join any more."""
@@ -191,7 +223,3 @@ class Membership:
 
     def _look_up(self, name: str) -> str | None:
         return address_of_node(name) if self._settings.cluster == SLURM.name else None
-
-    @property
-    def _this(self) -> str:
-        return "this machine" if self._rank is None else f"machine {self._rank}"

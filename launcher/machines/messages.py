@@ -197,15 +197,12 @@ _OTHER_NUMBERS = range(2**31)
 
 
 class Unacceptable(Exception):
-    """What has come is not what the other end of this channel would send.
-
-    Args:
-        reason: `key` or `version` where the other end has another one, else empty.
-    """
+    """What has come is not what the other end of this channel would send."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.reason = reason
+        """`key` or `version` where the other end has another one, else empty."""
 
 
 class Greeting(NamedTuple):
@@ -225,11 +222,7 @@ def new_greeting(key: bytes) -> Greeting:
 
 
 def read_greeting(line: bytes) -> Greeting:
-    """Return the greeting in a line.
-
-    Raises:
-        Unacceptable: it is none, or that of another version of the protocol.
-    """
+    """Return the greeting in a line; Unacceptable if it is none, or that of another version."""
     match = _GREETING.fullmatch(line)
     if match is None:
         raise not_ours()
@@ -251,11 +244,7 @@ def refusal(reason: str) -> bytes:
 class Session:
     """The authenticated messages of one connection, in both directions.
 
-    Args:
-        key: the run's; empty where it has none, and then anybody can send messages.
-        ours: the greeting that this end sent.
-        theirs: the one that it received.
-        is_hub: this end is machine 0's.
+    With an empty key anybody can send messages. `is_hub`: this end is machine 0's.
     """
 
     def __init__(self, key: bytes, ours: Greeting, theirs: Greeting, *, is_hub: bool) -> None:
@@ -277,11 +266,7 @@ class Session:
         return tag + content + b"\n"
 
     def open(self, line: bytes) -> Message:
-        """Return the message in the next line received.
-
-        Raises:
-            Unacceptable: it is not the next message of the other end.
-        """
+        """Return the message in the next line; Unacceptable if the other end did not send it."""
         tag, content = line[:_TAG_CHARS], line[_TAG_CHARS:]
         if not hmac.compare_digest(tag, _tag(self._receiving, self._num_received, content)):
             if match := _REFUSAL.fullmatch(line):

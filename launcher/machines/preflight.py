@@ -76,13 +76,7 @@ def _digest(data: bytes) -> str:
 def differences(
     main: Facts, other: Facts, machine: str
 ) -> tuple[list[Difference], list[Difference]]:
-    """Return how `other` differs from machine 0: what must agree, and what should.
-
-    Args:
-        main: the facts of machine 0.
-        other: those of another machine.
-        machine: its name in messages.
-    """
+    """Return how `other` differs from machine 0: what must agree, and what should."""
     return (
         _compared(main.must_agree, other.must_agree, machine),
         _compared(main.should_agree, other.should_agree, machine),

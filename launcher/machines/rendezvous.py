@@ -1,6 +1,6 @@
 """How the ranks of one machine find each other: torch's store, on the loopback device only.
 
-`machines.py` extends it to several machines.
+`rounds.py` extends it to several machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.errors import HeadwayError, LaunchError
-from headway.launcher.machines.addresses import host_port, listening_socket
+from headway.launcher.machines.connect import host_port, listening_socket
 from headway.launcher.machines.store_calls import AnsweringStore, begin, is_done, result_of
 from headway.launcher.plan.plan import LOOPBACK
 
@@ -43,10 +43,7 @@ class Rendezvous(RendezvousHandler):
     """The rendezvous of a run on one machine, where nobody has to be waited for.
 
     Each attempt of the ranks is a round, with a store of its own: torch uses the same keys again,
-    and would read the addresses of dead processes.
-
-    Args:
-        run_id: passed on to the ranks.
+    and would read the addresses of dead processes. The ranks get `run_id`.
     """
 
     machine = 0
@@ -83,11 +80,7 @@ class Rendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Begin the next round.
-
-        Raises:
-            LaunchError: no store can be made.
-        """
+        """Begin the next round; LaunchError where no store can be made."""
         self._store = None  # the last one ends
         self.round += 1
         listener = listening_socket(LOOPBACK, 0)
@@ -110,8 +103,7 @@ class Rendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 when all machines are to restart their ranks, else 0.
 
-        Raises:
-            RunEnded: another machine has ended the run.
+        Raises RunEnded where another machine has ended the run.
         """
         return 0
 
@@ -122,8 +114,7 @@ class Rendezvous(RendezvousHandler):
     def restarts_after(self, describe: Callable[[], Failed]) -> bool:
         """Return whether all machines restart after a failure here, as machine 0 decides.
 
-        Args:
-            describe: returns how the ranks failed, as far as it is known.
+        `describe` returns how the ranks failed, as far as it is known.
         """
         return False
 
@@ -172,11 +163,7 @@ class Rendezvous(RendezvousHandler):
 
 
 def own_store(address: str, listener: socket.socket) -> TCPStore:
-    """Return a store that listens there, of which this process is the first client.
-
-    Raises:
-        LaunchError: it cannot be reached.
-    """
+    """Return a store that listens there, of which this process is the first client."""
     port = listener.getsockname()[1]
     made = begin(
         TCPStore,

@@ -16,9 +16,14 @@ from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError
-from headway.launcher.machines.addresses import interface_of, is_literally_local, listening_socket
-from headway.launcher.machines.connect import listening_host, try_to_reach
-from headway.launcher.machines.machine_state import Seen, failure_of, loss
+from headway.launcher.machines.connect import (
+    interface_of,
+    is_literally_local,
+    listening_host,
+    listening_socket,
+    try_to_reach,
+)
+from headway.launcher.machines.coordinator import Seen, failure_of, loss
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.membership import Membership
 from headway.launcher.machines.messages import (
@@ -34,7 +39,7 @@ from headway.launcher.machines.messages import (
     Stopping,
 )
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded, no_answer, own_store
-from headway.launcher.machines.store_calls import begin, is_done
+from headway.launcher.machines.store_calls import begin, result_of
 from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
 
 _POLL_INTERVAL_S = 0.1
@@ -42,11 +47,7 @@ _STORE_TIMEOUT_S = 60.0
 
 
 def open_store(main_address: str) -> tuple[TCPStore, int]:
-    """Open the store of the next round on machine 0; return it and its port.
-
-    Raises:
-        LaunchError: none can be opened.
-    """
+    """Open the store of the next round on machine 0; return it and its port."""
     host = listening_host(main_address) if is_literally_local(main_address) else ""
     listener = listening_socket(host, 0)
     port: int = listener.getsockname()[1]
@@ -54,15 +55,9 @@ def open_store(main_address: str) -> tuple[TCPStore, int]:
 
 
 def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPStore:
-    """Connect to the store on machine 0.
+    """Connect to the store on machine 0, at the address by which the channel has reached it.
 
-    Args:
-        address: at which the channel has reached machine 0.
-        port: of the store.
-        look: called while an answer is waited for, and before an error; what it raises ends this.
-
-    Raises:
-        LaunchError: the store does not answer.
+    `look` is called while an answer is waited for, and before an error; what it raises ends this.
     """
     made = begin(
         TCPStore,
@@ -72,10 +67,8 @@ def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPSt
         timeout=timedelta(seconds=_STORE_TIMEOUT_S),
         wait_for_workers=False,
     )
-    while not is_done(made, _POLL_INTERVAL_S):
-        look()
     try:
-        return made.result()
+        return result_of(made, look)
     except DistError as error:
         look()
         raise no_answer(address, port, error) from None
@@ -92,12 +85,6 @@ class MachinesRendezvous(Rendezvous):
     Machine 0 has the hub of the channel, and all machines, itself included, are members. Each round
     has a store of its own for the ranks, on machine 0, at the address by which the channel reaches
     it.
-
-    Args:
-        plan: the launch; its `main_address` and `main_port` are where machine 0 listens.
-        environ: the launcher's, which may hold the run's key.
-        run_id: passed on to the ranks.
-        join_timeout_s: how long to wait for machine 0 and for missing machines.
     """
 
     def __init__(
@@ -181,10 +168,7 @@ class MachinesRendezvous(Rendezvous):
     ) -> Round:
         """Return the round that follows `began`, once all machines are there.
 
-        Args:
-            member: this machine's.
-            began: the last round.
-            missing: what was missing before this machine was ready; what is told since is printed.
+        What is missing is printed where it was told after `missing`.
         """
         tried: Probe | None = None
 

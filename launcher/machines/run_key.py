@@ -22,17 +22,11 @@ HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same val
 
 
 class RunKey(NamedTuple):
-    """What authenticates the machines of a run to each other.
+    """What authenticates the machines of a run to each other."""
 
-    Args:
-        key: empty: nothing does.
-        origin: where it comes from, for messages.
-        path: the file that holds it, to be removed.
-    """
-
-    key: bytes
-    origin: str
-    path: str | None = None
+    key: bytes  # empty: nothing does
+    origin: str  # for messages
+    path: str | None = None  # the file that holds it, to be removed
 
     def forget(self) -> None:
         """Remove the file that holds it."""
@@ -51,11 +45,7 @@ def describe_run_key(environ: Mapping[str, str]) -> str:
 
 
 def run_key_of_machine_0(environ: Mapping[str, str], say: Callable[[str], None]) -> RunKey:
-    """Return the key, after writing it where the other machines can read it.
-
-    Raises:
-        ConfigError: the one in the environment is too short.
-    """
+    """Return the key, after writing it where the other machines can read it."""
     path = key_file(environ)
     if KEY_VARIABLE in environ or path is None:
         return _of_environment(environ)
@@ -76,8 +66,7 @@ def run_key_of_machine_0(environ: Mapping[str, str], say: Callable[[str], None])
 def run_key_of_other(environ: Mapping[str, str]) -> RunKey | None:
     """Return the key; None while machine 0's file is not there.
 
-    Raises:
-        ConfigError: the one in the environment is too short, or another user's file is in the way.
+    Raises ConfigError where that of the environment is too short, or another user's file is there.
     """
     path = key_file(environ)
     if KEY_VARIABLE in environ or path is None:
@@ -108,15 +97,7 @@ def _not_private(path: str) -> ConfigError:
 
 
 def wait_for_run_key(environ: Mapping[str, str], within_s: float = _FILE_WITHIN_S) -> RunKey:
-    """Return the key; machine 0, which has been reached, has written it before it listened.
-
-    Args:
-        environ: the launcher's.
-        within_s: how long its file is waited for.
-
-    Raises:
-        ConfigError: as for `run_key_of_other`.
-    """
+    """Return the key; machine 0, which has been reached, has written it before it listened."""
     until = time.monotonic() + within_s
     while (key := run_key_of_other(environ)) is None and time.monotonic() < until:
         time.sleep(_POLL_INTERVAL_S)

@@ -29,12 +29,8 @@ def interruptible(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 class AnsweringStore:
     """A store that answers in time or raises; a signal's exception ends each call too.
 
-    torch's own agent uses it as it would the store.
-
-    Args:
-        store: the one that is called, in other threads.
-        within_s: how long a call may take, beyond what it waits for itself.
-        lost: makes the error for a store that does not answer.
+    torch's own agent uses it as it would the store. Each call is made in another thread, and may
+    take `within_s` seconds beyond what it waits for itself; `lost` makes the error after that.
     """
 
     def __init__(
@@ -51,13 +47,14 @@ class AnsweringStore:
         return partial(self._call, value) if callable(value) else value
 
     def _call(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        called = begin(do, *args, **kwargs)
         until = time.monotonic() + self._within_s
-        while not is_done(called, _CHECK_EVERY_S):
+
+        def look() -> None:
             self.while_waiting()
             if time.monotonic() > until:
                 raise self._lost(TimeoutError(f"no answer within {self._within_s:.0f} s"))
-        return called.result()
+
+        return result_of(begin(do, *args, **kwargs), look)
 
 
 def begin(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
@@ -74,10 +71,10 @@ def begin(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Futu
     return called
 
 
-def result_of(called: futures.Future[T]) -> T:
-    """Return the result of a call that has begun; a signal's exception ends the wait."""
+def result_of(called: futures.Future[T], look: Callable[[], None] = lambda: None) -> T:
+    """Return the result of a call that has begun; a signal's exception, or `look`'s, ends this."""
     while not is_done(called, _CHECK_EVERY_S):
-        pass
+        look()
     return called.result()
 
 

@@ -19,11 +19,10 @@ from headway.commands.launch import make_parser
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.launcher.machines import abort_notice
-from headway.launcher.machines.coordinator import Coordinator
-from headway.launcher.machines.hub import Hub
 from headway.launcher.machines.member import Member
-from headway.launcher.machines.messages import Facts, Join
+from headway.launcher.machines.messages import Join
 from tests.distributed.launching import free_port
+from tests.launcher.machines.hubs import open_hub
 from tests.waiting import wait_for_lines
 
 KEY = "the key of this run"
@@ -36,18 +35,8 @@ class Main:
     """Machine 0 of two, which waits for machine 1."""
 
     def __init__(self, port: int) -> None:
-        coordinator = Coordinator(
-            least=2,
-            most=2,
-            max_restarts=0,
-            join_timeout_s=600,
-            machine_timeout_s=60,
-            facts=Facts((), ()),
-            say=lambda _: None,
-            now=time.monotonic(),
-        )
         listener = socket.create_server(("127.0.0.1", port))
-        self.hub = Hub(listener, KEY.encode(), coordinator, 60, lambda _: None)
+        self.hub, _ = open_hub(listener, key=KEY.encode())
         self.member = Member(self.hub.take_own_end(), KEY.encode(), 60, str)
         self.member.send(Join(0, 2, 2, "n0", 1, time.time()))
 
@@ -83,8 +72,7 @@ def test_a_wrong_script_or_setting_on_one_machine_ends_the_wait_of_machine_0(por
         (("--devices", "7", "--device", "cpu", __file__), "cannot take part: devices is '7'"),
     ):
         with Main(port) as waiting:
-            place = ("--num-machines", "2", "--machine-rank", "1", "--main-address", "127.0.0.1")
-            code = launch(port, *place, *words)
+            code = launch(port, *place(1, "hand")[0], *words)
             assert code == 2
             assert said in waiting.cause()
             assert waiting.member.ended_by is not None
@@ -335,7 +323,6 @@ def test_a_number_that_no_machine_of_the_run_has_is_refused_and_told_to_nobody(
     told: list[str] = []
     monkeypatch.setattr(abort_notice, "say", told.append)
     with Main(port) as waiting:
-        flags = ("--num-machines", "2", "--machine-rank", "2", "--main-address", "127.0.0.1")
-        assert launch(port, *flags, __file__) == 2
+        assert launch(port, *place(2, "hand")[0], __file__) == 2
         assert waiting.member.ended_by is None
     assert told == []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.contract.figures import Figures
-from headway.launcher.machines.coordinator import SETTLE_S, Coordinator
-from headway.launcher.machines.machine_state import Seen, loss
+from headway.launcher.machines.coordinator import SETTLE_S, Coordinator, Seen, loss
 from headway.launcher.machines.messages import (
     Accepted,
     AllDone,

@@ -12,14 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from headway.contract.figures import Figures
-from headway.launcher.machines.coordinator import Coordinator
-from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.machine_state import ended
+from headway.launcher.machines.connection import ended
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import (
     Beat,
     Done,
-    Facts,
     Failed,
     HeartbeatLost,
     Join,
@@ -33,6 +30,7 @@ from headway.launcher.machines.messages import (
     new_greeting,
     read_greeting,
 )
+from tests.launcher.machines.hubs import open_hub
 from tests.waiting import wait_until
 
 KEY = b"0123456789abcdef"
@@ -49,17 +47,7 @@ class Channel:
         self.machines = machines
         listener = listener or socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        self.coordinator = Coordinator(
-            least=machines,
-            most=machines,
-            max_restarts=0,
-            join_timeout_s=600,
-            machine_timeout_s=timeout_s,
-            facts=Facts((), ()),
-            say=self.lines.append,
-            now=time.monotonic(),
-        )
-        self.hub = Hub(listener, key, self.coordinator, timeout_s, self.lines.append)
+        self.hub, self.coordinator = open_hub(listener, machines, key, timeout_s, self.lines.append)
         self.members: list[Member] = []
 
     def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> Member:

@@ -1,10 +1,9 @@
-"""A machine joins once machine 0 is there, whatever stands before it."""
+"""A machine joins once machine 0 is there, wherever it is and whatever stands before it."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,25 +12,31 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import LaunchError
-from headway.launcher.machines.coordinator import Coordinator
-from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.messages import Facts
+from headway.launcher.clusters.slurm import address_of_node
+from headway.launcher.machines import connect
+from headway.launcher.machines.connect import listen_as_machine_0
 from headway.launcher.plan.plan import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from tests.distributed.launching import free_port
+from tests.launcher.machines.hubs import open_hub
 
 pytest.importorskip("torch")
 from headway.launcher.machines import membership
 from headway.launcher.machines.membership import Membership
 
+SCONTROL = """#!/bin/sh
+[ "$*" = "--oneliner show node n1" ] || exit 1
+echo "NodeName=n1 Arch=x86_64 CoresPerSocket=1 NodeAddr=127.0.0.1 NodeHostName=vm Version=22.05.8"
+"""
 
-def machine_1(port: int, join_timeout_s: float) -> Membership:
+
+def machine_1(port: int, join_timeout_s: float, **settings: str) -> Membership:
     Path("script.py").write_text("pass")
     flags = {"num_machines": "2", "machine_rank": "1", "main_address": "127.0.0.1"}
-    values = {**flags, "main_port": str(port), "device": "cpu"}
+    values = {**flags, "main_port": str(port), "device": "cpu", **settings}
     typed = {name: Entry(text, Origin(Layer.FLAG, flag=name)) for name, text in values.items()}
     plan = build_plan(
         resolve([typed], Machine(), {}),
@@ -84,17 +89,7 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
         assert has_said.wait(60)
     (line,) = lines
     assert f"waiting for machine 0 at 127.0.0.1:{port}" in line
-    coordinator = Coordinator(
-        least=2,
-        most=2,
-        max_restarts=0,
-        join_timeout_s=600,
-        machine_timeout_s=60,
-        facts=Facts((), ()),
-        say=lambda _: None,
-        now=time.monotonic(),
-    )
-    hub = Hub(socket.create_server(("127.0.0.1", port)), b"", coordinator, 60, lambda _: None)
+    hub, _ = open_hub(socket.create_server(("127.0.0.1", port)))
     joining.join(60)
     assert not joining.is_alive()
     assert one.member is not None
@@ -128,3 +123,46 @@ def test_what_speaks_something_else_is_an_error_at_once() -> None:
             one.join(str)
         one.leave()
         speaking.join()
+
+
+@pytest.mark.processes
+def test_a_node_is_reached_at_the_address_that_slurm_has_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert address_of_node("n2") is None
+
+    def no_such_name(place: tuple[str, int], timeout: float) -> socket.socket:
+        if place[0] == "n1":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return usual(place, timeout)
+
+    usual = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", no_such_name)
+    listener = socket.create_server(("127.0.0.1", 0))
+    hub, _ = open_hub(listener)
+    one = machine_1(listener.getsockname()[1], 60, main_address="n1", cluster="slurm")
+    assert one.join(str).accepted is not None
+    one.leave()
+    hub.take_own_end().close()
+    hub.close(60)
+
+
+@pytest.mark.processes
+def test_a_missing_scontrol_says_nothing_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert address_of_node("n1") is None
+
+
+def test_a_main_address_that_is_none_of_machine_0_is_noted_since_machines_may_be_mixed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(connect, "say", lines.append)
+    with listen_as_machine_0("192.0.2.1", 0) as listener:  # of no machine: RFC 5737
+        assert listener.getsockname()[1]
+    (line,) = lines
+    assert "192.0.2.1" in line
