@@ -27,18 +27,16 @@ _BAR_S = 10.0  # a rank whose bar has not moved for so long no longer has the te
 _NOTICE_S = 1.0  # a wait for a reader is announced after this
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes; red is for errors
 _NAMES = {1: "stdout", 2: "stderr"}
+_BELOW_FROM_S, _BELOW_EVERY_S = 10.0, 1.0  # the status line, on a terminal
+_LINE_EVERY_S = 60.0  # and elsewhere
 _NEVER = float("inf")
 
 
 class Console:
     """The launcher's stdout and stderr, shared by all ranks; used by one thread after `begin`.
 
-    Args:
-        prefixed: put `[rank] ` before each line.
-        colored: give the prefixes colours where they are on a terminal.
-        ranks: show these alone; None shows all.
-        is_raw: pass on every byte as it is, without prefixes.
-        moves: the terminal obeys movements of its cursor.
+    With `ranks`, only those are shown; with `is_raw`, every byte is passed on as it is. `moves`:
+    the terminal obeys movements of its cursor.
     """
 
     def __init__(
@@ -71,9 +69,8 @@ class Console:
         self._bar = (-1, 0.0)  # the rank that draws the terminal's bar, and until when
         self._held: deque[_Line] = deque()
         self._held_size = 0
-        self._newest: dict[
-            tuple[int, int], int
-        ] = {}  # by rank and target, its newest line's number
+        # by rank and target, the number of its newest line
+        self._newest: dict[tuple[int, int], int] = {}
         self._count = 0
 
     def begin(self, ranks: Iterable[int]) -> None:
@@ -138,13 +135,9 @@ class Console:
         self._sinks[target].pass_on(data)
 
     def write_lines(self, rank: int, target: int, lines: bytes, *, is_new: bool = False) -> None:
-        """Show whole lines of one rank at once, the first of which may be the rest of one.
+        """Show whole lines of one rank's stdout (1) or stderr (2) at once.
 
-        Args:
-            rank: who wrote them.
-            target: 1 for stdout, 2 for stderr.
-            lines: one or more.
-            is_new: the first does not go on with an unfinished line of this stream.
+        The first may be the rest of a line; with `is_new` it does not go on with an unfinished one.
         """
         self._show([rank], target, lines, is_new=is_new)
 
@@ -188,11 +181,7 @@ class Console:
             self._show_oldest()
 
     def give_up(self, patience_s: float) -> None:
-        """Discard the output for streams that cannot be written to any more, or are not read.
-
-        Args:
-            patience_s: how long a stream may accept nothing.
-        """
+        """Discard the output for streams that fail, or have accepted nothing for `patience_s`."""
         for sink in {*self._sinks.values()} - self._lost:
             if sink.error is not None:
                 self._lose(sink)
@@ -214,8 +203,7 @@ class Console:
     def close(self, patience_s: float) -> None:
         """Show all lines that are held, and wait until everything is written.
 
-        Args:
-            patience_s: how long a stream may accept nothing before its output is discarded.
+        The output for a stream that accepts nothing for `patience_s` seconds is discarded.
         """
         self._show_through(self._count)
         self.show_below("")
@@ -310,6 +298,35 @@ class Console:
         if self._colored and sink.is_terminal and len(ranks) == 1:
             label = f"\x1b[{_COLORS[ranks[0] % len(_COLORS)]}m{label}\x1b[0m"
         return f"{label} ".encode()
+
+
+class StatusLine:
+    """Shows how the run is doing in one line, at its times: what `describe` returns, if anything.
+
+    It is a line of its own every `every_s` seconds; with None it is below the output of a terminal
+    from the tenth second on, and comes once a minute elsewhere. The thread that reads the ranks'
+    output calls it.
+    """
+
+    def __init__(
+        self, console: Console, describe: Callable[[], str], every_s: float | None
+    ) -> None:
+        self._console = console
+        self._describe = describe
+        self._is_below = every_s is None and console.has_terminal
+        self._every_s = _BELOW_EVERY_S if self._is_below else every_s or _LINE_EVERY_S
+        self.due = time.monotonic() + (_BELOW_FROM_S if self._is_below else self._every_s)
+
+    def show_due(self, now: float) -> None:
+        """Show the line, if it is time."""
+        if now < self.due:
+            return
+        self.due = now + self._every_s
+        line = self._describe()
+        if self._is_below:
+            self._console.show_below(line)
+        elif line:
+            self._console.warn(line)
 
 
 class _Line(NamedTuple):

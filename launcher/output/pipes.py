@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import selectors
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from typing import BinaryIO
 
-from headway.launcher.output.console import Console
-from headway.launcher.output.logs import TAIL_LINES, Log, Tail
-from headway.launcher.output.status_line import StatusLine
+from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.views import View, view_of
 
 _DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still write
 _MAX_LEFT = 2**20  # bytes that are read of a pipe at the end; more than one usually holds
 _READ_SIZE = 2**16
 _NEVER = float("inf")
+_TAIL_LINES = 40  # of each rank, for the report of a failure
+_TAIL_SIZE = 2**15  # bytes that are kept of each, in all
 
 UNREAD_S = 1.0
 """While a run is being stopped, its output is discarded after no reader took any for so long."""
@@ -36,10 +38,7 @@ UNREAD_AFTER_FAILURE_S = 5.0
 class Output:
     """Reads the ranks' pipes until they close; `close` waits for the rest and ends the thread.
 
-    Args:
-        console: where the lines are shown.
-        folder: keep a copy in `folder/rank_R_attempt_A.log`, without the prefix.
-        status: the line on how the run is doing; None: there is none.
+    With a folder, a copy is kept in `folder/rank_R_attempt_A.log`, without the prefix.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Output:
             self._has_lost_logs = True
             self._console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
 
-    def tail(self, rank: int, most: int = TAIL_LINES) -> list[str]:
+    def tail(self, rank: int, most: int = _TAIL_LINES) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""
         return self._tails[rank].lines(most) if rank in self._tails else []
 
@@ -130,8 +129,7 @@ class Output:
     def close(self, patience_s: float = _NEVER) -> None:
         """Write what is left and stop reading.
 
-        Args:
-            patience_s: as for `limit_wait`; no limit by default: a plain program would wait too.
+        `patience_s` is as for `limit_wait`; there is no limit by default: a program waits too.
         """
         self._patience_s = min(self._patience_s, patience_s)
         self._deadline = time.monotonic() + _DRAIN_S
@@ -262,3 +260,75 @@ class _Stream:
         os.close(self.fd)
         if self._log is not None:
             self._log.release()
+
+
+class Log:
+    """One rank's file, until each of the streams that share it has called `release`.
+
+    `on_error` is called when it cannot be written; nothing more is written to it then.
+    """
+
+    def __init__(self, path: str, users: int, on_error: Callable[[OSError], None]) -> None:
+        self._users = users
+        self._on_error = on_error
+        self._file: BinaryIO | None = None
+        try:
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115  closed with its last stream
+        except OSError as error:
+            on_error(error)
+
+    def write(self, data: bytes) -> None:
+        """Append to the file."""
+        if self._file is None:
+            return
+        try:
+            _write_all(self._file.fileno(), data)
+        except OSError as error:
+            self._close()
+            self._on_error(error)
+
+    def release(self) -> None:
+        """Close the file, once each stream has called this."""
+        self._users -= 1
+        if not self._users:
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class Tail:
+    """The last lines that a rank wrote, of its stdout and its stderr together."""
+
+    def __init__(self) -> None:
+        self._lines = bytearray()  # at most twice as much as is kept
+        self._rests: dict[int, bytes] = {}  # unfinished lines, by stream
+
+    def add(self, data: bytes, target: int = 2) -> None:
+        """Take what a rank wrote next on its stdout (1) or stderr (2)."""
+        is_all = len(data) >= _TAIL_SIZE
+        data = data[-_TAIL_SIZE:] if is_all else self._rests.get(target, b"") + data
+        end = data.rfind(b"\n") + 1
+        self._lines += data[:end]
+        if len(self._lines) > 2 * _TAIL_SIZE:
+            del self._lines[:-_TAIL_SIZE]
+        self._rests[target] = data[end:][-_TAIL_SIZE:]
+
+    def lines(self, most: int = _TAIL_LINES) -> list[str]:
+        """Return the last lines, each as a terminal would show it."""
+        kept = bytes(self._lines[-_TAIL_SIZE:])
+        text = kept + b"".join(rest + b"\n" for rest in self._rests.values() if rest)
+        lines = [line.rstrip(b"\r") for line in text.split(b"\n")[:-1]]
+        shown = [line.rpartition(b"\r")[2] for line in lines]
+        return [line.decode(errors="replace") for line in shown[-most:]]
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, also where writes are partial or non-blocking."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            select.select([], [fd], [])

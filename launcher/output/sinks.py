@@ -1,4 +1,4 @@
-"""The launcher's own stdout and stderr, each written by a thread of its own.
+"""The launcher's own stdout and stderr, each written by a thread of its own; a line below them.
 
 Writing may block for as long as a reader likes; nothing else may. `Sink.show` only adds to a queue,
 and whoever reads the ranks' pipes asks `is_full` first: the pipes fill, and the ranks wait, as they
@@ -15,13 +15,17 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from headway.launcher.output.line_below import LineBelow
-
 MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
 _REDRAW_S = 0.05  # the line below is drawn again after output no more often
 _NEVER = float("inf")
 _PIECE = 2**16  # bytes written at once, so that a slow reader is told from one that has stopped
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
+_COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
+_LONGEST = 4096  # bytes of an unfinished line that are looked at
+_SAVE, _RESTORE = b"\x1b7", b"\x1b8"
+_TO_LINE_BELOW = b"\x1b[B\r"
+_MAKE_ROOM = b"\x1bD\x1b[A"  # scrolls where the cursor is in the last line, and comes back
+_ERASE = b"\x1b[J"  # from the cursor on, also what a narrower terminal has wrapped
 
 Owner = tuple[int, int]
 """A rank, and 1 or 2 for its stdout or stderr."""
@@ -30,11 +34,8 @@ Owner = tuple[int, int]
 class Sink:
     """One stream of the launcher, or two that are the same file.
 
-    Args:
-        fd: the descriptor to write to.
-        is_terminal: it is one.
-        on_change: called, in the writing thread, when a full queue has room again, and when the
-            stream can no longer be written to.
+    `on_change` is called, in the writing thread, when a full queue has room again, and when the
+    stream can no longer be written to.
     """
 
     def __init__(self, fd: int, is_terminal: bool, on_change: Callable[[], None]) -> None:
@@ -67,13 +68,9 @@ class Sink:
             return self._moved_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
-        """Queue lines of one rank, the last of which may be unfinished.
+        """Queue lines of one rank, each behind the prefix; the last may be unfinished.
 
-        Args:
-            owner: who wrote them.
-            text: the lines.
-            prefix: put before each; may be empty.
-            is_new: it does not go on with an unfinished line of the same owner.
+        `is_new`: the first does not go on with an unfinished line of the same owner.
         """
         with self._changed:
             before = self.owner
@@ -246,3 +243,64 @@ def is_same_file(one: TextIO, other: TextIO) -> bool:
     """Return whether two streams are one file, terminal or pipe."""
     first, second = os.fstat(one.fileno()), os.fstat(other.fileno())
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+class LineBelow:
+    """A line below all that a terminal shows: the bytes that draw it, and that take it away again.
+
+    It is there only while the cursor is where a line begins, or behind a progress bar, which stays
+    in place; a prompt has the terminal for itself. So does a shell, while the run is in the
+    background.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.text = ""  # empty: there is to be nothing
+        self._fd = fd
+        self._rest = b""  # of the unfinished line
+        self._to_erase = b""  # while it is drawn
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether it is drawn and should not be."""
+        return bool(self._to_erase) and not self.text
+
+    def erase(self) -> bytes:
+        """Return what takes it away, before something is written; empty if it is not there."""
+        bytes_, self._to_erase = self._to_erase, b""
+        return bytes_
+
+    def note(self, written: bytes | memoryview) -> None:
+        """Take what was written since."""
+        self._rest = (self._rest + bytes(written)).rpartition(b"\n")[2][-_LONGEST:]
+
+    def draw(self) -> bytes:
+        """Return what draws it, after `erase`; empty where it has no place now."""
+        rest = _COLORS.sub(b"", self._rest)
+        is_bar = b"\r" in rest and b"\x1b" not in rest
+        if not self.text or not (is_bar or not rest) or not self._is_in_foreground():
+            return b""
+        try:
+            columns = os.get_terminal_size(self._fd).columns
+        except OSError:  # it has been closed
+            return b""
+        text = _fit(self.text, max(columns - 1, 0)).encode("ascii", "replace")
+        if is_bar:
+            self._to_erase = _SAVE + _TO_LINE_BELOW + _ERASE + _RESTORE
+            return _MAKE_ROOM + _SAVE + _TO_LINE_BELOW + text + _RESTORE
+        self._to_erase = b"\r" + _ERASE
+        return text + b"\r"
+
+    def _is_in_foreground(self) -> bool:
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # it is not the terminal that controls this process
+            return False
+
+
+def _fit(text: str, columns: int) -> str:
+    """Leave out parts between the first and the last one, the longest first, until it fits."""
+    parts = text.split("  ")
+    while len(text) > columns and len(parts) > 2:
+        parts.remove(max(parts[1:-1], key=len))
+        text = "  ".join(parts)
+    return text[:columns]

@@ -23,9 +23,8 @@ from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
-from headway.launcher.output.console import Console
+from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
-from headway.launcher.output.status_line import StatusLine
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.unused import unused
 from headway.launcher.processes.agent import Agent

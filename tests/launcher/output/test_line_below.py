@@ -11,9 +11,9 @@ import pyte
 import pytest
 from tqdm import tqdm
 
-from headway.launcher.output import sinks, status_line
-from headway.launcher.output.line_below import LineBelow
-from headway.launcher.output.sinks import Sink
+from headway.launcher.output import sinks
+from headway.launcher.output.console import StatusLine
+from headway.launcher.output.sinks import LineBelow, Sink
 from tests.waiting import wait_until
 
 
@@ -229,7 +229,7 @@ def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     console = Console(has_terminal=has_terminal)
-    status = status_line.StatusLine(console, lambda: "step 1", every_s)  # type: ignore[arg-type]
+    status = StatusLine(console, lambda: "step 1", every_s)  # type: ignore[arg-type]
     for second in range(121):
         status.show_due(float(second))
     assert (len(console.below), len(console.lines)) == (below, lines)
@@ -237,7 +237,7 @@ def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in
 
 def test_nothing_is_printed_in_a_file_while_no_rank_tells_of_steps() -> None:
     console = Console(has_terminal=False)
-    status = status_line.StatusLine(console, lambda: "", 1.0)  # type: ignore[arg-type]
+    status = StatusLine(console, lambda: "", 1.0)  # type: ignore[arg-type]
     status.show_due(time.monotonic() + 100)
     assert console.lines == []
 
