@@ -36,17 +36,9 @@ def run(
 ) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
-    Args:
-        plan: the launch.
-        environ: what the processes inherit, before the plan's changes.
-        is_quiet: do not say what the start of the ranks waits for.
-        tell: tells other machines of a stop where no exception can, amid the import of torch.
-        start: returns what the run's record says of the launch; None: there is to be no record.
-
-    Raises:
-        LaunchError: the processes could not be started.
-        WorkerFailed: one of several failed.
-        Stopped: a signal has come before this machine was among the others.
+    `tell` tells other machines of a stop where no exception can, amid the import of torch; `start`
+    returns what the run's record says of the launch: None where there is to be no record. Raises
+    LaunchError or WorkerFailed, or Stopped before this machine was among the others.
     """
     environment = changed(plan, environ)
     environment.pop(RECORD_VARIABLE, None)  # of a run that this process is a part of
@@ -59,16 +51,9 @@ def run(
             replace_with_script(plan, environment)
         run_in_process(plan, environment)
         return 0
-    from headway.launcher.processes.limits import (
-        refuse_deleted_folder,
-        refuse_too_few_files,
-        refuse_too_little_address_space,
-    )
-    from headway.launcher.processes.starter import Starter
+    from headway.launcher.processes.starter import Starter, cannot_start, refuse_limits
 
-    refuse_deleted_folder()
-    refuse_too_few_files(plan.settings.num_processes)
-    refuse_too_little_address_space(plan.python, environment)
+    refuse_limits(plan, environment)
     # the fork server imports torch in parallel
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
@@ -99,12 +84,9 @@ def run(
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
             raise
-        from headway.launcher.processes.starter import cannot_start
-
         raise cannot_start(error) from None
     except RuntimeError as error:
         from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
-        from headway.launcher.processes.starter import cannot_start
 
         if not contains(str(error), NO_THREAD):
             raise
@@ -210,11 +192,7 @@ def _free_port() -> int:
 
 
 def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the script's Python; pid, terminal, stdin and exit code are its own.
-
-    Raises:
-        LaunchError: the system refuses to run it.
-    """
+    """Replace this process by the script's Python, which keeps its pid, terminal and stdin."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # it cannot be written to, as the script will find out
             stream.flush()
@@ -236,11 +214,7 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
 
 
 def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
-    """Run the script in this interpreter, where an IDE's debugger sees it.
-
-    Raises:
-        SystemExit: the script's own, or the exit code after an unhandled exception was shown.
-    """
+    """Run the script in this interpreter, where an IDE's debugger sees it."""
     import atexit
 
     from headway.launcher.rank import worker

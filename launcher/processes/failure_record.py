@@ -29,13 +29,7 @@ def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
 
 
 def record_here(failure: Failure | Hang | ServerDeath, machine: int, folder: str | None) -> str:
-    """Return the record of a failure on this machine, as JSON.
-
-    Args:
-        failure: of its ranks.
-        machine: its rank.
-        folder: with its logs.
-    """
+    """Return the record of a failure on this machine, with its logs in the folder, as JSON."""
     logs = folder and os.path.abspath(folder)
     place = {"machine": machine, "host": socket.gethostname(), "logs": logs}
     return json.dumps({**failure.as_json(), **place}, indent=2)

@@ -45,16 +45,8 @@ def claim_idle(
 ) -> Machine:
     """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
 
-    If too few are idle and waiting does not help, nothing is claimed: the plan reports why.
-
-    Args:
-        settings: resolved, with `devices: idle:N`.
-        look: returns a new snapshot of the machine, with the use of each GPU.
-        wait_s: how long to wait for GPUs that become idle; None: not at all.
-        names: what the names of claims begin with.
-
-    Raises:
-        MachineError: this system has no such names.
+    If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `look`
+    returns a new snapshot, with the use of each GPU; with `wait_s` None nothing is waited for.
     """
     _check_system()
     began = time.monotonic()

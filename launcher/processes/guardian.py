@@ -34,11 +34,8 @@ _NEVER = float("inf")
 def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     """Fork and return in the child; this process becomes its guardian, and ends with its exit code.
 
-    Does nothing where a process cannot adopt orphans.
-
-    Args:
-        launcher: the socket whose other end closes when the launcher ends, or wants the child to.
-        grace_s: how long the child gives other processes to end after that.
+    Does nothing where a process cannot adopt orphans. The other end of `launcher` closes when the
+    launcher ends, or wants the child to; that then gives other processes `grace_s` seconds to end.
     """
     if not adopt_orphans():
         return

@@ -21,10 +21,7 @@ _MAX_NAMES = 8
 def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s: float) -> None:
     """Return once they have all ended, or after `grace_s` seconds; say once which are waited for.
 
-    Args:
-        starter: knows them.
-        ranks: the ranks, by pid.
-        grace_s: how long to wait.
+    `ranks` has the ranks by pid.
     """
     began = time.monotonic()
     is_said = False

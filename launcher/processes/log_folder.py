@@ -27,11 +27,7 @@ def log_dir_problems(settings: Settings) -> list[Problem]:
 
 
 def create_log_folder(settings: Settings) -> str | None:
-    """Create a new folder in `log_dir`, so that earlier logs are not overwritten.
-
-    Raises:
-        LaunchError: the system refuses.
-    """
+    """Create a new folder in `log_dir`, so that earlier logs are not overwritten."""
     if settings.log_dir is None:
         return None
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -47,17 +47,10 @@ _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends h
 class RankProcesses(PContext):
     """All ranks of this machine, in one attempt.
 
-    Args:
-        starter: starts the processes and reports their ends.
-        envs: by local rank, the variables that differ from rank to rank; RANK is among them.
-        output: reads what the ranks write.
-        watch: reads the records that they send.
-        attempt: 0, and one more for each restart.
-        reports_its_end: the program is Python, and sends a record when it comes to its end.
-        debug_rank: the rank that has the launcher's terminal.
-        grace: how long ranks that are asked to stop may take; the agent of torch 2.11 has no such
-            argument to pass on.
-        failed_elsewhere: returns how the run has failed on another machine, as far as is known.
+    `envs` has, by local rank, the variables that differ from rank to rank, RANK among them. A
+    program of Python `reports_its_end` by a record. `grace` is not passed on by the agent: that of
+    torch 2.11 has no such argument. `failed_elsewhere` returns how the run has failed on another
+    machine, as far as is known.
     """
 
     def __init__(

@@ -14,12 +14,7 @@ MAX_DELAY_S = 60
 
 
 class Restarts:
-    """Doubles the delay with every failure until an attempt makes progress.
-
-    Args:
-        max_restarts: how many there may be.
-        delay_s: before the first one, and the first one after progress.
-    """
+    """Doubles the delay with every failure until an attempt makes progress, which begins anew."""
 
     def __init__(self, max_restarts: int, delay_s: float) -> None:
         self._max_restarts = max_restarts
@@ -38,13 +33,7 @@ class Restarts:
     def after(
         self, failure: Failure | Hang | ServerDeath, number: int, made_progress: bool
     ) -> tuple[str, float]:
-        """Return the line to print, and the delay of the restart in seconds.
-
-        Args:
-            failure: of the last attempt here.
-            number: of the restart, from 1.
-            made_progress: the last attempt did.
-        """
+        """Return the line to print, and the delay in seconds of restart `number`, from 1."""
         delay_s, when = self._next_delay(made_progress)
         of = f"{number} of {self._max_restarts}"
         is_repeat = failure.is_repeat_of(self._last_failure)

@@ -1,4 +1,5 @@
-"""The launcher's side of `server.py`: requests ranks, and reads which have ended.
+"""The launcher's side of `server.py`: requests ranks, and reads which have ended; what the system
+must allow for that.
 
 Imports no torch, so that the server can be started before the launcher's own slow imports.
 """
@@ -9,6 +10,7 @@ import errno
 import json
 import os
 import queue
+import resource
 import select
 import signal
 import socket
@@ -33,6 +35,15 @@ if TYPE_CHECKING:
 
 _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
+_FOR_THREADS = 640 * 2**20  # bytes of address space for the stacks and heaps of a launcher's
+_TRY_WITHIN_S = 120.0
+_TRY = """
+import resource, sys
+limit = max(int(sys.argv[1]), 0)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+import torch.distributed
+"""
+_FILES, _FILES_PER_RANK = 40, 10  # that a launcher has open at most
 
 
 class ServerEnded(Exception):
@@ -43,12 +54,8 @@ class Starter:
     """Starts ranks, keeps how they ended in `ends`, and wakes a thread that waits for `woken`.
 
     The queue does not hold the ends: an exception from a signal handler could lose one that was
-    just removed from it.
-
-    Args:
-        plan: how the ranks start.
-        environ: variables that all ranks share; set before the server imports torch.
-        is_quiet: do not say that the server is waited for.
+    just removed from it. `environ` has the variables that all ranks share; they are set before the
+    server imports torch.
     """
 
     def __init__(
@@ -115,14 +122,9 @@ class Starter:
     def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
         """Start one rank and return its pid.
 
-        Args:
-            env: the variables that differ from rank to rank.
-            fds: the rank's stdin, stdout, stderr, status channel and pipe of stacks; the caller
-                closes them.
-
-        Raises:
-            LaunchError: the system refuses to start it, or the server is that of another version.
-            ServerEnded: the server has ended.
+        `env` has the variables that differ from rank to rank; `fds` are its stdin, stdout, stderr,
+        status channel and pipe of stacks, which the caller closes. Raises LaunchError where the
+        system refuses, or the server is that of another version, and ServerEnded.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | OSError | Refused | None = None
@@ -250,6 +252,68 @@ class Starter:
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end
         self.woken.put(None)
+
+
+def refuse_limits(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    """Refuse to start where the system does not allow what a launch needs: LaunchError says why."""
+    _refuse_deleted_folder()
+    _refuse_too_few_files(plan.settings.num_processes)
+    _refuse_too_little_address_space(plan.python, environ)
+
+
+def _refuse_deleted_folder() -> None:
+    """Refuse to start in a folder that is gone, where libraries of torch end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the working directory has been deleted",
+            where="the shell of this launch",
+            fix="`cd` to a folder that exists",
+        ) from None
+
+
+def _refuse_too_few_files(num_ranks: int) -> None:
+    """Refuse to start under a limit of open files in which torch may abort the launcher."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = _FILES + _FILES_PER_RANK * num_ranks
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise LaunchError(
+            f"{limit} open files are too few: a launcher of {num_ranks} ranks needs {needed}",
+            where="the limit of this shell, `ulimit -n`",
+            fix="raise it: `ulimit -n 4096`",
+        )
+
+
+def _refuse_too_little_address_space(python: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse to start under a limit of address space in which torch cannot be imported.
+
+    Its libraries fail there in many ways, some of which end the process. Another process tries it
+    first; without a limit nothing is tried.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        tried = subprocess.run(
+            [*python, "-c", _TRY, str(limit - _FOR_THREADS)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            timeout=_TRY_WITHIN_S,
+        )
+        said = (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
+        can_import = tried.returncode == 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said, can_import = str(error), False
+    if not can_import:
+        raise LaunchError(
+            f"{limit // 2**20} MiB of address space are too little to import torch: {said}",
+            where="the limit of this shell, `ulimit -v`",
+            fix="raise it: `ulimit -v unlimited`",
+        )
 
 
 def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -59,19 +59,9 @@ def supervise(
 ) -> int:
     """Run all ranks of this machine and return the launcher's exit code.
 
-    Args:
-        plan: the launch.
-        starter: starts the ranks.
-        run_socket: answers where the ranks are.
-        colored: prefixes may be coloured on a terminal.
-        environ: what the launcher has inherited.
-        recorder: takes what the record of the run keeps.
-
-    Raises:
-        WorkerFailed: a rank failed; the error's exit code is the rank's.
-        LaunchError: the ranks could not be started, or another machine failed.
-        ConfigError: `ranks` contains a rank that does not exist.
-        Stopped: a signal has come while other machines wait for this one to join.
+    `environ` is what the launcher has inherited. Raises WorkerFailed with a rank's own exit code,
+    LaunchError where the ranks could not be started or another machine failed, and Stopped where
+    a signal has come while other machines wait for this one to join.
     """
     settings = plan.settings
     folder = create_log_folder(settings)
