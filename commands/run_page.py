@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headway.commands.plotting.charts import Curve, number
 from headway.commands.plotting.terminal import ticks_between
 from headway.commands.runs import ended, slow_rank, took, when
-from headway.contract.figures import Figures
+from headway.contract.step_clock import Figures
 from headway.history.changes import Change
 from headway.history.record import Record
 

@@ -19,10 +19,9 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-from headway.contract.figures import Figures
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.records import channel, identity
-from headway.contract.step_clock import clock
+from headway.contract.step_clock import Figures, clock
 from headway.contract.user_folders import runtime_folder
 
 _PREFIX = "steps-"

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, get_args
 
-from headway.contract.figures import Figures
 from headway.contract.lines import Lines, TooLong, decode, encode, kinds_of
-from headway.contract.step_clock import SAVE, clock
+from headway.contract.step_clock import SAVE, Figures, clock
 
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""

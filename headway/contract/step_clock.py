@@ -13,29 +13,85 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from headway.contract.figures import Figures
-from headway.contract.lost_time import LostTime
+from typing import NamedTuple
 
 SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
 _NUM_PHASES = 6
 
 _EVERY_S = 1.0
+_WAITED = "/proc/thread-self/schedstat"
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
 
 
-class StepClock:
-    """Adds up what steps take, until `take`.
+class Figures(NamedTuple):
+    """What the optimizer steps since the last such record took, of one rank, for its launcher."""
 
-    Attributes:
-        is_on: somebody reads: what each step pays for need not be called before `begin`.
-        device_bytes: returns how much of its device's memory this process holds; None for a CPU.
-        num_workers: of the loader that gave the last batch.
-        batch_samples: of this rank, in the batch that the loader gave last.
-        num_samples: that backward passes have used since the last record.
-        due_at: when the next record is due.
-        lost_time: of the thread that trains, to its machine.
+    time: float  # seconds since the epoch, when the last of them ended
+    step: int  # the number of the last of them
+    num_steps: int  # of them
+    seconds: float  # that they took, from end to end
+    data_s: float  # of those, waiting for the loader
+    forward_s: float
+    backward_s: float  # without the exchange of gradients, where it can be told apart
+    sync_s: float  # waiting for other ranks: exchange of gradients, meetings
+    save_s: float
+    samples: int  # of this rank; 0: not known
+    rss_bytes: int
+    device_bytes: int | None  # held of the device's memory; None on a CPU
+    total: int  # steps that the training will have; 0: not known
+    loss: float | None  # the last one that is known
+    num_workers: int | None = None  # of the loader that gave the last batch; None: not known
+    stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known
+    throttled_s: float = 0.0  # of `stolen_s`, at most: its cgroup had used up its CPU quota
+
+
+class Lost(NamedTuple):
+    """What the thread could not use of its time, in seconds."""
+
+    stolen: float  # it was ready to run, and did not
+    throttled: float  # of that, at most: its cgroup had used up its CPU quota
+
+
+class LostTime:
+    """Counts what the calling thread loses to its machine, as far as Linux counts it.
+
+    Sources: the kernel's sched-stats.rst, cgroup-v2.rst, and for cgroup v1 sched-bwc.rst.
     """
+
+    def __init__(self) -> None:
+        self.quota_file = ""  # a cgroup's `cpu.stat`; empty if this process has no CPU quota
+        self._before = Lost(0.0, 0.0)
+
+    def take(self) -> Lost:
+        """Return what was lost since the last time, or since the thread began."""
+        before = self._before
+        self._before = now = Lost(_stolen(before.stolen), self._throttled(before.throttled))
+        stolen, throttled = (max(a - b, 0.0) for a, b in zip(now, before, strict=True))
+        return Lost(stolen, min(throttled, stolen))  # the quota's is added up over cores
+
+    def _throttled(self, otherwise: float) -> float:
+        if not self.quota_file:
+            return otherwise
+        try:
+            with open(self.quota_file, "rb") as file:
+                words = file.read().split()
+            if b"throttled_usec" in words:  # cgroup v2
+                return int(words[words.index(b"throttled_usec") + 1]) / 1e6
+            return int(words[words.index(b"throttled_time") + 1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return otherwise
+
+
+def _stolen(otherwise: float) -> float:
+    try:
+        with open(_WAITED, "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return otherwise
+
+
+class StepClock:
+    """Adds up what steps take, until `take`."""
 
     __slots__ = (
         *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at"),
@@ -43,16 +99,17 @@ class StepClock:
     )
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on = False  # somebody reads; before, what each step pays for need not be called
         self.spent = [0.0] * _NUM_PHASES
         self.phase, self.mark = SCRIPT, _now()
         self.num_steps = 0  # since the last record
         self.last_step = -1  # the number of the last one in a record; -1 before the first
-        self.due_at = 0.0
-        self.num_workers: int | None = None
-        self.batch_samples = self.num_samples = 0
-        self.lost_time = LostTime()
-        self.device_bytes: Callable[[], int | None] = lambda: None
+        self.due_at = 0.0  # the next record
+        self.num_workers: int | None = None  # of the loader that gave the last batch
+        self.batch_samples = 0  # of this rank, in the batch that the loader gave last
+        self.num_samples = 0  # that backward passes have used since the last record
+        self.lost_time = LostTime()  # of the thread that trains
+        self.device_bytes: Callable[[], int | None] = lambda: None  # of this process; None: a CPU
 
     def begin(self) -> None:
         """Have records become due from the second step on: the first one warms up."""
@@ -91,11 +148,7 @@ class StepClock:
         return self.is_on and now >= self.due_at
 
     def take(self, step: int, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps since the last time; None for the first one.
-
-        Args:
-            step: the number of the step that has just ended.
-        """
+        """Return the figures of the steps up to this one since the last time, None at first."""
         is_first, lost = self.last_step < 0, self.lost_time.take()
         num_steps = min(max(step - self.last_step, 1), self.num_steps)
         figures = Figures(

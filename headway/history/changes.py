@@ -18,21 +18,13 @@ _FLAG = re.compile(r"--?[A-Za-z_]")  # and no negative number
 
 
 class Change(NamedTuple):
-    """One thing that was different.
+    """One thing that was different."""
 
-    Args:
-        kind: setting, package, code, argument, variable, machine, data.
-        name: of the thing.
-        before: its value then; `-` for none.
-        after: now.
-        detail: lines of a diff.
-    """
-
-    kind: str
+    kind: str  # setting, package, code, argument, variable, machine, data
     name: str
-    before: str
+    before: str  # its value then; `-` for none
     after: str
-    detail: str = ""
+    detail: str = ""  # lines of a diff
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}: {self.before} -> {self.after}"

@@ -19,8 +19,7 @@ from headway.contract.records import channel
 from headway.contract.run import RECORD_VARIABLE
 from headway.contract.step_clock import clock
 from headway.history import store
-from headway.history.record import CHECKPOINTS, MAX_TEXT, End, Kept, Row, lost
-from headway.history.series import Series
+from headway.history.record import CHECKPOINTS, MAX_TEXT, End, Kept, Row, Series, lost
 
 _WITHIN_S = 1.0
 
@@ -90,9 +89,7 @@ def _has_returned(frame: FrameType | None) -> bool:
 def end(code: int | None, report: str) -> None:
     """Record how this process ends, once; a folder that does not answer is not waited for.
 
-    Args:
-        code: the exit code; negative for a signal, None if it is not known.
-        report: why it has failed.
+    The exit code is negative for a signal, and None if it is not known.
     """
     folder = path()
     if not folder or _process.has_told:

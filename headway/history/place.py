@@ -42,13 +42,8 @@ def beside(do: Callable[[bool], object]) -> None:
 
     It has no terminal and no open file of this one's. Forked twice: the first child ends at once,
     so the second is nobody's here, and the container's PID 1 collects it. Where that collects none,
-    each would stay as a zombie, so that the first child waits for the second.
-
-    Args:
-        do: called with whether it is waited for.
-
-    Raises:
-        OSError: there can be no further process.
+    each would stay as a zombie, so that the first child waits for the second. `do` is called with
+    whether it is waited for.
     """
     is_awaited = _has_left_zombie()
     child = os.fork()

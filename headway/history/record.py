@@ -6,10 +6,11 @@ Two processes may write one record: a process that has replaced its launcher tel
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headway.contract.figures import Figures
+from headway.contract.step_clock import Figures
 from headway.contract.typed import Misfit, parse, plain, read
 
 VERSION = 1
@@ -20,24 +21,15 @@ MAX_TEXT = 2**15
 _LARGEST = 2**63
 TAIL_LINES = 200
 """Kept of each rank."""
+_MOST_ROWS = 600  # of figures, of all ranks together
+_LEAST_ROWS = 8  # of each
 
 LOGS, CHECKPOINTS = "logs", "checkpoints"
 """What `Kept` says that a path leads to."""
 
 
 class Start(NamedTuple):
-    """What was launched; secrets are masked.
-
-    Args:
-        command: the words after `headway launch`.
-        settings: their values as text.
-        origins: where each setting that is no default came from.
-        environment: the variables that the setting `env` gives.
-        variables: of the environment, those that affect training.
-        others: a digest of each other variable, by its name.
-        supervised: why a launcher stayed beside the ranks; None: the script replaced it.
-        code: the copy of the code that was run; program, script and arguments are as without it.
-    """
+    """What was launched; secrets are masked."""
 
     began_at: float
     pid: int
@@ -47,51 +39,38 @@ class Start(NamedTuple):
     program: str
     script: str  # the path of its file; empty where that is not known
     arguments: tuple[str, ...]
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # the words after `headway launch`
     python: tuple[str, ...]
-    settings: Mapping[str, str]
-    origins: Mapping[str, str]
-    environment: Mapping[str, str]
+    settings: Mapping[str, str]  # their values as text
+    origins: Mapping[str, str]  # where each setting that is no default came from
+    environment: Mapping[str, str]  # the variables that the setting `env` gives
     machine: Mapping[str, str]
-    variables: Mapping[str, str]
-    others: Mapping[str, str]
+    variables: Mapping[str, str]  # of the environment, those that affect training
+    others: Mapping[str, str]  # a digest of each other variable, by its name
     num_processes: int
     num_machines: int
-    supervised: str | None = None
+    supervised: str | None = None  # why a launcher stayed; None: the script replaced it
     job: str = ""  # of a scheduler
-    code: str = ""
+    code: str = ""  # the copy that was run; program, script and arguments are as without it
 
 
 class Surroundings(NamedTuple):
-    """What the run found when it began, and is not in the plan.
+    """What the run found when it began, and is not in the plan."""
 
-    Args:
-        packages: the versions of all that are installed.
-        sources: a digest of each Python file beside the script and below.
-        text: of the script.
-        inputs: what each argument that is a path led to.
-    """
-
-    packages: Mapping[str, str]
-    sources: Mapping[str, str]
-    text: str
-    inputs: Mapping[str, str]
+    packages: Mapping[str, str]  # the versions of all that are installed
+    sources: Mapping[str, str]  # a digest of each Python file beside the script and below
+    text: str  # of the script
+    inputs: Mapping[str, str]  # what each argument that is a path led to
 
 
 class Commit(NamedTuple):
-    """The state of the script's git repository.
-
-    Args:
-        diff: of the files against the commit.
-        is_whole: `diff` was not cut.
-        untracked: files that git neither tracks nor ignores.
-    """
+    """The state of the script's git repository."""
 
     root: str
     commit: str
-    diff: str = ""
-    is_whole: bool = True
-    untracked: tuple[str, ...] = ()
+    diff: str = ""  # of the files against the commit
+    is_whole: bool = True  # `diff` was not cut
+    untracked: tuple[str, ...] = ()  # files that git neither tracks nor ignores
 
 
 class Kept(NamedTuple):
@@ -137,21 +116,67 @@ KINDS: Mapping[str, Any] = {
 }
 
 
+class Series:
+    """Keeps the figures of all ranks over a run of any length, in a bounded number of rows.
+
+    The older and the more, the more steps one row stands for. Sums stay exact: a row that stands
+    for several has what they took together.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[Figures]] = {}
+
+    def note(self, rank: int, figures: Figures) -> None:
+        """Take the next figures of a rank; a loss that is no number counts as not known."""
+        if figures.loss is not None and not math.isfinite(figures.loss):
+            figures = figures._replace(loss=None)
+        rows = self._rows.setdefault(rank, [])
+        rows.append(figures)
+        if len(rows) > 2 * max(_MOST_ROWS // (2 * len(self._rows)), _LEAST_ROWS):
+            rows[:] = _halved(rows)
+
+    def rows(self) -> list[tuple[int, Figures]]:
+        """Return all rows, each with its rank."""
+        kept = dict(self._rows)
+        return [(rank, row) for rank in sorted(kept) for row in [*kept[rank]]]
+
+
+def _halved(rows: Sequence[Figures]) -> list[Figures]:
+    """Return half as many rows, each for two."""
+    pairs = [rows[index : index + 2] for index in range(0, len(rows), 2)]
+    return [_together(pair) for pair in pairs]
+
+
+def _together(rows: Sequence[Figures]) -> Figures:
+    """Return the row that stands for several, in their order."""
+    last = rows[-1]
+    devices = [row.device_bytes for row in rows if row.device_bytes is not None]
+    losses = [row.loss for row in rows if row.loss is not None]
+    return last._replace(
+        num_steps=sum(row.num_steps for row in rows),
+        seconds=sum(row.seconds for row in rows),
+        data_s=sum(row.data_s for row in rows),
+        forward_s=sum(row.forward_s for row in rows),
+        backward_s=sum(row.backward_s for row in rows),
+        sync_s=sum(row.sync_s for row in rows),
+        save_s=sum(row.save_s for row in rows),
+        stolen_s=sum(row.stolen_s for row in rows),
+        samples=sum(row.samples for row in rows),
+        rss_bytes=max(row.rss_bytes for row in rows),
+        device_bytes=max(devices, default=None),
+        loss=losses[-1] if losses else None,
+    )
+
+
 class Unreadable(ValueError):
     """A record that cannot be read; the argument is a predicate, without the subject."""
 
 
 class Record(NamedTuple):
-    """A run, as far as its record goes.
-
-    Args:
-        name: of the run.
-        path: of its folder.
-        damaged: lines that could not be read.
-    """
+    """A run, as far as its record goes."""
 
     name: str
-    path: str
+    path: str  # of its folder
     start: Start
     surroundings: Surroundings | None = None
     commit: Commit | None = None
@@ -160,7 +185,7 @@ class Record(NamedTuple):
     tails: Mapping[int, tuple[str, ...]] = {}
     end: End | None = None
     figures: Mapping[int, Sequence[Figures]] = {}
-    damaged: int = 0
+    damaged: int = 0  # lines that could not be read
 
     @property
     def has_ended_well(self) -> bool:
@@ -196,12 +221,7 @@ def encode(line: Line) -> bytes:
 
 
 def decode(line: bytes) -> Line:
-    """Return what a line says.
-
-    Raises:
-        Unreadable: another version of Headway wrote it.
-        ValueError: it is no line of a record.
-    """
+    """Return what a line says; Unreadable if another version wrote it, ValueError if it is none."""
     try:
         fields = parse(line)
         kind, version = KINDS.get(fields.pop("record")), fields.pop("version")
@@ -224,8 +244,7 @@ def _limits(_: str, value: Any) -> str:
 def record_of(name: str, path: str, data: bytes) -> Record:
     """Return the run whose record holds `data`, which may be cut off or damaged.
 
-    Raises:
-        Unreadable: it does not say what was launched, or another version of Headway wrote it.
+    Raises Unreadable where it does not say what was launched, or another version wrote it.
     """
     lines: list[Line] = []
     damaged = 0

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.contract.secrets import masked_output
+from headway.contract.step_clock import Figures
 from headway.history import store
 from headway.history.record import (
     CHECKPOINTS,
@@ -22,12 +22,12 @@ from headway.history.record import (
     Line,
     Restart,
     Row,
+    Series,
     Start,
     Tail,
     lost,
 )
 from headway.history.repository import read_commit
-from headway.history.series import Series
 from headway.history.snapshot import snapshot_of
 from headway.history.surroundings import surroundings_of
 
@@ -38,20 +38,9 @@ _LINE_CHARS = 2000
 
 
 class Recorder:
-    """Writes one record, by a thread of its own.
+    """Writes one record, by a thread of its own, in which `start` is called, too.
 
-    Args:
-        path: of the run's folder, which is created.
-        start: returns what was launched; called in the thread.
-        arguments: of the script, as they were typed.
-        secrets: that the run was given, and that no output on record has.
-
-    Attributes:
-        exit_code: how the run has ended.
-        report: why it has failed, as it is printed.
-        tails: returns the last lines of each rank.
-        saved_in: returns the folder of the checkpoints; empty for none.
-        step: returns the last optimizer step that a rank has told of; 0: none has.
+    The arguments are the script's, as they were typed; no output on record has one of the secrets.
     """
 
     def __init__(
@@ -64,10 +53,10 @@ class Recorder:
         self.path = path
         self._secrets = secrets
         self.exit_code = 1
-        self.report = ""
-        self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict
-        self.saved_in: Callable[[], str] = str
-        self.step: Callable[[], int] = int
+        self.report = ""  # why the run has failed, as it is printed
+        self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
+        self.saved_in: Callable[[], str] = str  # the folder of the checkpoints; empty for none
+        self.step: Callable[[], int] = int  # the last one that a rank has told of; 0: none has
         self._series = Series()
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -128,14 +117,7 @@ class Recorder:
 def begin(path: str, start: Start, arguments: Iterable[str], *, pause_s: float = 0.0) -> None:
     """Begin a record: what was launched, and then what takes a moment to find out.
 
-    Args:
-        path: of the run's folder.
-        start: what was launched.
-        arguments: of the script, as they were typed.
-        pause_s: before that moment, so that the start of the script has the cores.
-
-    Raises:
-        OSError: it cannot be written.
+    There is a pause before that moment, so that the start of the script has the cores.
     """
     store.create(path)
     store.append(path, start)

@@ -24,16 +24,11 @@ _ABOUT_BYTES = 2**20
 
 
 class Snapshot(NamedTuple):
-    """A copy of code, where it was taken from, and the state of that repository.
+    """A copy of code, where it was taken from, and the state of that repository."""
 
-    Args:
-        root: of the repository.
-        code: the folder that has the copy.
-    """
-
-    root: str
+    root: str  # of the repository
     commit: Commit | None
-    code: str
+    code: str  # the folder that has the copy
 
     def original(self, word: str) -> str:
         """Return a word with the path of what a file of the copy was copied from."""
@@ -58,11 +53,7 @@ class Snapshot(NamedTuple):
         return {**kept, "PYTHONPATH": os.pathsep.join(others)} if others else kept
 
     def write(self) -> None:
-        """Say beside the copy what it is.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Say beside the copy what it is."""
         with open(os.path.join(os.path.dirname(self.code), _ABOUT), "w", encoding="utf-8") as file:
             json.dump(plain(self), file)
 
@@ -87,17 +78,10 @@ def snapshot_of(folder: str) -> Snapshot | None:
 
 
 def take(root: str, commit: Commit | None, without: str, into: str) -> str:
-    """Copy the code of a repository, and return the folder that has it.
+    """Copy the code of a repository into a new folder, and return where in it the code is.
 
-    Args:
-        root: of the repository.
-        commit: its state.
-        without: a folder that is left out, also if git would not ignore it.
-        into: the folder to create.
-
-    Raises:
-        ConfigError: there is too much.
-        MachineError: it cannot be written.
+    The folder `without` is left out, also if git would not ignore it. Raises ConfigError where
+    there is too much.
     """
     names = [name for name in files_of(root) if not _is_within(os.path.join(root, name), without)]
     sizes = {name: os.lstat(os.path.join(root, name)).st_size for name in names}

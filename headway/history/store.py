@@ -23,11 +23,7 @@ _END_BYTES = MAX_BYTES // 16  # left for how the run ends
 
 
 def create(path: str) -> None:
-    """Create a run's folder, unless it is there.
-
-    Raises:
-        OSError: it cannot be, or the folder of all runs is another user's.
-    """
+    """Create a run's folder, unless it is there; OSError, too, in a folder of another user's."""
     parent = os.path.dirname(path)
     os.makedirs(os.path.dirname(parent), exist_ok=True)
     for folder in (parent, path):
@@ -41,11 +37,7 @@ def create(path: str) -> None:
 
 
 def append(path: str, line: Line) -> None:
-    """Add a line to a run's record, unless that would be too large; its end still fits then.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Add a line to a run's record, unless that would be too large; its end still fits then."""
     data = encode(line)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(os.path.join(path, _LINES), flags, 0o600)
@@ -59,11 +51,7 @@ def append(path: str, line: Line) -> None:
 
 
 def replace_figures(path: str, rows: Iterable[Row]) -> None:
-    """Write the figures of a run in place of earlier ones, as many as fit.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write the figures of a run in place of earlier ones, as many as fit."""
     data = b""
     for row in rows:
         line = encode(row)
@@ -94,13 +82,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def prune(folder: str, now: float, keep: str = "") -> None:
-    """Remove the runs that are too many or too old; what cannot be removed stays.
-
-    Args:
-        folder: of all runs.
-        now: seconds since the epoch.
-        keep: the name of a run that stays.
-    """
+    """Remove the runs that are too many or too old, but not `keep`; what cannot be stays, too."""
     import shutil
 
     names = names_in(folder)
@@ -136,12 +118,7 @@ def is_running(record: Record) -> bool:
 
 
 def read_record(path: str) -> Record:
-    """Return the record in a run's folder, as far as it goes.
-
-    Raises:
-        Unreadable: it is not one that this Headway can read.
-        OSError: it cannot be read.
-    """
+    """Return the record in a run's folder, as far as it goes, or raise Unreadable."""
     data = _read(path, _LINES)
     with suppress(FileNotFoundError):
         data += b"\n" + _read(path, _FIGURES)
@@ -176,8 +153,7 @@ def read_all() -> tuple[list[Record], list[str]]:
 def find(word: str | None) -> Record:
     """Return the run that a word means: a name, or its beginning or end; None: the newest.
 
-    Raises:
-        ConfigError: there is none, there are several, or its record cannot be read.
+    Raises ConfigError where there is none, there are several, or its record cannot be read.
     """
     folder = runs_folder()
     names = names_in(folder)

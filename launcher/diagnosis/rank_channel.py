@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.contract.records import (
     Answer,
@@ -25,6 +24,7 @@ from headway.contract.records import (
     Saved,
     WillSave,
 )
+from headway.contract.step_clock import Figures
 from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus
 from headway.launcher.diagnosis.process_state import handles_quit, read_state
 from headway.launcher.diagnosis.stacks import (

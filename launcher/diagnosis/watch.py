@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from headway.contract.figures import Figures
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, Crash, End
+from headway.contract.step_clock import Figures
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, Observation, RankStatus, Verdict, newest_entry
 from headway.launcher.diagnosis.rank_channel import RankChannel

@@ -18,8 +18,8 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
-from headway.contract.figures import Figures
 from headway.contract.lines import decode, encode, kinds_of
+from headway.contract.step_clock import Figures
 from headway.errors import STOP_SIGNALS
 
 PROTOCOL = "headway-channel/1"

@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from headway.contract.figures import Figures
 from headway.contract.notes import say
+from headway.contract.step_clock import Figures
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.machines.connect import host_port, listening_socket
 from headway.launcher.machines.store_calls import AnsweringStore, begin, is_done, result_of

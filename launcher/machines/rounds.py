@@ -12,8 +12,8 @@ from datetime import timedelta
 from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from headway.contract.figures import Figures
 from headway.contract.notes import say
+from headway.contract.step_clock import Figures
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError
 from headway.launcher.machines.connect import (

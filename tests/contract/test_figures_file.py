@@ -18,7 +18,7 @@ from tests.waiting import wait_for_lines, wait_until
 TRAINS = """
 import os, signal, sys
 from headway.contract import figures_file
-from headway.contract.figures import Figures
+from headway.contract.step_clock import Figures
 from headway.contract.records import channel
 figures_file.runtime_folder = lambda: sys.argv[1]
 figures_file.leave_figures()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from headway.contract.figures import Figures
+from headway.contract.step_clock import Figures
 from headway.launcher.machines.connection import ended
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import (
