@@ -42,11 +42,7 @@ _KINDS = kinds_of(Alone)
 
 
 def make_private(folder: str) -> None:
-    """Make a folder that nobody else may enter.
-
-    Raises:
-        PermissionError: somebody has made it otherwise.
-    """
+    """Make a folder that nobody else may enter; PermissionError if somebody made it otherwise."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     if not is_private(folder):
@@ -64,14 +60,7 @@ def is_private(folder: str) -> bool:
 
 
 class FiguresFile:
-    """This process's file, until it ends.
-
-    Args:
-        program: what runs.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """This process's file, until it ends."""
 
     def __init__(self, program: str) -> None:
         self._state = Alone(os.getpid(), program[-1000:], time.time())

@@ -17,9 +17,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def become_new(parent: int, streams: Sequence[int]) -> None:
     """Set up a process that was just forked: it has a session of its own, and ends with its parent.
 
-    Args:
-        parent: the process that it was forked from.
-        streams: what becomes its stdin, stdout and stderr.
+    `streams` become its stdin, stdout and stderr.
     """
     die_with_parent(parent)
     os.setsid()
@@ -75,11 +73,7 @@ def wake_on_child_end() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield the pid and the wait status of each child that has ended.
-
-    Raises:
-        ChildProcessError: no child is left.
-    """
+    """Yield pid and wait status of each child that has ended; ChildProcessError if none is left."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

@@ -23,10 +23,9 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
-    """Return the message in a line; every value is there, and of its declared type.
+    """Return the message in a line: every value is there, and of its declared type.
 
-    Raises:
-        ValueError: it is none of these kinds.
+    Raises ValueError for what is none of these kinds.
     """
     try:
         name, *values = _loads(line)
@@ -40,11 +39,7 @@ class TooLong(ValueError):
 
 
 class Lines:
-    """Splits what comes into lines, each of which may come in many parts.
-
-    Args:
-        limit: bytes of a line.
-    """
+    """Splits what comes into lines of at most `limit` bytes, each of which may come in parts."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -57,11 +52,7 @@ class Lines:
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that `data` completes, without their ends.
-
-        Raises:
-            TooLong: one is; what has come of it is dropped.
-        """
+        """Yield the lines that `data` completes, without their ends; drop one that is TooLong."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             line = b"".join([*self._parts, part])

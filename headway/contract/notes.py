@@ -60,12 +60,7 @@ SILENT_S = 1.0
 
 @contextmanager
 def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`.
-
-    Args:
-        what: what is waited for, as the end of that line.
-        is_quiet: print nothing.
-    """
+    """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`."""
     timer = threading.Timer(SILENT_S, announce, [what])
     timer.daemon = True
     if not is_quiet:

@@ -33,25 +33,15 @@ class Layer(IntEnum):
 
 
 class Origin(NamedTuple):
-    """The origin of a value; `str` is for messages only, decisions use the fields.
-
-    Args:
-        layer: the kind of source.
-        file: with ~ for the home folder.
-        line: of the key in the file, from 1.
-        column: of the key in the file, from 1.
-        variable: of the environment.
-        flag: of a command line.
-        reason: why the value was chosen, or a remark on its source.
-    """
+    """The origin of a value; `str` is for messages only, decisions use the fields."""
 
     layer: Layer
-    file: str = ""
-    line: int | None = None
+    file: str = ""  # with ~ for the home folder
+    line: int | None = None  # of the key in the file, from 1, as the column is
     column: int | None = None
-    variable: str = ""
-    flag: str = ""
-    reason: str = ""
+    variable: str = ""  # of the environment
+    flag: str = ""  # of a command line
+    reason: str = ""  # why the value was chosen, or a remark on its source
 
     def __str__(self) -> str:
         column = "" if self.column is None else f", column {self.column}"

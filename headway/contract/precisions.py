@@ -7,17 +7,11 @@ from typing import NamedTuple
 
 
 class NumberFormat(NamedTuple):
-    """The properties of a precision that need no torch.
+    """The properties of a precision that need no torch."""
 
-    Args:
-        help: one line that helps to choose.
-        dtype: of matrix products, by torch's name.
-        tolerance: largest difference of the weights from fp32's after one step.
-    """
-
-    help: str
-    dtype: str
-    tolerance: float
+    help: str  # one line that helps to choose
+    dtype: str  # of matrix products, by torch's name
+    tolerance: float  # the largest difference of the weights from fp32's after one step
 
 
 PRECISIONS: Mapping[str, NumberFormat] = {

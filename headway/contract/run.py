@@ -118,11 +118,7 @@ def _fields(origin: Origin) -> dict[str, object]:
 
 
 def decode(text: str) -> RunContract:
-    """Return the contract in `text`, a value of `HEADWAY_RUN`.
-
-    Raises:
-        LaunchError: it is not a contract, or is one of another version of Headway.
-    """
+    """Return the contract in a value of `HEADWAY_RUN`, or raise LaunchError."""
     try:
         fields = json.loads(text)
         version = fields.pop("version")
@@ -160,10 +156,8 @@ def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
     """Return the contract from Headway's or Accelerate's launcher, if any.
 
     Headway's launcher also sets Accelerate's variables, to the same values; they are not read.
-
-    Raises:
-        LaunchError: `HEADWAY_RUN` cannot be read.
-        UsageError: a variable of Accelerate's has a value that Headway does not support.
+    Raises LaunchError where `HEADWAY_RUN` cannot be read, and UsageError for a value of a variable
+    of Accelerate's that Headway does not support.
     """
     text = environ.get(VARIABLE)
     return _read_accelerate(environ) if text is None else decode(text)
@@ -194,9 +188,8 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return the ranks that Headway's launcher or torchrun set; None without a launcher.
 
-    Raises:
-        UsageError: a variable is not a number, RANK is missing with a WORLD_SIZE above 1, or RANK
-            is not below WORLD_SIZE.
+    Raises UsageError where a variable is not a number, RANK is missing with a WORLD_SIZE above 1,
+    or RANK is not below WORLD_SIZE.
     """
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None

@@ -16,8 +16,7 @@ SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_o
 def read_wrap(raw: str | Sequence[str] | Mapping[str, str]) -> str:
     """Return what `wrap` says in one form: `auto`, names of classes with commas, or a number.
 
-    Raises:
-        ValueError: it is none of these; the message continues "wrap is <raw>, ".
+    The message of a ValueError, for what is none of these, continues "wrap is <raw>, ".
     """
     if isinstance(raw, Mapping):
         raise ValueError("which is a map, not names of classes")

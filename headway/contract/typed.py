@@ -22,9 +22,7 @@ Limits = Callable[[str, Any], str]
 class Misfit(ValueError):
     """A value that is not what its place is declared to hold.
 
-    Args:
-        place: the keys that lead to it: gpus[0].uuid; empty for the whole.
-        reason: a predicate, without the subject.
+    The place is the keys that lead to it: gpus[0].uuid; the reason is a predicate without subject.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -42,17 +40,14 @@ def plain(value: Any) -> Any:
         return {name: plain(part) for name, part in value.items()}
     if hasattr(type(value), "__members__"):
         return value.name
-    return (
-        str(value) if isinstance(value, str) else value
-    )  # torch's version is of a class of its own
+    # torch's version is of a class of its own
+    return str(value) if isinstance(value, str) else value
 
 
 def parse(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, or raise ValueError or RecursionError.
 
-    Raises:
-        Misfit: an object has a key twice, of which json would drop the first.
-        ValueError, RecursionError: it is no JSON, or holds a number that JSON has not.
+    An object with a key twice, of which json would drop the first, is a Misfit.
     """
     return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
 
@@ -71,16 +66,11 @@ def _refuse_constant(name: str) -> None:
 
 
 def read(kind: type[T], data: Any, *, place: str = "", limits: Limits | None = None) -> T:
-    """Return the value that JSON stands for.
+    """Return the value that JSON stands for, or raise Misfit.
 
-    Args:
-        kind: a NamedTuple, whose fields are plain values, enumerations (by their names), other
-            NamedTuples, tuples and maps of such; or None instead, where that is declared.
-        place: the keys that lead to `data`, for messages.
-        limits: what plain values may be, beside their types.
-
-    Raises:
-        Misfit: it stands for none.
+    `kind` is a NamedTuple, whose fields are plain values, enumerations (by their names), other
+    NamedTuples, tuples and maps of such; or None instead, where that is declared. `place` has the
+    keys that lead to `data`; `limits` say what plain values may be, beside their types.
     """
     value: T = _read(kind, data, place, limits)
     return value

@@ -11,12 +11,7 @@ _OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME",
 
 
 def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return this user's folder of a kind, whether or not it exists.
-
-    Args:
-        kind: `config`, or `state`.
-        environ: says where the user wants it.
-    """
+    """Return this user's folder for `config` or `state`, whether or not it exists."""
     if "linux" not in sys.platform:
         import platformdirs
 

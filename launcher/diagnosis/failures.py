@@ -170,14 +170,8 @@ def find_failure(
     on the connection that it dropped. Such an exception may be reported a moment before the silent
     rank's process is found dead. An abort does not count as silent: gloo's victims end by it.
 
-    Args:
-        exits: how this machine's ranks ended.
-        ranks: all ranks of this machine.
-        world_size: ranks on all machines.
-        memory_kills: how often the kernel's OOM killer acted during the run.
-        last_lines: by rank, the end of its output.
-        lost_reader: the launcher's streams whose reader has gone.
-        divergence: how the ranks diverged; shown where the first failure is one of communication.
+    `ranks` are all of this machine. How they diverged is kept where the first failure is one of
+    communication; the other arguments are as in `Failure`.
     """
     ended = sorted(exits, key=lambda end: end.time)
     failures = [end for end in ended if end.is_failure]

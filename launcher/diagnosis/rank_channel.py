@@ -43,15 +43,9 @@ _MAX_REFUSED = 100  # lines of one rank; then nothing more that it sends is look
 
 
 class RankChannel:
-    """One rank and what it has sent.
+    """One rank and what it has sent on its status channel, and by faulthandler, through `stacks`.
 
-    Args:
-        rank: its global rank.
-        pid: of its process.
-        channel: the launcher's end of its status channel.
-        stacks: the pipe that faulthandler writes to.
-        send_signal: sends its process a signal; does nothing once that has ended.
-        note_figures: called with what its steps took.
+    `send_signal` does nothing once its process has ended.
     """
 
     def __init__(

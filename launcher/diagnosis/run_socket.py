@@ -51,11 +51,7 @@ class Run(NamedTuple):
 
 
 class RunSocket:
-    """Answers requests, by threads of its own, until `close`.
-
-    Args:
-        run: what is told of the launch.
-    """
+    """Answers requests, by threads of its own, until `close`."""
 
     def __init__(self, run: Run) -> None:
         self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
@@ -143,13 +139,7 @@ class _NoAnswer(Exception):
 def ask_for_stacks(pid: int, interrupts: bool, timeout_s: float) -> str | None:
     """Return what the launcher `pid` says of its ranks; None if it has ended.
 
-    Args:
-        pid: of the launcher.
-        interrupts: ranks that do not answer are interrupted by a signal.
-        timeout_s: to wait for the answer.
-
-    Raises:
-        TimeoutError: it has not answered in time.
+    With `interrupts`, ranks that do not answer are interrupted by a signal. Raises TimeoutError.
     """
     for address in _addresses():
         run = _run_at(address)

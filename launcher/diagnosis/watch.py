@@ -29,10 +29,8 @@ _OBSERVE_EVERY_S = 0.25
 class Watch:
     """One thread that reads the ranks' status channels and stacks until `close`.
 
-    Args:
-        hang_timeout_s: the run hangs after so long without progress; None: never.
-        last_output_at: returns when a rank last wrote any output, on the monotonic clock.
-        note_figures: called with a rank and what its steps took, by the thread that reads.
+    With `hang_timeout_s` None no run hangs. `last_output_at` returns when a rank last wrote any
+    output, on the monotonic clock; `note_figures` is called by the thread that reads.
     """
 
     def __init__(
@@ -161,9 +159,8 @@ class Watch:
     def observe(self, interrupt: bool = False) -> Observation:
         """Watch the ranks until it is clear whether they move, for some seconds at most.
 
-        Args:
-            interrupt: ranks that do not answer get SIGQUIT, on which faulthandler writes their
-                stacks; it interrupts system calls of the script.
+        With `interrupt`, ranks that do not answer get SIGQUIT, on which faulthandler writes their
+        stacks; it interrupts system calls of the script.
         """
         began = time.monotonic()
         while True:

@@ -67,17 +67,13 @@ class _Rank:
 
 
 class RunFigures:
-    """What all ranks have told of their steps; any thread may use it.
-
-    Attributes:
-        listeners: called with each record, by the thread that notes it.
-        tell: called with a sentence when a slow rank, or waiting for data, has lasted long enough,
-            and again when it has changed.
-    """
+    """What all ranks have told of their steps; any thread may use it."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[int, Figures], None]] = []
+        """Called with each record, by the thread that notes it."""
         self.tell: Callable[[str], None] = lambda _: None
+        """Called with a sentence on what has lasted long enough: a slow rank, waiting for data."""
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
         self._num_ranks = 1
@@ -89,12 +85,7 @@ class RunFigures:
         self._lock = threading.RLock()
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
-        """Forget the ranks of the last attempt.
-
-        Args:
-            num_ranks: on all machines.
-            machine: this one's rank.
-        """
+        """Forget the ranks of the last attempt; the next has so many, on all machines."""
         with self._lock:
             self._machine, self.hosts = machine, {machine: socket.gethostname()}
             self._ranks.clear()
@@ -114,10 +105,7 @@ class RunFigures:
     ) -> None:
         """Take in a record of a rank; one that cannot be is left out: any script may send it.
 
-        Args:
-            machine: where it runs; None is this one.
-            host: the name of that machine.
-            age_s: how long ago it was told.
+        The machine is that of the rank, None for this one, and `host` is its name.
         """
         with self._lock:
             # a higher rank is of an attempt with more machines, that has ended

@@ -96,11 +96,7 @@ def times_of(records: Iterable[Figures]) -> Times | None:
 
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
-    """Return the rank that all others wait for in these steps, if that costs enough.
-
-    Args:
-        times: of all ranks, over the same steps.
-    """
+    """Return the rank that all others wait for in these steps, if that costs enough."""
     if len(times) < 2:
         return None
     last, *others = sorted(times, key=lambda rank: times[rank].sync)

@@ -119,12 +119,7 @@ class MachinesRendezvous(Rendezvous):
         return self._membership.hub is not None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round and return when all machines have joined.
-
-        Raises:
-            LaunchError: machine 0 cannot be reached, the port is in use, the machine is refused.
-            RunEnded: another machine has ended the run.
-        """
+        """Join the next round and return when all machines have joined, or the run has ended."""
         member = self._member or self._join()
         self._look()
         self._store, self._is_done = None, False

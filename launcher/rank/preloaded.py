@@ -64,10 +64,7 @@ def hand_out_torch() -> None:
 class _Preloaded:
     """Import hook that finds and loads a package from the modules that the fork server imported.
 
-    Args:
-        package: its name.
-        imports: other preloaded packages, which it imports before it sets a filter.
-        then: called at the end of the import.
+    It `imports` other preloaded packages before it sets a filter.
     """
 
     def __init__(

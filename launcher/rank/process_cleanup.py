@@ -97,11 +97,8 @@ def end_processes(find: Callable[[], Sequence[Process | _Child] | None], grace_s
     """End processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
     Left are processes of another user that refuse the signals, and those that SIGKILL does not end:
-    a tracer holds them, or the kernel waits for a device.
-
-    Args:
-        find: returns those that run at the moment; None: there are no more.
-        grace_s: how long they may take.
+    a tracer holds them, or the kernel waits for a device. `find` returns those that run at the
+    moment; None: there are no more.
     """
     import psutil
 

@@ -37,11 +37,9 @@ _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 
 
 def start(channel: int, stacks: int) -> None:
-    """Open the status channel, and start the thread that answers.
+    """Open the status channel, and start the thread that answers: all that arrives is a question.
 
-    Args:
-        channel: the status channel; anything that arrives on it is a question.
-        stacks: the pipe that faulthandler writes to when the process crashes, and on SIGQUIT.
+    faulthandler writes to `stacks` when the process crashes, and on SIGQUIT.
     """
     # a script may close low descriptors that it did not open, and reuse their numbers
     channel, stacks = _move_to_high_number(channel), _move_to_high_number(stacks)

@@ -76,16 +76,7 @@ def main_alone() -> None:
 
 
 def run_alone(kind: str, name: str, args: Sequence[str]) -> None:
-    """Run the program in a process without a launcher, which itself records how it ends.
-
-    Args:
-        kind: as for `run_program`, as are the others.
-        name: the script's path, or the module's name.
-        args: the program's own arguments.
-
-    Raises:
-        SystemExit: as `run_program` does.
-    """
+    """Run the program in a process without a launcher, which itself records how it ends."""
     try:
         run_program(kind, name, args)
     finally:
@@ -106,14 +97,8 @@ def run_program(
 ) -> None:
     """Run the user's program as `__main__`; the caller then lets the interpreter end as usual.
 
-    Args:
-        kind: `script` or `module`.
-        name: the script's path, or the module's name.
-        args: the program's own arguments.
-        blocked: signals to unblock just before the program starts.
-
-    Raises:
-        SystemExit: the script's own, or the exit code after an unhandled exception was shown.
+    The signals in `blocked` are unblocked just before it starts. Raises the script's own
+    SystemExit, or one with the exit code after an unhandled exception was shown.
     """
     run = read_run()
     if run is not None and run.debug_rank is not None:
