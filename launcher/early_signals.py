@@ -23,13 +23,7 @@ def outlive_early_signals() -> None:
     """
     from headway.launcher.rank.worker import USER_SIGNALS
 
-    signals.trap(_say_too_early, *USER_SIGNALS)
-
-
-def _say_too_early(number: int, _: object) -> None:
-    from headway.launcher.diagnosis.rank_channel import say_too_early
-
-    say_too_early(number)
+    signals.trap(signals.say_too_early, *USER_SIGNALS)
 
 
 def raise_stopped() -> None:

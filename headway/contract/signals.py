@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from headway.contract.notes import say
+
 Handler = Any
 """A function of a number and a frame, or one of signal.SIG_DFL and SIG_IGN."""
 
@@ -58,3 +60,9 @@ def do_as_usual(*numbers: int) -> None:
 def is_usual(handler: Handler) -> bool:
     """Return whether a handler is one that Python begins with."""
     return handler in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def say_too_early(number: int, _: object = None) -> None:
+    """Print that a signal came while there were no ranks to send it on to; it may be a handler."""
+    name = signal.Signals(number).name
+    say(f"{name} came before the ranks had started, and is not sent on to them")

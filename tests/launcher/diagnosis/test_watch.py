@@ -24,10 +24,9 @@ from headway.contract.records import (
     Ready,
     Record,
 )
-from headway.launcher.diagnosis import rank_channel
+from headway.launcher.diagnosis import watch as watching
 from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus, describe_stacks, explain
-from headway.launcher.diagnosis.rank_channel import RankChannel
-from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.diagnosis.watch import RankChannel, Watch
 
 
 class Rank:
@@ -54,7 +53,7 @@ class Rank:
 def test_the_signal_for_stacks_goes_to_the_ranks_process_not_to_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_channel, "handles_quit", lambda _: True)
+    monkeypatch.setattr(watching, "handles_quit", lambda _: True)
     monkeypatch.setattr(os, "kill", None)
     signals: list[int] = []
     ours, theirs = socket.socketpair()
