@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from headway.contract import signals
 from headway.contract.notes import say
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
@@ -30,7 +31,6 @@ from headway.launcher.diagnosis.failures import (
     find_failure,
 )
 from headway.launcher.diagnosis.hang import Hang, explain_divergence
-from headway.launcher.diagnosis.rank_channel import say_too_early
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
@@ -45,7 +45,7 @@ from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.processes.starter import ServerEnded, Starter
 from headway.launcher.rank.debugging import CtrlC, breakpoint_variables
 from headway.machine.source import count_memory_kills
-from headway.settings.table import YES, Settings
+from headway.settings.table import YES
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
@@ -86,10 +86,10 @@ class Agent(LocalElasticAgent):
             monitor_interval=0.001,  # RankProcesses waits for the next end itself
         )
         super().__init__(spec, NoLogs())
-        self._plan = plan
+        self.plan = plan
         self._starter = starter
         self._environ = environ
-        self._handler = handler
+        self.handler = handler
         handler.word = watch.last_word
         handler.note_steps, handler.note_loss = figures.note, figures.lose
         figures.listeners.append(handler.tell_steps)
@@ -112,31 +112,6 @@ class Agent(LocalElasticAgent):
         return list(self._ranks.exits.values()) if self._ranks else []
 
     @property
-    def num_ranks(self) -> int:
-        """How many ranks run on this machine."""
-        return self._plan.settings.num_processes
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the launch."""
-        return self._plan.settings
-
-    @property
-    def estimated_bytes(self) -> int | None:
-        """What tensors were estimated to take on each rank; None without an estimate."""
-        return self._plan.estimated_bytes
-
-    @property
-    def machine(self) -> int:
-        """The rank of this machine."""
-        return self._handler.machine
-
-    @property
-    def ended_by(self) -> Failed | None:
-        """How the run failed, if another machine said so."""
-        return self._handler.ended_by
-
-    @property
     def failed_amid_stop(self) -> Failed | None:
         """How the run has failed on another machine while ranks here were to save and stop."""
         return self._ranks.failed_amid_stop if self._ranks is not None else None
@@ -144,8 +119,9 @@ class Agent(LocalElasticAgent):
     @property
     def is_reported_by_machine_0(self) -> bool:
         """Whether machine 0 prints the report of a failure to where this machine prints, too."""
-        is_one_output = self.settings.cluster in WITH_ONE_OUTPUT
-        return is_one_output and self.machine > 0 and not self._handler.has_lost_machine_0
+        is_one_output = self.plan.settings.cluster in WITH_ONE_OUTPUT
+        is_other = self.handler.machine > 0 and not self.handler.has_lost_machine_0
+        return is_one_output and is_other
 
     @property
     def is_stopping(self) -> bool:
@@ -159,7 +135,7 @@ class Agent(LocalElasticAgent):
 
     def forwards_interrupt(self) -> bool:
         """Send a first Ctrl-C to the debugged rank; a second one ends the run at once."""
-        if self._ranks is None or self._plan.settings.debug_rank is None:
+        if self._ranks is None or self.plan.settings.debug_rank is None:
             return False
         if self._ctrl_c.is_second():
             self._ranks.end_grace_period()
@@ -169,9 +145,9 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:
-            goes_on = not self._handler.are_all_done()
+            goes_on = not self.handler.are_all_done()
         elif result.is_failed() and not self._remaining_restarts:
-            goes_on = self._handler.restarts_after(self._describe_failure)
+            goes_on = self.handler.restarts_after(self._describe_failure)
         else:
             return result
         return RunResult(state=WorkerState.HEALTHY) if goes_on else result
@@ -180,7 +156,7 @@ class Agent(LocalElasticAgent):
         """Wait for nobody: `_monitor_workers` has told of no success before all machines had it."""
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
-        if self._ranks is not None and (self._handler.ended_by or self._handler.restart):
+        if self._ranks is not None and (self.handler.ended_by or self.handler.restart):
             self._ranks.are_victims = True
         try:
             super()._shutdown(*args, **kwargs)
@@ -202,9 +178,9 @@ class Agent(LocalElasticAgent):
             doubt = failure.doubt
             ago_s = max(time.time() - failure.first.time, 0.0)
         folder = self.output.folder
-        record = record_here(failure, self._handler.machine, folder) if folder else ""
+        record = record_here(failure, self.handler.machine, folder) if folder else ""
         return Failed(
-            machine=self._handler.machine,
+            machine=self.handler.machine,
             host=socket.gethostname(),
             cause=failure.cause,
             where=place_of(failure, folder),
@@ -217,12 +193,12 @@ class Agent(LocalElasticAgent):
         )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        settings = self._plan.settings
+        settings = self.plan.settings
         refuse_missing_ranks(settings, worker_group.workers[0].world_size)
-        attempt = self._handler.round
+        attempt = self.handler.round
         if attempt > 0:
             self._starter.restart_server()
-        shared = self._handler.rank_variables({**self._environ, **settings.env})
+        shared = self.handler.rank_variables({**self._environ, **settings.env})
         envs = {
             worker.local_rank: {
                 **shared,
@@ -232,7 +208,7 @@ class Agent(LocalElasticAgent):
             for worker in worker_group.workers
         }
         self.watch.begin_attempt()
-        self._figures.begin_attempt(worker_group.workers[0].world_size, self._handler.machine)
+        self._figures.begin_attempt(worker_group.workers[0].world_size, self.handler.machine)
         self._began_at = time.monotonic()
         self._ranks = self._pcontext = RankProcesses(
             self._starter,
@@ -240,35 +216,31 @@ class Agent(LocalElasticAgent):
             self.output,
             self.watch,
             attempt,
-            reports_its_end=self._plan.program.kind != "program",
+            reports_its_end=self.plan.program.kind != "program",
             debug_rank=settings.debug_rank,
             grace=grace_of(settings, self._environ),
-            failed_elsewhere=self._handler.failed_elsewhere,
+            failed_elsewhere=self.handler.failed_elsewhere,
         )
         try:
             self._ranks.start()
         except ServerEnded:
             if self._remaining_restarts:
                 self._remaining_restarts -= 1
-            elif not self._handler.restarts_after(self._describe_failure):
+            elif not self.handler.restarts_after(self._describe_failure):
                 raise
             self._restart_workers(worker_group)
         return self._ranks.pids()
-
-    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
-        """Tell the other machines of a stop signal; may be called from its handler."""
-        self._handler.tell_stop(number, ends_grace=ends_grace)
 
     def forward(self, number: int) -> None:
         """Send a signal on to the ranks that are alive; say so if it was the user's for none."""
         if self._ranks:
             self._ranks.forward(number)
         elif number != signal.SIGWINCH:
-            say_too_early(number)
+            signals.say_too_early(number)
 
     def leave_or_await_children(self) -> None:
         """After a success: let what the ranks have left end by itself, or leave it."""
-        settings = self._plan.settings
+        settings = self.plan.settings
         if settings.leave_children == YES:
             if left := self._starter.left_processes():
                 say(f"leaving {describe(left, self._ranks_by_pid())} (--leave-children)")
@@ -308,7 +280,7 @@ class Agent(LocalElasticAgent):
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
         made_progress = lasted_s > MAX_DELAY_S or self.watch.has_trained()
-        ordered = self._handler.restart
+        ordered = self.handler.restart
         if ordered is None:
             number = worker_group.spec.max_restarts - self._remaining_restarts
             failure = self.find_failure()
@@ -318,7 +290,7 @@ class Agent(LocalElasticAgent):
             line, delay_s = self._restarts.as_ordered(ordered, made_progress)
         say(line)
         self.on_restart(line)
-        self._handler.pause(delay_s)
+        self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
 
 

@@ -160,7 +160,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         seen.append(number)
         is_repeated = len(seen) > 1 and agent.is_stopping  # else other code swallowed the first
         ends_grace = is_repeated and number == signal.SIGINT
-        agent.tell_stop(number, ends_grace=ends_grace)
+        agent.handler.tell_stop(number, ends_grace=ends_grace)
         if ends_grace:
             agent.end_grace_period()
         elif not is_repeated:
@@ -187,12 +187,13 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     has_lost = agent.watch.will_save() and not _have_saved(agent)
     if stopped_by == signal.SIGINT:
         unsaved = ", and nothing was saved since the last checkpoint" if has_lost else ""
-        amid = f"; before, {agent.ended_by.cause}" if agent.ended_by is not None else ""
+        failed = agent.handler.ended_by
+        amid = f"; before, {failed.cause}" if failed is not None else ""
         _tell(agent, f"interrupted{unsaved}{amid}{describe_killed(agent.exits)}")
         return _ENDED_BY_INTERRUPT
     failure = agent.find_failure()
-    ended_by = agent.ended_by or (agent.failed_amid_stop if has_lost else None)
-    if ended_by is not None and (failure is None or ended_by.machine != agent.machine):
+    ended_by = agent.handler.ended_by or (agent.failed_amid_stop if has_lost else None)
+    if ended_by is not None and (failure is None or ended_by.machine != agent.handler.machine):
         if folder is not None:
             write_record(record_elsewhere(ended_by), folder)
         if agent.is_reported_by_machine_0:
@@ -200,7 +201,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
             return ended_by.exit_code
         raise _failed_elsewhere(agent, ended_by)
     if failure is None:
-        if stopped_by is not None and len(agent.exits) < agent.num_ranks:
+        if stopped_by is not None and len(agent.exits) < agent.plan.settings.num_processes:
             _tell(agent, f"stopped by {stopped_by.name}")  # before all ranks had started
             return 128 + stopped_by
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
@@ -212,7 +213,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         is_consequence = isinstance(failure, Failure) and failure.doubt > 1
         return 128 + stopped_by if is_consequence else failure.exit_code
     if folder is not None:
-        write_record(record_here(failure, agent.machine, folder), folder)
+        write_record(record_here(failure, agent.handler.machine, folder), folder)
     if ended_by is not None and agent.is_reported_by_machine_0:
         _tell(agent, "the run has failed here, as machine 0 reports")
         return failure.exit_code
@@ -231,11 +232,11 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
 
 def _tell_of_success(agent: Agent) -> None:
     """Print what the ranks left unused, and how much memory they took if it was estimated."""
-    for note in unused(agent.settings, [end.uses for end in agent.exits]):
+    for note in unused(agent.plan.settings, [end.uses for end in agent.exits]):
         _tell(agent, f"note: {note}")
     memory = {end.rank: end.memory for end in agent.exits if end.memory is not None}
-    if memory and agent.estimated_bytes is not None:
-        _tell(agent, describe_memory_use(agent.estimated_bytes, memory))
+    if memory and agent.plan.estimated_bytes is not None:
+        _tell(agent, describe_memory_use(agent.plan.estimated_bytes, memory))
 
 
 def _failed_elsewhere(agent: Agent, failed: Failed) -> WorkerFailed:
@@ -259,4 +260,4 @@ def _tell(agent: Agent, text: str) -> None:
 def _have_saved(agent: Agent) -> bool:
     """Return whether all ranks have ended as those do that save when they are asked to stop."""
     codes = {end.code for end in agent.exits}
-    return len(agent.exits) == agent.num_ranks and codes <= {0, STOPPED_AND_SAVED}
+    return len(agent.exits) == agent.plan.settings.num_processes and codes <= {0, STOPPED_AND_SAVED}

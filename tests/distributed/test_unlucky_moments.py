@@ -156,7 +156,7 @@ from headway.launcher.processes.supervise import _signals
 agent = SimpleNamespace(
     is_stopping=False,
     end_grace_period=lambda: print("end_grace_period"),
-    tell_stop=lambda _, ends_grace: None,
+    handler=SimpleNamespace(tell_stop=lambda _, ends_grace: None),
 )
 with _signals(agent):
     for _ in range(2):
