@@ -13,6 +13,7 @@ import pytest
 
 from headway.contract import figures_file
 from headway.contract.figures_file import list_alone
+from tests.distributed.launching import environment
 from tests.waiting import wait_for_lines, wait_until
 
 TRAINS = """
@@ -41,10 +42,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-c", TRAINS, str(folder)],
-        env=environ,
+        env=environment(),
         text=True,
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,

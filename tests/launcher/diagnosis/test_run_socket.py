@@ -20,6 +20,7 @@ from headway.errors import ConfigError, LaunchError
 from headway.launcher.diagnosis import run_socket
 from headway.launcher.diagnosis.run_socket import Run, RunSocket, ask_for_stacks, list_runs
 from tests.another_user import NOBODY, fork_as, needs_root
+from tests.distributed.launching import environment
 from tests.waiting import wait_until
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="peer credentials of Linux")
@@ -76,9 +77,8 @@ def test_a_launch_whose_launcher_is_suspended_is_listed_as_such(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run_socket, "_TIMEOUT_S", 0.5)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", SUSPENDED]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         try:
             assert [run for run in list_runs() if run.pid == process.pid and run.is_suspended]

@@ -56,8 +56,9 @@ class Main:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return a free port, for machine 0 of a run with a key."""
+    """Return a free port, for machine 0 of a run with a key, in which it is told for long."""
     monkeypatch.setenv("HEADWAY_RUN_KEY", KEY)
+    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     return free_port()
 
 
@@ -93,7 +94,6 @@ def test_a_machine_0_that_starts_more_slowly_is_told_too_once_the_error_is_print
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     printed: list[str] = []
     begins = threading.Event()
 
@@ -148,9 +148,8 @@ def cause_told(member: Member) -> str:
 
 @pytest.mark.parametrize("by", ["hand", "scheduler"])
 def test_a_machine_0_that_fails_before_it_listens_tells_those_that_wait_for_it(
-    by: str, port: int, monkeypatch: pytest.MonkeyPatch
+    by: str, port: int
 ) -> None:
-    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     failing = give_up_as(0, port, by)
     cause = cause_told(joining(port))
     assert "machine 0" in cause
@@ -159,10 +158,7 @@ def test_a_machine_0_that_fails_before_it_listens_tells_those_that_wait_for_it(
     assert not failing.is_alive()
 
 
-def test_a_machine_0_of_a_range_tells_as_many_as_can_join(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
+def test_a_machine_0_of_a_range_tells_as_many_as_can_join(port: int) -> None:
     failing = give_up_as(0, port, "hand", "--num-machines=2:3", "--machine-rank=auto")
     for _ in range(2):
         assert failing.is_alive()
@@ -171,10 +167,7 @@ def test_a_machine_0_of_a_range_tells_as_many_as_can_join(
     assert not failing.is_alive()
 
 
-def test_machines_that_all_fail_alike_do_not_wait_for_each_other(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
+def test_machines_that_all_fail_alike_do_not_wait_for_each_other(port: int) -> None:
     for failing in [give_up_as(rank, port) for rank in (1, 0)]:
         failing.join(120)
         assert not failing.is_alive()
@@ -189,7 +182,6 @@ def test_a_stranger_without_the_key_ends_no_wait_by_what_it_tells(
         assert waiting.member.wait(lambda: waiting.member.accepted is not None, 60)
         assert not waiting.member.is_over
     other = free_port()
-    monkeypatch.setattr(abort_notice, "_within_s", lambda *_: 600)
     forging = give_up_as(0, other, "hand")
     member = joining(other)
     assert not member.wait(lambda: member.ended_by is not None, 60)

@@ -12,8 +12,9 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,14 @@ class Ranks:
         return self.seen.removesuffix("END")
 
 
+Start = Callable[..., Ranks]
 _running: list[Ranks] = []
 
 
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """End what a failed test has left."""
-    yield
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start stand-ins for so many ranks; end what a failed test has left."""
+    yield partial(Ranks, monkeypatch)
     for ranks in [*_running]:
         ranks.end()
 
@@ -129,37 +131,31 @@ def patient() -> Iterator[None]:
         yield
 
 
-def test_a_line_of_all_ranks_is_shown_once_and_at_once(
-    patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 4)
+def test_a_line_of_all_ranks_is_shown_once_and_at_once(patient: None, start: Start) -> None:
+    ranks = start(4)
     for rank in (2, 0, 3, 1):
         ranks.write(rank, "loading data\n")
     ranks.wait_for("[0-3] loading data\n")
     assert ranks.end() == "[0-3] loading data\n"
 
 
-def test_a_line_of_some_ranks_names_them(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 4)
+def test_a_line_of_some_ranks_names_them(patient: None, start: Start) -> None:
+    ranks = start(4)
     for rank in (3, 0, 2):
         ranks.write(rank, "loading data\n")
     assert ranks.end() == "[0, 2-3] loading data\n"
 
 
-def test_what_all_ranks_have_gone_past_is_not_held_back(
-    patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 2)
+def test_what_all_ranks_have_gone_past_is_not_held_back(patient: None, start: Start) -> None:
+    ranks = start(2)
     ranks.write(0, "alone\nboth\n")
     ranks.write(1, "both\n")
     ranks.wait_for("[0] alone\n[0-1] both\n")
     ranks.end()
 
 
-def test_a_line_of_one_rank_is_shown_though_the_others_do_not_write_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch, 2)
+def test_a_line_of_one_rank_is_shown_though_the_others_do_not_write_it(start: Start) -> None:
+    ranks = start(2)
     ranks.write(0, "mine\n")
     ranks.wait_for("[0] mine\n")
     ranks.write(1, "mine\n")  # too late to be one with it
@@ -167,9 +163,9 @@ def test_a_line_of_one_rank_is_shown_though_the_others_do_not_write_it(
 
 
 def test_no_line_is_lost_or_changes_places_with_another_of_its_rank(
-    patient: None, monkeypatch: pytest.MonkeyPatch
+    patient: None, start: Start
 ) -> None:
-    ranks = Ranks(monkeypatch, 3)
+    ranks = start(3)
     drawn = random.Random(1)
     written: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for _ in range(300):
@@ -188,19 +184,15 @@ def test_no_line_is_lost_or_changes_places_with_another_of_its_rank(
     assert len(lines) < 270
 
 
-def test_stdout_and_stderr_are_not_folded_into_each_other(
-    patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 2)
+def test_stdout_and_stderr_are_not_folded_into_each_other(patient: None, start: Start) -> None:
+    ranks = start(2)
     ranks.write(0, "same\n")
     ranks.write(1, "same\n", target=2)
     assert ranks.end() == "[0] same\n[1] same\n"
 
 
-def test_a_bar_comes_after_its_ranks_lines_and_stays_a_bar(
-    patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 2)
+def test_a_bar_comes_after_its_ranks_lines_and_stays_a_bar(patient: None, start: Start) -> None:
+    ranks = start(2)
     ranks.write(0, "begin\n")
     for percent in (10, 20, 30):
         ranks.write(0, f"\r{percent}%", target=2)
@@ -210,10 +202,8 @@ def test_a_bar_comes_after_its_ranks_lines_and_stays_a_bar(
     assert ranks.end() == "[0] begin\n[0] 10%\r[0] 20%\r[0] 30%\r[0] 100%\n"
 
 
-def test_a_line_amid_a_bar_of_another_rank_gets_a_line_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch, 2)
+def test_a_line_amid_a_bar_of_another_rank_gets_a_line_of_its_own(start: Start) -> None:
+    ranks = start(2)
     ranks.write(0, "\r10%\r20%", target=2)
     ranks.wait_for("20%")
     ranks.write(1, "amid\n")
@@ -222,8 +212,8 @@ def test_a_line_amid_a_bar_of_another_rank_gets_a_line_of_its_own(
     assert ranks.end() == "[0] 10%\r[0] 20%\n[1] amid\n[0] 30%\n"
 
 
-def test_a_question_is_shown_while_other_ranks_write_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 2)
+def test_a_question_is_shown_while_other_ranks_write_on(start: Start) -> None:
+    ranks = start(2)
     ranks.write(0, "name? ")
     deadline = time.monotonic() + 60
     while "name?" not in ranks.seen and time.monotonic() < deadline:
@@ -237,25 +227,23 @@ def test_a_question_is_shown_while_other_ranks_write_on(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("prefix", ["", "[0] "])
 def test_what_comes_after_the_run_begins_a_line_where_a_rank_left_one_unfinished(
-    prefix: str, monkeypatch: pytest.MonkeyPatch
+    prefix: str, start: Start
 ) -> None:
-    ranks = Ranks(monkeypatch, 2, prefixed=bool(prefix))
+    ranks = start(2, prefixed=bool(prefix))
     ranks.write(0, "loading ...")
     ranks.wait_for("loading")
     assert ranks.end() == f"{prefix}loading ...\n"
 
 
-def test_a_file_gets_every_line_of_every_rank_without_colours(
-    patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False, colored=True)
+def test_a_file_gets_every_line_of_every_rank_without_colours(patient: None, start: Start) -> None:
+    ranks = start(2, terminal=False, colored=True)
     ranks.write(0, "same\n")
     ranks.write(1, "same\n")
     assert ranks.end() == "[0] same\n[1] same\n"
 
 
-def test_each_rank_keeps_its_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 2, colored=True)
+def test_each_rank_keeps_its_colour_on_a_terminal(start: Start) -> None:
+    ranks = start(2, colored=True)
     for line in ("a\n", "b\n"):
         ranks.write(0, "0" + line)
         ranks.write(1, "1" + line)
@@ -280,10 +268,8 @@ def test_colours_are_for_terminals_and_people_that_want_them(
     assert wants_color(environ) == wanted
 
 
-def test_ranks_that_are_filtered_out_are_kept_in_log_and_tail(
-    patient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 3, ranks=(1, 2), folder=".")
+def test_ranks_that_are_filtered_out_are_kept_in_log_and_tail(patient: None, start: Start) -> None:
+    ranks = start(3, ranks=(1, 2), folder=".")
     for rank in range(3):
         ranks.write(rank, "step 1\n")
     ranks.wait_for("[1-2] step 1\n")  # the hidden one is not waited for
@@ -298,9 +284,9 @@ MEMORY = 4 * 2**20
 
 
 def test_an_unread_stdout_holds_up_the_rank_that_writes_and_costs_little_memory(
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start,
 ) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks = start(2, terminal=False)
     line = "x" * 99 + "\n"
     count = ranks.write_until_blocked(0, line)
     assert count < MEMORY
@@ -314,8 +300,8 @@ def test_an_unread_stdout_holds_up_the_rank_that_writes_and_costs_little_memory(
     assert {len(line) for line in lines[:-1]} == {103}
 
 
-def test_stderr_is_shown_though_stdout_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False, has_own_stderr=True)
+def test_stderr_is_shown_though_stdout_is_not_read(start: Start) -> None:
+    ranks = start(2, terminal=False, has_own_stderr=True)
     ranks.write_until_blocked(0, "x\n")
     ranks.write(1, "problem\n", target=2)
     assert ranks.read_stderr() == "[1] problem\n"
@@ -323,10 +309,8 @@ def test_stderr_is_shown_though_stdout_is_not_read(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.wording
-def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False, has_own_stderr=True)
+def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(start: Start) -> None:
+    ranks = start(2, terminal=False, has_own_stderr=True)
     ranks.write_until_blocked(0, "x\n")
     for fd in ranks.pipes.values():
         os.close(fd)
@@ -344,10 +328,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "_BAR_S", 60)
 
 
-def test_an_unfinished_line_in_a_file_is_passed_on_and_goes_on(
-    soon: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+def test_an_unfinished_line_in_a_file_is_passed_on_and_goes_on(soon: None, start: Start) -> None:
+    ranks = start(2, terminal=False)
     ranks.write(0, "loading ...")
     ranks.wait_for("[0] loading ...")
     ranks.write(0, " done\nnext\n")
@@ -355,9 +337,9 @@ def test_an_unfinished_line_in_a_file_is_passed_on_and_goes_on(
 
 
 def test_another_rank_ends_an_unfinished_line_whose_rest_has_its_prefix(
-    soon: None, monkeypatch: pytest.MonkeyPatch
+    soon: None, start: Start
 ) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks = start(2, terminal=False)
     ranks.write(0, "loading ...")
     ranks.wait_for("[0] loading ...")
     ranks.write(1, "hello\n")
@@ -366,10 +348,8 @@ def test_another_rank_ends_an_unfinished_line_whose_rest_has_its_prefix(
     assert ranks.end() == "[0] loading ...\n[1] hello\n[0]  done\n"
 
 
-def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(
-    soon: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False, folder=".")
+def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(soon: None, start: Start) -> None:
+    ranks = start(2, terminal=False, folder=".")
     states = [f"\r{percent}%" for percent in range(100)]
     ranks.write(0, states[0])
     ranks.wait_for("[0] 0%\n")
@@ -383,10 +363,10 @@ def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(
 
 
 def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
-    soon: None, monkeypatch: pytest.MonkeyPatch
+    soon: None, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "_BAR_S", 0.2)
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks = start(2, terminal=False)
     for percent in (1, 2, 3):
         ranks.write(0, f"\r{percent}%")
     ranks.wait_for("[0] 3%\n")
@@ -396,9 +376,9 @@ def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
 
 
 def test_a_slow_bar_that_ends_in_carriage_returns_is_seen_soon_too(
-    soon: None, monkeypatch: pytest.MonkeyPatch
+    soon: None, start: Start
 ) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks = start(2, terminal=False)
     ranks.write(0, "10%\r")
     ranks.wait_for("[0] 10%\n")
     ranks.write(0, "20%\r")
@@ -423,17 +403,17 @@ def test_a_slow_bar_that_ends_in_carriage_returns_is_seen_soon_too(
 )
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_a_bar_leaves_in_a_file(
-    written: str, shown: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+    written: str, shown: str, at_once: bool, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "_UNFINISHED_S", 60)
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks = start(2, terminal=False)
     for part in [written] if at_once else written:
         ranks.write(0, part)
     assert ranks.end() == shown
 
 
-def test_raw_output_is_passed_on_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False, prefixed=False, is_raw=True)
+def test_raw_output_is_passed_on_byte_by_byte(start: Start) -> None:
+    ranks = start(2, terminal=False, prefixed=False, is_raw=True)
     ranks.write(0, "\r1%\r2%")
     ranks.wait_for("\r1%\r2%")
     ranks.write(1, "a\n", target=2)
@@ -441,10 +421,8 @@ def test_raw_output_is_passed_on_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -
     assert ranks.end() == "\r1%\r2%a\n\r3%\n"
 
 
-def test_a_line_of_the_launcher_does_not_continue_one_of_raw_output(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False, prefixed=False, is_raw=True)
+def test_a_line_of_the_launcher_does_not_continue_one_of_raw_output(start: Start) -> None:
+    ranks = start(2, terminal=False, prefixed=False, is_raw=True)
     ranks.write(0, "half a line")
     ranks.wait_for("half a line")
     ranks.console.warn("one")
@@ -454,10 +432,8 @@ def test_a_line_of_the_launcher_does_not_continue_one_of_raw_output(
     assert ranks.end() == "half a line\nheadway: one\nheadway: two\n50%\n"
 
 
-def test_on_a_terminal_one_bar_moves_and_the_others_only_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch, 3)
+def test_on_a_terminal_one_bar_moves_and_the_others_only_end(start: Start) -> None:
+    ranks = start(3)
     for percent in range(0, 100, 10):
         for rank in (0, 1, 2):
             ranks.write(rank, f"\r{percent}%", target=2)
@@ -471,8 +447,8 @@ def test_on_a_terminal_one_bar_moves_and_the_others_only_end(
     ]
 
 
-def test_torchs_rank_is_not_repeated_after_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+def test_torchs_rank_is_not_repeated_after_ours(start: Start) -> None:
+    ranks = start(2, terminal=False)
     ranks.write(1, "[rank1]: Traceback\n[rank1]:   File\n\n[rank0]: of another\n", target=2)
     ranks.write(1, "[rank1]: [rank1]: after two groups\n", target=2)
     ranks.write(1, "[rank1]: a word of the script\n")
@@ -482,17 +458,17 @@ def test_torchs_rank_is_not_repeated_after_ours(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_one_rank_without_our_prefix_keeps_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(monkeypatch, 1, terminal=False, prefixed=False)
+def test_one_rank_without_our_prefix_keeps_torchs(start: Start) -> None:
+    ranks = start(1, terminal=False, prefixed=False)
     ranks.write(0, "[rank0]: Traceback\n", target=2)
     assert ranks.end() == "[rank0]: Traceback\n"
 
 
 def test_a_full_disk_under_the_logs_is_told_once_and_loses_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Output, "_log_of", lambda *_: "/dev/full")
-    ranks = Ranks(monkeypatch, 2, terminal=False, folder="logs")
+    ranks = start(2, terminal=False, folder="logs")
     for rank in (0, 1):
         ranks.write(rank, "line\n")
     shown = ranks.end()
@@ -501,9 +477,9 @@ def test_a_full_disk_under_the_logs_is_told_once_and_loses_nothing_else(
 
 
 def test_what_the_launcher_itself_prints_is_a_line_of_its_own_and_never_blocks(
-    soon: None, monkeypatch: pytest.MonkeyPatch
+    soon: None, start: Start
 ) -> None:
-    ranks = Ranks(monkeypatch, 2, terminal=False)
+    ranks = start(2, terminal=False)
     with ranks.console.takes_stderr():
         ranks.write(0, "loading ...")
         ranks.wait_for("loading ...")

@@ -25,6 +25,7 @@ from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 from tests.another_user import NOBODY, fork_as, needs_root
+from tests.distributed.launching import environment
 from tests.waiting import wait_until
 
 IDLE = GpuUse(0, 0, ())
@@ -32,7 +33,6 @@ FOUR = Machine(gpus=tuple(Gpu("H100", f"GPU-{i}", 2**36, (9, 0), use=IDLE) for i
 
 CLAIM = """\
 import sys
-sys.path[:] = sys.argv[4:]
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
 from headway.launcher.processes.gpu_claims import claim_idle
 settings = asking_for(sys.argv[2])
@@ -61,14 +61,19 @@ def asking_for(devices: str) -> Settings:
     return resolve([{"devices": Entry(devices, Origin(Layer.FLAG, flag="--devices"))}], FOUR, {})
 
 
-def start(names: str, devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
+def run_code(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", CLAIM, names, devices, str(wait_s), *sys.path],
+        [sys.executable, "-c", code, *arguments],
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start(names: str, devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
+    return run_code(CLAIM, names, devices, str(wait_s))
 
 
 def chosen_by(process: subprocess.Popen[str]) -> list[int]:
@@ -247,19 +252,14 @@ def test_only_what_is_used_is_claimed(names: str) -> None:
 @pytest.mark.processes
 def test_a_script_that_replaces_the_launcher_keeps_the_claim(names: str) -> None:
     text = (
-        "import os, sys\nsys.path[:] = sys.argv[2:]\n"
+        "import os, sys\n"
         "from tests.launcher.processes.test_gpu_claims import FOUR, asking_for\n"
         "from headway.launcher.processes.gpu_claims import claim_idle\n"
         "claim_idle(asking_for('idle:4'), lambda: FOUR, None, sys.argv[1])\n"
         "os.execv(sys.executable, [sys.executable, '-c', "
         "'import sys; print(\"up\", flush=True); sys.stdin.read()'])"
     )
-    script = subprocess.Popen(
-        [sys.executable, "-c", text, names, *sys.path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    script = run_code(text, names)
     assert script.stdout is not None
     assert script.stdout.readline() == "up\n"
     assert all(gpu.claimed_by for gpu in with_claims(FOUR, names).gpus)
@@ -278,7 +278,6 @@ def test_a_system_without_such_names_refuses_idle_gpus_and_claims_none(
 
 LAUNCH = """\
 import sys
-names, *sys.path[:] = sys.argv[1:]
 from functools import partial
 from headway.commands import launch
 from headway.commands.main import main
@@ -286,7 +285,7 @@ from headway.launcher.processes import gpu_claims as claims
 from tests.launcher.processes.test_gpu_claims import FOUR
 launch.machine_from_flags = lambda parsed, environ: (FOUR, environ)
 launch.detect_machine = lambda environ, full: FOUR
-claims.claim_idle = partial(claims.claim_idle, names=names)
+claims.claim_idle = partial(claims.claim_idle, names=sys.argv[1])
 raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 """
 
@@ -297,16 +296,7 @@ def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(names: str) -> 
     Path("script.py").write_text(
         "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
     )
-    launches = [
-        subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, names, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(5)
-    ]
+    launches = [run_code(LAUNCH, names) for _ in range(5)]
     chosen = [chosen_by(launch) for launch in launches]
     refused = launches[chosen.index([])]
     _, said = refused.communicate("", timeout=120)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.distributed.launching import environment
 
 CLOSED = """
 import os, pty
@@ -21,7 +22,6 @@ print("ended")
 
 @pytest.mark.processes
 def test_a_terminal_that_is_closed_while_it_is_lent_is_no_error() -> None:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", CLOSED]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.stdout == "ended\n", done.stderr

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from headway.contract.records import Answer, Ready, RecordReader
+from tests.distributed.launching import environment
 
 pytestmark = [
     pytest.mark.processes,
@@ -63,7 +64,7 @@ def rank(script: str) -> Iterator[Rank]:
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", START + script, str(theirs.fileno()), str(writing)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         pass_fds=[theirs.fileno(), writing],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

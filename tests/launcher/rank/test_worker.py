@@ -15,7 +15,10 @@ from headway.launcher.diagnosis.stacks import parse_traceback
 from headway.launcher.rank.worker import bootstrap_code
 from tests.distributed.launching import environment, script
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us"),
+]
 
 FAILED = "<exception str() failed>"
 ODD = "class Odd(Exception):\n    def __str__(self): {}\nraise Odd\n"
@@ -92,7 +95,6 @@ def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
     return process, sent
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
 @pytest.mark.parametrize("crash", CRASHES)
 def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str) -> None:
     text, kind, message = CRASHES[crash]
@@ -109,7 +111,6 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
     assert (os.path.basename(first.file), first.line) == (name, text.count("\n"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
 def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> None:
     text = "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n"
     rank, sent = run_as_rank(script(text))
@@ -119,7 +120,6 @@ def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> 
     assert rank.stderr == crash.traceback + "  fix:  c\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
 def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> None:
     rank, sent = run_as_rank("gone.py")
     (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
@@ -128,7 +128,6 @@ def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> 
     assert "leave the script" in crash.fix
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
 @pytest.mark.parametrize(
     ("text", "is_ours"),
     [
@@ -149,7 +148,6 @@ def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_
     assert crash.is_from_headway is is_ours
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the rank asks the system to end with us")
 @pytest.mark.parametrize("end", ["", "raise ValueError", "import sys; sys.exit(3)"])
 def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not_over(
     end: str,
