@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from headway.contract.origin import Layer
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Stopped
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.machines.connect import (
-    CONNECT_TIMEOUT_S,
+    connect_to,
     host_port,
     is_machine_0,
     listen_as_machine_0,
@@ -24,7 +23,6 @@ from headway.launcher.machines.hub import Hub
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import Facts, Failed
 from headway.launcher.machines.run_key import run_key_of_machine_0, wait_for_run_key
-from headway.launcher.machines.store_calls import interruptible
 from headway.settings.table import NO_CLUSTER, Settings
 
 _STARTS_WITHIN_S = 30.0  # each machine of a job that is started on all of them at once
@@ -119,9 +117,8 @@ def _tell_machine_0(
 
 def _is_told(settings: Settings, environ: Mapping[str, str], failed: Failed, until: float) -> bool:
     """Try to tell machine 0; return whether it was told, or will not listen to this machine."""
-    main = (str(settings.main_address), settings.main_port or 0)
     try:
-        link = interruptible(socket.create_connection, main, CONNECT_TIMEOUT_S)
+        link = connect_to(str(settings.main_address), settings.main_port or 0)
     except (OSError, UnicodeError):
         return False
     key = wait_for_run_key(environ, _left_s(until))

@@ -13,7 +13,7 @@ from headway.errors import LaunchError
 from headway.launcher.machines.messages import Probe
 from headway.launcher.machines.store_calls import interruptible
 
-CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
 _OTHER_FILES = 512  # open in a launcher, besides its connections to other machines
 
 
@@ -144,11 +144,15 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
         return listening_socket("", port)
 
 
+def connect_to(address: str, port: int) -> socket.socket:
+    """Connect to another machine; a signal's exception ends the wait."""
+    return interruptible(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S)
+
+
 def try_to_reach(probe: Probe) -> str:
     """Connect to another machine; return what is wrong, or empty."""
     try:
-        place = (probe.address, probe.port)
-        interruptible(socket.create_connection, place, CONNECT_TIMEOUT_S).close()
+        connect_to(probe.address, probe.port).close()
     except OSError as error:
         reason = error.strerror or str(error)
         return f"cannot reach {probe.label} at {probe.address}: {reason}"

@@ -12,8 +12,8 @@ from headway.contract.notes import say
 from headway.errors import LaunchError
 from headway.launcher.clusters.slurm import SLURM, address_of_node
 from headway.launcher.machines.connect import (
-    CONNECT_TIMEOUT_S,
     allow_open_files,
+    connect_to,
     host_port,
     is_machine_0,
     listen_as_machine_0,
@@ -29,7 +29,6 @@ from headway.launcher.machines.run_key import (
     run_key_of_machine_0,
     wait_for_run_key,
 )
-from headway.launcher.machines.store_calls import interruptible
 from headway.launcher.plan.plan import LaunchPlan
 
 _POLL_INTERVAL_S = 0.1
@@ -87,9 +86,8 @@ class Membership:
         host = ""  # another address of machine 0, for an unknown name
         while True:
             pause_s = _POLL_INTERVAL_S
-            place = (host or self.address, self.port)
             try:
-                link = interruptible(socket.create_connection, place, CONNECT_TIMEOUT_S)
+                link = connect_to(host or self.address, self.port)
             except UnicodeError as error:
                 raise self._cannot_reach(f"it is no host name: {error}") from None
             except OSError as error:

@@ -140,9 +140,8 @@ class MachinesRendezvous(Rendezvous):
         return self._info(joined.machine, joined.num_machines, address, joined.store_port)
 
     def _join(self) -> Member:
-        seen = Seen(lambda *steps: self.note_steps(*steps), lambda machine: self.note_loss(machine))
-        member = self._membership.join(lambda: self.word(), seen)
-        member.on_grace_end = lambda: self.end_grace_period()
+        member = self._membership.join(self.word, Seen(self.note_steps, self.note_loss))
+        member.on_grace_end = self.end_grace_period
         return member
 
     def _listen_to_probe(self, member: Member) -> int:

@@ -44,9 +44,9 @@ class Output:
     def __init__(
         self, console: Console, *, folder: str | None, status: StatusLine | None = None
     ) -> None:
-        self._console = console
+        self.console = console
         self._status = status
-        self._console.on_change = self._wake
+        self.console.on_change = self._wake
         self.folder = folder
         self._attempt = 0
         self._selector = selectors.DefaultSelector()
@@ -68,7 +68,7 @@ class Output:
         """Set which ranks will be added, in which attempt."""
         self._attempt = attempt
         self._patience_s = _NEVER
-        self._console.begin(ranks)
+        self.console.begin(ranks)
 
     def add(self, rank: int, pipes: dict[int, int]) -> None:
         """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them at their end."""
@@ -77,7 +77,7 @@ class Output:
             log = Log(self._log_of(rank), len(pipes), self._report_lost_logs)
         tail = self._tails[rank] = Tail()
         for target, fd in pipes.items():
-            self._added.append(_Stream(fd, rank, target, self._console, log, tail))
+            self._added.append(_Stream(fd, rank, target, self.console, log, tail))
         self._wake()
 
     def keep(self, rank: int, text: str) -> None:
@@ -96,7 +96,7 @@ class Output:
         """Print, once, that log files are incomplete."""
         if not self._has_lost_logs:
             self._has_lost_logs = True
-            self._console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
+            self.console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
 
     def tail(self, rank: int, most: int = _TAIL_LINES) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""
@@ -110,16 +110,6 @@ class Output:
     def last_output_at(self) -> float:
         """When a rank last wrote, on the monotonic clock: now, while ranks wait for a reader."""
         return time.monotonic() if self._paused else self._read_at
-
-    @property
-    def has_lost_output(self) -> bool:
-        """Return whether some output could not be written, for example to a full disk."""
-        return self._console.has_lost_output
-
-    @property
-    def lost_reader(self) -> str:
-        """The names of the launcher's streams whose reader has gone."""
-        return self._console.lost_reader
 
     def limit_wait(self, patience_s: float) -> None:
         """Discard the output for a stream that accepts nothing for so long, so that ranks go on."""
@@ -139,10 +129,6 @@ class Output:
         os.close(self._wake_write)
         self._selector.close()
 
-    def begin_line(self) -> None:
-        """After `close`: what is printed on stderr next begins a line of its own."""
-        self._console.begin_line()
-
     def _wake(self) -> None:
         with suppress(OSError):  # it will wake up anyway, or it has ended
             os.write(self._wake_write, b"\0")
@@ -160,18 +146,18 @@ class Output:
                 else:
                     self._read(key.data, streams)
             now = time.monotonic()
-            self._console.show_due(now)
+            self.console.show_due(now)
             if self._status is not None:
                 self._status.show_due(now)
             due = [stream for stream in streams - self._paused if stream.due <= now]
             for stream in sorted(due, key=lambda one: one.rank):
                 stream.show_due()
-            self._console.give_up(self._patience_s)
+            self.console.give_up(self._patience_s)
         self._register_new(streams)
         for stream in streams:
             stream.read_rest()
             stream.finish()
-        self._console.close(self._patience_s)
+        self.console.close(self._patience_s)
 
     def _register_new(self, streams: set[_Stream]) -> None:
         while self._added:
@@ -194,8 +180,8 @@ class Output:
         """Return how long there is nothing to do unless a rank writes; None: no limit."""
         moments = [stream.due for stream in streams if stream not in self._paused]
         status_due = _NEVER if self._status is None else self._status.due
-        due = min([self._deadline, self._console.due, status_due, *moments]) - time.monotonic()
-        due = min(due, self._console.wait_s(self._patience_s))
+        due = min([self._deadline, self.console.due, status_due, *moments]) - time.monotonic()
+        due = min(due, self.console.wait_s(self._patience_s))
         return None if due == _NEVER else max(0, due)
 
 

@@ -268,7 +268,7 @@ class Agent(LocalElasticAgent):
                 end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
                 for end in self.exits
             },
-            lost_reader=self.output.lost_reader,
+            lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )
 

@@ -207,7 +207,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
         saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
         if stopped_by is None and not saved:
             _tell_of_success(agent)
-        return STOPPED_AND_SAVED if saved else int(agent.output.has_lost_output)
+        return STOPPED_AND_SAVED if saved else int(agent.output.console.has_lost_output)
     if stopped_by is not None and not has_lost:
         _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
         is_consequence = isinstance(failure, Failure) and failure.doubt > 1
@@ -220,7 +220,7 @@ def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | No
     if not failure.fix:
         _tell(agent, failure.cause)
         return failure.exit_code
-    agent.output.begin_line()
+    agent.output.console.begin_line()
     raise WorkerFailed(
         failure.cause + failure.aftermath,
         where=place_of(failure, folder),
@@ -241,7 +241,7 @@ def _tell_of_success(agent: Agent) -> None:
 
 def _failed_elsewhere(agent: Agent, failed: Failed) -> WorkerFailed:
     """Return the report of a failure on another machine; machine 0 alone knows the traceback."""
-    agent.output.begin_line()
+    agent.output.console.begin_line()
     return WorkerFailed(
         failed.cause + describe_killed(agent.exits),
         where=f"{failed.where} (machine {failed.machine})",
@@ -253,7 +253,7 @@ def _failed_elsewhere(agent: Agent, failed: Failed) -> WorkerFailed:
 
 def _tell(agent: Agent, text: str) -> None:
     """Print a line on stderr, after what the ranks have written."""
-    agent.output.begin_line()
+    agent.output.console.begin_line()
     say(text)
 
 

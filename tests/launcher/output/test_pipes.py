@@ -102,7 +102,7 @@ class Ranks:
             if select.select([self._reading], [], [], 0.01)[0]:
                 self._read()
         closing.join()
-        self.output.begin_line()
+        self.console.begin_line()
         self._streams[0].write("END")
         for stream in self._streams:
             stream.flush()
@@ -317,7 +317,7 @@ def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(start:
     ranks.output.close(0.2)
     assert re.search(r"stdout was not read for 0.2 s: \d+ bytes are lost", ranks.read_stderr())
     assert ranks.output.tail(0) == ["x"] * 40
-    assert not ranks.output.has_lost_output
+    assert not ranks.console.has_lost_output
     ranks.close()
 
 
