@@ -83,9 +83,10 @@ class Membership:
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + _NOTICE_AFTER_S
+        noticed = set[bool]()  # both kinds of waiting are
         host = ""  # another address of machine 0, for an unknown name
         while True:
-            pause_s = _POLL_INTERVAL_S
+            is_closed = False
             try:
                 link = connect_to(host or self.address, self.port)
             except UnicodeError as error:
@@ -100,13 +101,13 @@ class Membership:
                 if not member.is_closed_unanswered:
                     return member
                 member.close()
-                reason, pause_s = "what listens there closes the connection", _RETRY_S
+                is_closed, reason = True, "what listens there closes the connection"
             if time.monotonic() > until:
                 raise self._cannot_reach(reason)
-            if time.monotonic() > notice_at:
+            if time.monotonic() > notice_at and is_closed not in noticed:
+                noticed.add(is_closed)
                 say(f"waiting for machine 0 at {self._main} ({reason})")
-                notice_at = until
-            time.sleep(pause_s)
+            time.sleep(_RETRY_S if is_closed else _POLL_INTERVAL_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
         return LaunchError(

@@ -44,6 +44,9 @@ from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
 
 _POLL_INTERVAL_S = 0.1
 _STORE_TIMEOUT_S = 60.0
+_JOIN_TIMEOUT_S = 600.0
+_DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
+_STOP_AFTER_S = 1.0  # a scheduler signals every machine itself; a person signals one
 
 
 def open_store(main_address: str) -> tuple[TCPStore, int]:
@@ -74,11 +77,6 @@ def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPSt
         raise no_answer(address, port, error) from None
 
 
-JOIN_TIMEOUT_S = 600.0
-_DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
-_STOP_AFTER_S = 1.0  # a scheduler signals every machine itself; a person signals one
-
-
 class MachinesRendezvous(Rendezvous):
     """One machine's way through a run on several machines.
 
@@ -87,15 +85,9 @@ class MachinesRendezvous(Rendezvous):
     it.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        environ: Mapping[str, str],
-        run_id: str,
-        join_timeout_s: float = JOIN_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], run_id: str) -> None:
         super().__init__(run_id)
-        self._membership = Membership(plan, environ, join_timeout_s)
+        self._membership = Membership(plan, environ, _JOIN_TIMEOUT_S)
         self.machine = plan.settings.machine_rank or 0
         self._device = plan.settings.device
         self._timeout_s = float(plan.settings.machine_timeout_s)
