@@ -66,3 +66,8 @@ def say_too_early(number: int, _: object = None) -> None:
     """Print that a signal came while there were no ranks to send it on to; it may be a handler."""
     name = signal.Signals(number).name
     say(f"{name} came before the ranks had started, and is not sent on to them")
+
+
+def shell_code(code: int) -> int:
+    """Return the exit code of a process as a shell gives it: 128+n for signal n, which is -n."""
+    return code if code >= 0 else 128 - code

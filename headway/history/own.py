@@ -17,6 +17,7 @@ from types import FrameType
 from headway.contract.notes import say
 from headway.contract.records import channel
 from headway.contract.run import RECORD_VARIABLE
+from headway.contract.signals import shell_code
 from headway.contract.step_clock import clock
 from headway.history import store
 from headway.history.record import CHECKPOINTS, MAX_TEXT, End, Kept, Row, Series, lost
@@ -95,8 +96,8 @@ def end(code: int | None, report: str) -> None:
     if not folder or _process.has_told:
         return
     _process.has_told = True
-    shell_code = 128 - code if code is not None and code < 0 else code
-    said = End(time.time(), shell_code, _masked(report), channel.step)
+    exit_code = None if code is None else shell_code(code)
+    said = End(time.time(), exit_code, _masked(report), channel.step)
     problem: list[OSError] = []
 
     def write() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from headway.contract.notes import named
 from headway.contract.records import STOPPED_AND_SAVED, Crash, MemoryUse, Uses
+from headway.contract.signals import shell_code
 from headway.launcher.diagnosis.reasons import (
     Evidence,
     Reason,
@@ -279,8 +280,3 @@ class ServerDeath(NamedTuple):
     def is_repeat_of(self, earlier: object) -> bool:
         """Return whether it ended in the same way before."""
         return isinstance(earlier, ServerDeath) and earlier.code == self.code
-
-
-def shell_code(code: int) -> int:
-    """Return an exit code as a shell would: 128+n for signal n."""
-    return code if code >= 0 else 128 - code

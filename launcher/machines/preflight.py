@@ -43,26 +43,17 @@ class Difference(NamedTuple):
 
 def facts_of(plan: LaunchPlan, torch_version: str) -> Facts:
     """Return what is compared between the machines of one run; possible secrets by digest."""
-    return Facts(_that_must_agree(plan, torch_version), _that_should_agree(plan))
-
-
-def _that_must_agree(plan: LaunchPlan, torch_version: str) -> tuple[Fact, ...]:
     program = plan.program
-    facts = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
+    must = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
     with suppress(OSError):  # a module is found by Python
         if program.kind != "module":
             with open(program.name, "rb") as file:
-                facts.append(Fact("script", _digest(file.read())))
-    return (*facts, *_settings(plan, _MUST_AGREE))
-
-
-def _that_should_agree(plan: LaunchPlan) -> tuple[Fact, ...]:
-    arguments = _digest("\0".join(plan.program.args).encode())
-    return (
+                must.append(Fact("script", _digest(file.read())))
+    should = [
         Fact("python", platform.python_version().rpartition(".")[0]),
-        Fact(_ARGUMENTS, arguments),
-        *_settings(plan, _SHOULD_AGREE),
-    )
+        Fact(_ARGUMENTS, _digest("\0".join(program.args).encode())),
+    ]
+    return Facts((*must, *_settings(plan, _MUST_AGREE)), (*should, *_settings(plan, _SHOULD_AGREE)))
 
 
 def _settings(plan: LaunchPlan, names: Sequence[str]) -> list[Fact]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import selectors
 import threading
 import time
@@ -19,6 +18,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from headway.launcher.output.console import Console, StatusLine
+from headway.launcher.output.sinks import write_some
 from headway.launcher.output.views import View, view_of
 
 _DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still write
@@ -268,7 +268,8 @@ class Log:
         if self._file is None:
             return
         try:
-            _write_all(self._file.fileno(), data)
+            while data:
+                data = data[write_some(self._file.fileno(), data) :]
         except OSError as error:
             self._close()
             self._on_error(error)
@@ -309,12 +310,3 @@ class Tail:
         lines = [line.rstrip(b"\r") for line in text.split(b"\n")[:-1]]
         shown = [line.rpartition(b"\r")[2] for line in lines]
         return [line.decode(errors="replace") for line in shown[-most:]]
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, also where writes are partial or non-blocking."""
-    while data:
-        try:
-            data = data[os.write(fd, data) :]
-        except BlockingIOError:
-            select.select([], [fd], [])

@@ -202,18 +202,10 @@ class Sink:
         """Write what is not counted: the line below."""
         rest = memoryview(data)
         while rest:
-            rest = rest[self._try(rest) :]
-
-    def _try(self, data: memoryview) -> int:
-        """Write once; return how much was taken."""
-        try:
-            return os.write(self._fd, data)
-        except BlockingIOError:  # a program that shares the stream has made it non-blocking
-            select.select([], [self._fd], [])
-            return 0
+            rest = rest[write_some(self._fd, rest) :]
 
     def _write(self, data: memoryview) -> int:
-        written = self._try(data)
+        written = write_some(self._fd, data)
         if not written:
             return 0
         with self._changed:
@@ -227,6 +219,15 @@ class Sink:
         if was_full and not self.is_full:
             self._on_change()
         return written
+
+
+def write_some(fd: int, data: bytes | memoryview) -> int:
+    """Write once, when the stream takes something; return how much was taken, which may be 0."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:  # a program that shares the stream has made it non-blocking
+        select.select([], [fd], [])
+        return 0
 
 
 def _prefixed(text: bytes, prefix: bytes, goes_on: bool) -> bytes:

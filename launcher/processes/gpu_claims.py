@@ -48,7 +48,12 @@ def claim_idle(
     If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `look`
     returns a new snapshot, with the use of each GPU; with `wait_s` None nothing is waited for.
     """
-    _check_system()
+    if not _HAS_NAMES:
+        raise MachineError(
+            "devices is 'idle:...', which needs Linux: elsewhere launches cannot claim GPUs",
+            where=f"system {sys.platform}",
+            fix="name the GPUs: --devices 0,1",
+        )
     began = time.monotonic()
     is_waiting = False
     while True:
@@ -147,15 +152,6 @@ def _bind(name: str, names: str) -> socket.socket | None:
 
 def _address(name: str, names: str) -> str:
     return f"\0{names}-{name}"
-
-
-def _check_system() -> None:
-    if not _HAS_NAMES:
-        raise MachineError(
-            "devices is 'idle:...', which needs Linux: elsewhere launches cannot claim GPUs",
-            where=f"system {sys.platform}",
-            fix="name the GPUs: --devices 0,1",
-        )
 
 
 def _user(uid: int) -> str:

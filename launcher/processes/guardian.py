@@ -52,7 +52,7 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     status = _wait(server, launcher, grace_s)
     if status != 0:
         end_descendants(0)
-    os._exit(_shell_code(status))
+    os._exit(signals.shell_code(os.waitstatus_to_exitcode(status)))
 
 
 def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
@@ -81,9 +81,3 @@ def _wait(server: int, launcher: socket.socket, grace_s: float) -> int:
                 os.kill(server, signal.SIGCONT)  # a suspended one could end nothing
                 os.kill(server, signal.SIGTERM)  # ends one that has started no rank yet
                 kill_at = time.monotonic() + grace_s + _MARGIN_S
-
-
-def _shell_code(status: int) -> int:
-    """Return a wait status as a shell gives it: 128+n for signal n."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
