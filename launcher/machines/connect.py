@@ -6,14 +6,20 @@ import errno
 import ipaddress
 import resource
 import socket
-from typing import Any
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any, ParamSpec, TypeVar
 
 from headway.contract.notes import say
 from headway.errors import LaunchError
 from headway.launcher.machines.messages import Probe
-from headway.launcher.machines.store_calls import interruptible
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S = 5.0
+_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _OTHER_FILES = 512  # open in a launcher, besides its connections to other machines
 
 
@@ -146,7 +152,36 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
 
 def connect_to(address: str, port: int) -> socket.socket:
     """Connect to another machine; a signal's exception ends the wait."""
-    return interruptible(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S)
+    return result_of(begin_call(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S))
+
+
+def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+    """Call what waits in C code, where a signal's handler could not run, in a thread of its own.
+
+    The main thread, which runs the handlers, waits for that one. It keeps no process from ending.
+    """
+    called: futures.Future[T] = futures.Future()
+
+    def call() -> None:
+        try:
+            called.set_result(do(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  the caller gets it
+            called.set_exception(error)
+
+    threading.Thread(target=call, name="headway-store", daemon=True).start()
+    return called
+
+
+def result_of(called: futures.Future[T], look: Callable[[], None] = lambda: None) -> T:
+    """Return the result of a call that has begun; a signal's exception, or `look`'s, ends this."""
+    while not is_done(called, _CHECK_EVERY_S):
+        look()
+    return called.result()
+
+
+def is_done(called: futures.Future[T], within_s: float) -> bool:
+    """Wait at most `within_s` seconds for the call; return whether it has ended."""
+    return bool(futures.wait([called], within_s).done)
 
 
 def try_to_reach(probe: Probe) -> str:

@@ -5,33 +5,26 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
-from torch.distributed import DistError, Store, TCPStore
+from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
 
-from headway.contract.notes import say
 from headway.contract.step_clock import Figures
-from headway.errors import HeadwayError, LaunchError
-from headway.launcher.machines.connect import host_port, listening_socket
-from headway.launcher.machines.store_calls import AnsweringStore, begin, is_done, result_of
+from headway.errors import HeadwayError
+from headway.launcher.machines.store import AnsweringStore, open_store
 from headway.launcher.plan.plan import LOOPBACK
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed, Restart
 
 BACKEND = "headway"
-_OWN_STORE_TIMEOUT_S = 60.0  # for the machine of the store to connect to itself
-_ANSWER_TIMEOUT_S = 30.0  # for a store, beyond what it waits for on behalf of its caller
-_NOTICE_AFTER_S = 1.0
 _POLL_INTERVAL_S = 0.1
 
 
@@ -83,17 +76,12 @@ class Rendezvous(RendezvousHandler):
         """Begin the next round; LaunchError where no store can be made."""
         self._store = None  # the last one ends
         self.round += 1
-        listener = listening_socket(LOOPBACK, 0)
-        port = listener.getsockname()[1]
-        self._store = own_store(LOOPBACK, listener)
+        self._store, port = open_store(LOOPBACK)
         return self._info(0, 1, LOOPBACK, port)
 
     def _info(self, rank: int, num_machines: int, address: str, port: int) -> RendezvousInfo:
         assert self._store is not None
-        answering = AnsweringStore(
-            self._store, _ANSWER_TIMEOUT_S, lambda error: no_answer(address, port, error)
-        )
-        answering.while_waiting = self._look
+        answering = AnsweringStore(self._store, address, port, self._look)
         place = RendezvousStoreInfo(address, port)
         return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
 
@@ -160,37 +148,3 @@ class Rendezvous(RendezvousHandler):
         """Leave the run."""
         self._store = None
         return True
-
-
-def own_store(address: str, listener: socket.socket) -> TCPStore:
-    """Return a store that listens there, of which this process is the first client."""
-    port = listener.getsockname()[1]
-    made = begin(
-        TCPStore,
-        address,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=_OWN_STORE_TIMEOUT_S),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store closes it
-    )
-    if not is_done(made, _NOTICE_AFTER_S):
-        say(f"waiting for this machine's own store at {host_port(address, port)}")
-    try:
-        return result_of(made)
-    except DistError as error:
-        raise LaunchError(
-            f"the store of this machine does not answer: {host_port(address, port)}",
-            where=f"torch says: {str(error).splitlines()[0]}",
-            fix="check the loopback interface (`ip address show lo`) and the limit of open files "
-            "(`ulimit -n`)",
-        ) from None
-
-
-def no_answer(address: str, port: int, error: Exception) -> LaunchError:
-    """Return the error for a store that does not answer in time."""
-    return LaunchError(
-        f"torch's store at {host_port(address, port)} does not answer",
-        where=f"torch says: {str(error).splitlines()[0]}",
-        fix="see the output of machine 0; if it is still running, check the network to it",
-    )

@@ -7,9 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 
-from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.contract.notes import say
@@ -38,43 +36,14 @@ from headway.launcher.machines.messages import (
     Steps,
     Stopping,
 )
-from headway.launcher.machines.rendezvous import Rendezvous, RunEnded, no_answer, own_store
-from headway.launcher.machines.store_calls import begin, result_of
+from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
+from headway.launcher.machines.store import connect_to_store, open_store
 from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
 
 _POLL_INTERVAL_S = 0.1
-_STORE_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 600.0
 _DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
 _STOP_AFTER_S = 1.0  # a scheduler signals every machine itself; a person signals one
-
-
-def open_store(main_address: str) -> tuple[TCPStore, int]:
-    """Open the store of the next round on machine 0; return it and its port."""
-    host = listening_host(main_address) if is_literally_local(main_address) else ""
-    listener = listening_socket(host, 0)
-    port: int = listener.getsockname()[1]
-    return own_store(host or LOOPBACK, listener), port
-
-
-def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPStore:
-    """Connect to the store on machine 0, at the address by which the channel has reached it.
-
-    `look` is called while an answer is waited for, and before an error; what it raises ends this.
-    """
-    made = begin(
-        TCPStore,
-        address,
-        port,
-        is_master=False,
-        timeout=timedelta(seconds=_STORE_TIMEOUT_S),
-        wait_for_workers=False,
-    )
-    try:
-        return result_of(made, look)
-    except DistError as error:
-        look()
-        raise no_answer(address, port, error) from None
 
 
 class MachinesRendezvous(Rendezvous):
@@ -118,7 +87,9 @@ class MachinesRendezvous(Rendezvous):
         began, missing = member.round, member.missing
         store_port = None
         if self._is_machine_0:
-            self._store, store_port = open_store(self._membership.address)
+            main = self._membership.address
+            host = listening_host(main) if is_literally_local(main) else ""
+            self._store, store_port = open_store(host)
         member.send(Ready(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
