@@ -27,16 +27,18 @@ from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
 from headway.errors import UsageError
 from headway.history import own
-from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     Handlers,
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    TorchDynamoPlugin,
+    profiled,
 )
 from headway.plugins.project import Folder, ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
@@ -47,7 +49,6 @@ from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
 from headway.training.arguments import Devices, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.preparer import Preparer, is_spread_by_device_map
-from headway.training.profiling import profiled
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
 from headway.training.weights import Weights

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typing
 
-from headway.checkpoint.files import load, save
-from headway.checkpoint.weights import (
+from headway.checkpoint.files import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
     convert_file_size_to_int,
+    load,
+    save,
 )
 from headway.data.configuration import DataLoaderConfiguration
 from headway.distributed.collectives import (
@@ -51,7 +52,7 @@ from headway.distributed.nested import (
     send_to_device,
     slice_tensors,
 )
-from headway.distributed.progress import tqdm
+from headway.distributed.process import tqdm
 from headway.distributed.rng import RNGType, set_seed, synchronize_rng_state, synchronize_rng_states
 from headway.distributed.world import DistributedType
 from headway.memory.batch_size import find_executable_batch_size
@@ -71,7 +72,7 @@ from headway.plugins import (
     TorchDynamoPlugin,
 )
 from headway.precision.choice import PrecisionType
-from headway.precision.fp32_outputs import (
+from headway.precision.precision import (
     ConvertOutputsToFp32,
     convert_outputs_to_fp32,
     convert_to_fp32,

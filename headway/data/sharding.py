@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -23,9 +24,8 @@ from headway.data.position import (
     samples_in,
 )
 from headway.data.samplers import SkipBatchSampler, changed
-from headway.data.streams import mark, require_one_stream
 from headway.distributed.collectives import broadcast_object_list
-from headway.distributed.meeting import named
+from headway.distributed.meeting import meet, named
 from headway.errors import UsageError
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
@@ -417,3 +417,56 @@ def batch_size_of(loader: Any) -> int:
     sources = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
     sizes = (getattr(source, "batch_size", None) for source in sources)
     return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+VALUES = 64  # of each tensor that are compared
+_END = "end"  # in place of a mark
+
+
+def mark(samples: Any) -> int:
+    """Return a number that is the same for the same samples in every process.
+
+    Not from pickle, whose output for a tensor or a set differs between processes. Objects other
+    than numbers, text, arrays and tensors count by their type only.
+    """
+    return crc32(repr(_values(samples)).encode(errors="backslashreplace"))
+
+
+def require_one_stream(mark: int | None) -> None:
+    """Compare the marks of all ranks' streams; to be called by every rank for each round.
+
+    Ranks have to learn in each round that none has come to its end before the others, so to send a
+    mark along costs no further message.
+
+    Args:
+        mark: that of samples that every rank has read; None at the end of the stream.
+
+    Raises:
+        UsageError: on all ranks, if they differ.
+    """
+    marks = meet("a loop over a prepared DataLoader", _END if mark is None else str(mark))
+    if marks is None:
+        return
+    what = "lengths" if _END in marks else "samples"
+    raise UsageError(
+        f"the ranks' streams (IterableDataset) give different {what}, so they cannot be shared out",
+        where="the loop over a prepared DataLoader",
+        fix="seed the stream alike on all ranks, as with set_seed(...); or, if it picks its samples"
+        " by rank itself, leave its loader out of prepare()",
+    )
+
+
+def _values(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        is_dense = data.layout == torch.strided
+        return tuple(data.shape), data.flatten()[:VALUES].tolist() if is_dense else None
+    if isinstance(data, Mapping):
+        return [(_values(key), _values(value)) for key, value in data.items()]
+    if isinstance(data, (list, tuple)):
+        return [_values(one) for one in data]
+    if data is None or isinstance(data, (str, bytes, int, float, complex)):
+        return data
+    has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
+    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy's arrays, PIL's images
+        return crc32(data.tobytes())
+    return type(data).__name__

@@ -9,9 +9,7 @@ import torch
 from headway.devices.table import kind_of
 from headway.errors import MachineError, UsageError
 from headway.machine.detection import detect_machine
-from headway.precision.bf16 import Bf16
-from headway.precision.fp16 import Fp16
-from headway.precision.precision import DEFAULTS, Precision, PrecisionSettings
+from headway.precision.precision import DEFAULTS, Bf16, Fp16, Precision, PrecisionSettings
 
 
 class PrecisionType(str, Enum):

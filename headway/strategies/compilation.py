@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from headway.errors import UsageError, did_you_mean
-from headway.plugins.compilation import TorchDynamoPlugin
+from headway.plugins.handlers import TorchDynamoPlugin
 
 
 def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:

@@ -10,8 +10,7 @@ import torch
 
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.plugins.compilation import TorchDynamoPlugin
-from headway.plugins.handlers import DistributedDataParallelKwargs
+from headway.plugins.handlers import DistributedDataParallelKwargs, TorchDynamoPlugin
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compiled, uncompiled
 
@@ -66,8 +65,7 @@ class Strategy:
         return compiled(self._share(model) if trains else model, self._settings.dynamo)
 
     def _checkpoint_activations(self, model: torch.nn.Module) -> None:
-        from headway.strategies.activation_checkpointing import checkpoint_activations
-        from headway.strategies.units import units_of
+        from headway.strategies.units import checkpoint_activations, units_of
 
         groups = units_of(uncompiled(model), self._settings.wrap)
         checkpoint_activations(one for group in groups for one in group)

@@ -71,12 +71,12 @@ class Adapter(NamedTuple):
 ADAPTERS = {
     "jsonl": Adapter(("jsonl", "JsonlTracker")),
     "tensorboard": Adapter(
-        ("tensorboard", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
+        ("adapters", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
     ),
-    "wandb": Adapter(("package_runs", "WandBTracker"), ("wandb",), "wandb"),
-    "trackio": Adapter(("package_runs", "TrackioTracker"), ("trackio",), "trackio"),
-    "comet_ml": Adapter(("package_runs", "CometMLTracker"), ("comet_ml",), "comet_ml"),
-    "mlflow": Adapter(("mlflow", "MLflowTracker"), ("mlflow",), "mlflow"),
+    "wandb": Adapter(("adapters", "WandBTracker"), ("wandb",), "wandb"),
+    "trackio": Adapter(("adapters", "TrackioTracker"), ("trackio",), "trackio"),
+    "comet_ml": Adapter(("adapters", "CometMLTracker"), ("comet_ml",), "comet_ml"),
+    "mlflow": Adapter(("adapters", "MLflowTracker"), ("mlflow",), "mlflow"),
 }
 
 

@@ -13,8 +13,12 @@ from headway.devices.table import KINDS, kind_of
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
-from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
-from headway.plugins.handlers import GradientAccumulationPlugin, check_steps
+from headway.plugins.handlers import (
+    DynamoBackend,
+    GradientAccumulationPlugin,
+    TorchDynamoPlugin,
+    check_steps,
+)
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
 
 CALL = "the script's Accelerator(...)"

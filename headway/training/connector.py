@@ -22,7 +22,6 @@ from headway.distributed.world import GroupSettings, World, join_world
 from headway.history import own
 from headway.machine.source import Source, quota_file
 from headway.memory.device import tell_memory_at_exit
-from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -30,6 +29,7 @@ from headway.plugins.handlers import (
     Handlers,
     InitProcessGroupKwargs,
     ProfileKwargs,
+    TorchDynamoPlugin,
 )
 from headway.plugins.project import ProjectConfiguration, merged_project
 from headway.plugins.sharding import FullyShardedDataParallelPlugin, shown_plugin

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
-from headway.data.streams import mark
+from headway.data.sharding import mark
 from headway.errors import UsageError
 
 

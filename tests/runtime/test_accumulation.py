@@ -7,7 +7,7 @@ import torch
 
 from headway import Accelerator
 from headway.contract.records import progress
-from headway.precision.fp16 import Fp16
+from headway.precision.precision import Fp16
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 7])

@@ -9,7 +9,7 @@ import torch
 
 from headway import Accelerator
 from headway.errors import UsageError
-from headway.precision.fp16 import Fp16
+from headway.precision.precision import Fp16
 
 
 @pytest.mark.parametrize("fp16", [False, True])
