@@ -364,11 +364,7 @@ class Checkpointer:
         return weights
 
     def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
-        """Return the models that the hooks leave to be loaded.
-
-        Args:
-            check: refuses models that the checkpoint does not fit; every rank agrees on it.
-        """
+        """Return the models that the hooks leave to be loaded, once all ranks have checked them."""
         from headway.checkpoint.saving import agree
 
         models = self.training.inner_models
@@ -380,11 +376,7 @@ class Checkpointer:
     # ------------------------------------------------------------------ folders
 
     def project_folder(self, method: str) -> Path:
-        """Return the folder in which `checkpoint()` saves.
-
-        Raises:
-            UsageError: the script has named none; `method` is what needs it.
-        """
+        """Return the folder in which `checkpoint()` saves; `method` is what needs it."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(

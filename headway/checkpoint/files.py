@@ -99,12 +99,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) -> None:
-    """Write `obj` to a file that replaces `path` only once it is complete.
-
-    Args:
-        path: a file in an existing folder.
-        safe: write a state dict with safetensors instead of torch.save.
-    """
+    """Write `obj` to a file that replaces `path` once it is complete; `safe`: with safetensors."""
     target = Path(path)
     with replacing([target]) as [partial]:
         write_synced(obj, partial, safe=safe)
@@ -168,25 +163,11 @@ def save_weights(
     read_whole: Callable[[Any], Any] = lambda tensor: tensor,
     writes: bool = True,
 ) -> None:
-    """Write a state dict into one file, or into several and an index of them.
+    """Write a state dict into one file, or into several and an index of them; see `save_model`.
 
-    Where tensors are sharded every rank calls this, and one of them writes; no more of them than
-    those of one file are whole at a time.
-
-    Files of an earlier save into the same folder are removed.
-
-    Args:
-        state_dict: names and tensors; of several names for one tensor the first is written.
-        save_directory: a folder, which is created.
-        max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
-            "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
-        safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by torch.save.
-        read_whole: returns a tensor of the state in full; called on every rank in the same order.
-        writes: whether this rank writes.
-
-    Raises:
-        UsageError: `max_shard_size` is no size, `save_directory` is a file, or a tensor has no data
-            (on the meta device).
+    Where tensors are sharded every rank calls this, and the one that `writes` writes; no more of
+    them than those of one file are whole at a time. `read_whole` returns a tensor of the state in
+    full, and is called on every rank in the same order.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     _check(state_dict, folder)

@@ -140,11 +140,7 @@ def fits(value: Any, layout: Layout) -> bool:
 
 
 def require_layout(value: Any, layout: Layout, where: Path, name: str = "the state") -> None:
-    """Require that a value of a checkpoint is made like this.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+    """Raise CheckpointError unless a value of a checkpoint is made like this."""
     if fault := _fault(value, layout, name):
         raise CheckpointError(
             f"the checkpoint is damaged: {shown(fault)}, which no save writes",

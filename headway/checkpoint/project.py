@@ -95,9 +95,6 @@ def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path, or the newest of the project whose folder is there.
 
     The path of anything else is returned as it is: to read it says what is wrong.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
     """
     if os.path.lexists(path / NAME):
         return path
@@ -202,11 +199,7 @@ class Listed(NamedTuple):
 
 
 def listed_in(folder: Path) -> list[Listed]:
-    """Return the checkpoints in a folder, the newest last, and then what saves have left.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
-    """
+    """Return the checkpoints in a folder, the newest last, and then what saves have left."""
     left = [path for path in leftovers_in(folder) if is_unfinished(path)]
     return [
         *(_look_at(one.path) for one in candidates_in(folder)),

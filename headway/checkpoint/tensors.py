@@ -41,19 +41,9 @@ def save_tensors(
 ) -> dict[str, int]:
     """Write tensors into a new folder; every rank calls this, with the same or other names.
 
-    A tensor that several ranks have by the same name is that of the lowest rank. Returns when this
-    rank's files are written, but maybe not on disk yet; on rank 0 the index is among them.
-
-    Args:
-        tensors: of any shape, dtype and device; DTensors are written in parts.
-        folder: a new one on a file system that all ranks share.
-        group: by which the ranks talk; None is the default one.
-
-    Returns:
-        The CRC-32 of each file that this rank has written, by name.
-
-    Raises:
-        CheckpointError: a rank could not write; raised on every rank.
+    A tensor that several ranks have by the same name is that of the lowest rank; DTensors are
+    written in parts. Returns the CRC-32 of each file of this rank, which are written by then, but
+    maybe not on disk yet; on rank 0 the index is among them.
     """
     writer = FileSystemWriter(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
@@ -140,11 +130,7 @@ class _Checksummed(io.RawIOBase):
 class SavedTensors:
     """The tensors that `save_tensors` wrote, whose index has been read.
 
-    Attributes:
-        facts: for each saved tensor one of the same shape and dtype without data (device "meta").
-
-    Raises:
-        CheckpointError: the index is missing, damaged, or names what no tensor needs.
+    `facts` has for each one of the same shape and dtype without data (device "meta").
     """
 
     def __init__(self, folder: Path) -> None:
@@ -159,13 +145,9 @@ class SavedTensors:
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return new tensors with the values that were saved; every rank calls this.
 
-        Args:
-            wanted: tensors of the shape, dtype and placements to return; they are not changed.
-                Plain tensors are returned on the CPU.
-
-        Raises:
-            CheckpointError: a tensor is missing, or has another shape or dtype, which other ranks
-                do not notice; or the folder is damaged or hostile, raised on all of them.
+        They have the shape, dtype and placements of those that are wanted; plain ones come to the
+        CPU. A damaged folder is an error on all ranks; other ranks do not notice a tensor that does
+        not fit here.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.facts.get(name), self._folder)

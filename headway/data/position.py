@@ -48,11 +48,9 @@ class Division(NamedTuple):
         return whole + (first < rest)
 
     def of_batches(self, batches: Sequence[list[Any]], spare: list[Any], size: int) -> Round:
-        """Divide a round of batches.
+        """Divide a round of batches, of `size` samples if full; 0: they have sizes of their own.
 
-        Args:
-            spare: samples to repeat where ranks must have equally many.
-            size: samples of a full batch; 0 if batches have sizes of their own.
+        `spare` are samples to repeat where ranks must have equally many.
         """
         samples = list(chain.from_iterable(batches))
         have_own_sizes = not size and len(batches) == self.num_batches
@@ -158,11 +156,7 @@ class SavedRng:
 
     If the first pass of all is one of these, it begins where the generators were when the run was
     saved, whatever the script has drawn since. Other passes may have advanced them by the time that
-    a later one begins.
-
-    Args:
-        states: those that were saved; None leaves the generators where the script has put them.
-        device: whose generators are among them.
+    a later one begins. Where nothing was saved, they stay where the script has put them.
     """
 
     def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
@@ -191,13 +185,8 @@ class Resumption:
     to take from the passes and random numbers which follow. After a pass that came to its end it
     goes back once: a loop that trains with none of its batches would have no end otherwise.
 
-    Args:
-        states: of the global generators; None leaves them where the script has put them.
-        device: whose generators are among them.
-
-    Attributes:
-        generators: for the passes that go on.
-        open: the passes that are under way, of all loaders; the first of each of them.
+    `generators` are for the passes that go on; `open` has the passes that are under way, of all
+    loaders, the first of each.
     """
 
     def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
@@ -293,23 +282,16 @@ class Pass:
 
 
 class Left(NamedTuple):
-    """Where a loop has left its passes before their end.
-
-    Args:
-        after: what each of them had given.
-        times: how many have, one after the other.
-    """
+    """Where a loop has left its passes before their end: how many, one after the other."""
 
     after: Offset
     times: int
 
 
 class ResumePoint(NamedTuple):
-    """A pass that another run has begun, and that is the next one here.
+    """The state of a pass that another run has begun, and that is the next one here.
 
-    Args:
-        state: of that pass, and what it has taken.
-        only_skipped: it goes on only where the script itself leaves its first batches out.
+    With `only_skipped` it goes on only where the script itself leaves its first batches out.
     """
 
     state: dict[str, Any]
@@ -488,10 +470,8 @@ def after(
 ) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler (or of a sampler) without those that were taken.
 
-    Args:
-        size: how many of the epoch's first samples to return as well; as many as were taken at
-            most.
-        counted: sees all that is drawn, also what is left out, and returns it.
+    And up to `size` of the epoch's first samples, of those taken. `counted` sees all that is drawn,
+    also what is left out, and returns it.
     """
     if counts_samples(source):
         if not taken.samples and counted is iter:
@@ -523,11 +503,7 @@ class Indices:
 
 
 class LookaheadSampler:
-    """Batches of indices, one of which is drawn ahead, so that the last one is known.
-
-    Attributes:
-        has_more: whether another follows the one that was given last.
-    """
+    """Batches of indices, one of which is drawn ahead, so that the last one is known."""
 
     def __init__(self, source: Any, indices: Indices, skip: Offset) -> None:
         self._source, self._indices, self._skip = source, indices, skip

@@ -53,12 +53,7 @@ class NoBatch:
 
 
 class Share:
-    """All of a loader: the share of the only rank.
-
-    Args:
-        skip: batches to leave out at the beginning of each pass.
-        indices: the form that indices have for the loader's data set.
-    """
+    """All of a loader, but for `skip` batches at the beginning: the share of the only rank."""
 
     reads = True
     """Whether this rank loads samples."""
@@ -170,8 +165,7 @@ class StreamShare(Share):
 class MapRounds:
     """The rounds of a map data set: lists of indices, in the order of its sampler.
 
-    Args:
-        all_read: every rank draws them, so their generators must agree; else only rank 0 does.
+    With `all_read` every rank draws them, so their generators must agree; else only rank 0 does.
     """
 
     def __init__(
@@ -369,10 +363,8 @@ def is_stateful(loader: Any) -> bool:
 def as_plain(loader: Any) -> Any:
     """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are.
 
-    A prepared loader keeps its state itself, for any number of ranks.
-
-    Raises:
-        UsageError: it has been given a state, which would be lost.
+    A prepared loader keeps its state itself, for any number of ranks; one that was given a state
+    before is refused.
     """
     if not is_stateful(loader):
         return loader
@@ -433,16 +425,10 @@ def mark(samples: Any) -> int:
 
 
 def require_one_stream(mark: int | None) -> None:
-    """Compare the marks of all ranks' streams; to be called by every rank for each round.
+    """Compare the marks of all ranks' streams; every rank calls this for each round.
 
-    Ranks have to learn in each round that none has come to its end before the others, so to send a
-    mark along costs no further message.
-
-    Args:
-        mark: that of samples that every rank has read; None at the end of the stream.
-
-    Raises:
-        UsageError: on all ranks, if they differ.
+    None is the end of the stream. Ranks have to learn in each round that none has come to its end
+    before the others, so to send a mark along costs no further message.
     """
     marks = meet("a loop over a prepared DataLoader", _END if mark is None else str(mark))
     if marks is None:

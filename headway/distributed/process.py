@@ -20,11 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Process:
-    """This rank, as the script sees it.
-
-    Attributes:
-        world: its place among the ranks, and its device.
-    """
+    """This rank, as the script sees it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -245,17 +241,7 @@ def _only_if(condition: bool, function: Function) -> Function:
 
 
 def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:
-    """Return this rank's consecutive part of `inputs`; the first ranks get one more if need be.
-
-    Args:
-        inputs: a list, tuple, tensor, numpy array or `datasets.Dataset`, or a dict of those, all of
-            one length. It is not changed.
-        apply_padding: repeat the last element until all parts are equally long; tensors are then
-            on the device of `world`.
-
-    Raises:
-        UsageError: `inputs` is of another kind, or the lengths in it differ.
-    """
+    """Return this rank's part of `inputs`, as `Process.split_between_processes` gives it."""
     rank, size = world.ranks.rank, world.ranks.world_size
     length = _length(inputs)
     each, extra = divmod(length, size)

@@ -43,13 +43,7 @@ class Training(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How a training starts.
-
-    Args:
-        training: which it is.
-        path: the checkpoint that it goes on from; None: it begins anew.
-        lines: what is said of it.
-    """
+    """How a training starts: from which checkpoint, if not anew, and what is said of it."""
 
     training: Training
     path: str | None = None
@@ -57,12 +51,7 @@ class Start(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """A library's checkpoints.
-
-    Args:
-        at: returns the one at a path, or those in a folder.
-        fault: says why training does not go on from one of them.
-    """
+    """Returns a library's checkpoints at a path, and says why training does not go on from one."""
 
     at: Callable[[Path], Sequence[Saved]]
     fault: Callable[[Path], str | None]
@@ -109,8 +98,7 @@ def write_record(folder: Path, training: Training) -> Training:
 def note_stop(folder: Path, training: Training, request: Request) -> bool:
     """Note what stops a training, so that it goes on when it is run again; not after Ctrl-C.
 
-    Returns:
-        Whether that is written: a disk may be full after the checkpoint.
+    Return whether that is written: a disk may be full after the checkpoint.
     """
     if request is Request.SIGINT:
         return False
@@ -136,16 +124,9 @@ def tell_start(library: str, start: Start) -> None:
 def select_start(
     run: RunContract, folder: Path, given: str | bool | None, checkpoints: Checkpoints
 ) -> Start:
-    """Return how the next training of this process in a folder starts.
+    """Return how the next training of this process in the folder of its output starts.
 
-    Args:
-        run: what the launcher says.
-        folder: of the training's output.
-        given: by the script: a checkpoint, True for the last one in the folder, or none.
-        checkpoints: the library's.
-
-    Raises:
-        CheckpointError: what was asked for is not there.
+    `given` is the script's: a checkpoint, True for the last one in the folder, or none.
     """
     _trainings[str(folder.absolute())] += 1
     number, before = _trainings[str(folder.absolute())], read_record(folder)

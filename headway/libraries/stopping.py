@@ -17,12 +17,7 @@ from headway.distributed.world import rank_and_size
 class Stopping:
     """Notes what asks a training to stop, from its beginning to its end.
 
-    Attributes:
-        request: what all ranks have agreed on.
-
-    Args:
-        run: what the launcher says.
-        device: of this rank.
+    `request` is what all ranks have agreed on.
     """
 
     def __init__(self, run: RunContract, device: torch.device) -> None:
@@ -54,8 +49,7 @@ class Stopping:
     def leave(self, step: int, saved: str, *, is_noted: bool) -> NoReturn:
         """End this process, on all ranks, once all is saved.
 
-        Args:
-            is_noted: rank 0 has noted the stop: the same run, when it is run again, goes on.
+        `is_noted`: rank 0 has noted the stop, so that the same run, when it is run again, goes on.
         """
         again = "run the same command again to go on" if is_noted else "--resume latest goes on"
         tell_stopped(self.request, step, saved, again)

@@ -42,8 +42,7 @@ _CHECKPOINTS = Checkpoints(trainer_checkpoints, trainer_fault)
 def join(module: ModuleType) -> None:
     """Let the trainings of `module.Trainer` stop, save and go on as the launcher says.
 
-    Raises:
-        AttributeError: it has other methods than the versions that are known.
+    An AttributeError: it has other methods than the versions that are known.
     """
     trainer_class: Any = module.Trainer
     train, _ = trainer_class.train, (trainer_class._save_checkpoint, trainer_class._save_rng_state)

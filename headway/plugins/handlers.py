@@ -48,11 +48,7 @@ Handler = TypeVar("Handler", bound=KwargsHandler)
 
 
 class Handlers:
-    """The handlers that one Accelerator got, at most one of each kind.
-
-    Raises:
-        UsageError: this is no list, an object is no handler of `kinds`, or two are of one kind.
-    """
+    """The handlers that one Accelerator got, at most one of each kind."""
 
     def __init__(
         self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]

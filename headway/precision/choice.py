@@ -44,15 +44,9 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision called `name` (no, fp16, bf16) for `device`.
+    """Return the precision called `name` (no, fp16, bf16) for `device`, if that has it.
 
-    Args:
-        settings: of autocast and the loss scale, for the precisions that have them.
-        where: where the name came from, for messages.
-
-    Raises:
-        UsageError: fp16 on a CPU.
-        MachineError: a precision that this device does not have.
+    `where` the name came from is for messages.
     """
     kind = kind_of(device.type)
     if name in kind.lacking:

@@ -42,11 +42,7 @@ class Precision:
         self._settings = settings
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return the context in which a forward pass is computed.
-
-        Args:
-            handler: in place of that of the settings.
-        """
+        """Return the context in which a forward pass is computed."""
         return nullcontext()
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -274,11 +274,7 @@ def _require_shardable(model: torch.nn.Module) -> None:
 
 
 def _require_one_dtype(groups: Iterable[Sequence[torch.nn.Module]]) -> None:
-    """Raise UsageError unless torch can gather what is trained in each unit as one tensor.
-
-    Args:
-        groups: the units, inner ones first.
-    """
+    """Raise UsageError unless torch can gather what is trained in each unit as one tensor."""
     seen: set[torch.nn.Module] = set()
     for group in groups:
         own = {module for one in group for module in one.modules()} - seen
@@ -358,14 +354,11 @@ Module = torch.nn.Module
 
 
 class ForwardMethods:
-    """Lets methods of a model gather its weights, from their beginning to their end.
+    """Lets methods of a sharded model gather its weights, from their beginning to their end.
 
     Methods and `forward()` may call each other: whichever is called first gathers, and frees.
-    torch's own wrapper would free them after each, though the caller needs them still.
-
-    Args:
-        model: a sharded model.
-        before: is called before weights are gathered for a method.
+    torch's own wrapper would free them after each, though the caller needs them still. `before` is
+    called before weights are gathered for a method.
     """
 
     def __init__(self, model: Any, before: Callable[[], None]) -> None:
@@ -466,11 +459,7 @@ _NEEDS = {  # of optimizers that do not work with shards
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` update the successors of its parameters, with its state so far.
-
-    Raises:
-        UsageError: a parameter is in no prepared model, or the optimizer cannot update shards.
-    """
+    """Let `optimizer` update the successors of its parameters, with its state so far."""
     kind = type(optimizer).__name__
     if kind in _NEEDS:
         raise UsageError(

@@ -55,9 +55,8 @@ class Strategy:
     ) -> torch.nn.Module:
         """Return `model` computing in `precision` and compiled as set, shared by the ranks.
 
-        Args:
-            device: where the weights go; None leaves them where they are.
-            trains: make its gradients the same on all ranks.
+        Without a device the weights stay where they are. `trains`: its gradients are the same on
+        all ranks.
         """
         if trains and self._settings.activation_checkpointing:
             self._checkpoint_activations(model)

@@ -160,14 +160,7 @@ Chosen = str | GeneralTracker
 
 
 def choose_trackers(log_with: Any) -> list[Chosen]:
-    """Return the trackers that `log_with` means, each once: instances, and names.
-
-    Args:
-        log_with: a name, a LoggerType, an instance, a sequence of these, or None.
-
-    Raises:
-        UsageError: a name is unknown, or its package is not installed.
-    """
+    """Return the trackers that `log_with` means, each once: instances, and names."""
     chosen: list[Chosen] = []
     for one in _as_list(log_with):
         for found in get_available_trackers() if one == LoggerType.ALL else [_checked(one)]:

@@ -98,9 +98,6 @@ def read_run_file(path: Path) -> Run:
     """Read the file of a run, also while it is being written.
 
     A call of `log` without a step has the step after the one of the call before it.
-
-    Raises:
-        ConfigError: it cannot be read, or is no run of this version.
     """
     try:
         lines = path.read_bytes().split(b"\n")

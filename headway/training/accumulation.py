@@ -108,11 +108,9 @@ class TokenMean:
     def within(
         self, context: AbstractContextManager[Any], *, withheld: bool = False, local: bool = False
     ) -> Iterator[None]:
-        """Enter `context`.
+        """Enter `context`, in which backward passes are not the last of their step (`withheld`).
 
-        Args:
-            withheld: backward passes in it are not the last ones of their step.
-            local: this rank trains on its own; the mean is that of its own tokens.
+        Or in which this rank trains on its own (`local`); the mean is that of its own tokens.
         """
         before = self._is_withheld, self._is_local
         self._is_withheld, self._is_local = withheld, local or self._is_local
@@ -175,15 +173,9 @@ class TokenMean:
     ) -> torch.Tensor:
         """Return the gradient with which the backward pass of `loss_sum` begins.
 
-        Args:
-            loss_sum: the sum of the losses of this rank's tokens, of shape [] or [1].
-            num_tokens: how many those are, 0 or more; an int, or an integer tensor of one element.
-            is_due: whether this is the last micro-batch of the step, outside of `withheld`.
-            parameters: returns those whose gradients accumulate.
-            is_exchanged: ranks average the gradients of every micro-batch, not of the last alone.
-
-        Raises:
-            UsageError: the loss has several elements, or `num_tokens` is no such number.
+        The loss is the sum of those of this rank's tokens, of shape [] or [1]. `is_due`: this is
+        the last micro-batch of the step, outside of `withheld`. `is_exchanged`: ranks average the
+        gradients of every micro-batch, not of the last alone.
         """
         if loss_sum.numel() != 1:
             raise UsageError(

@@ -76,11 +76,7 @@ class Connected(NamedTuple):
 def connect(given: Any) -> Connected:
     """Join the other ranks, and return what the arguments and the launcher ask for.
 
-    Args:
-        given: the arguments of the Accelerator, as attributes.
-
-    Raises:
-        UsageError, MachineError, LaunchError: as the Accelerator does.
+    `given` has the arguments of the Accelerator as attributes.
     """
     check_seed(given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
@@ -140,11 +136,7 @@ def connect(given: Any) -> Connected:
 
 
 def tell(connected: Connected, strategy: str | None) -> None:
-    """Say on rank 0 what was overridden or has no effect, now and at the end of the script.
-
-    Args:
-        strategy: the argument of the Accelerator.
-    """
+    """Say on rank 0 what was overridden or has no effect, now and at the end of the script."""
     channel.has_made_accelerator = True
     own.join()
     settings, world = connected.settings, connected.world

@@ -90,11 +90,7 @@ class Training:
                 self.prepared.append((obj, obj))
 
     def only(self, *objects: Any) -> Training:
-        """Return a training of these prepared objects alone, with all else of this one.
-
-        Raises:
-            UsageError: one has not been prepared.
-        """
+        """Return a training of these prepared objects alone, with all else of this one."""
         other = copy(self)
         for one in objects:
             if self.find(one) is None:

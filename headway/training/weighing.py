@@ -23,8 +23,7 @@ from headway.training.training import Training
 class Weighing:
     """Weighs losses: of one of several micro-batches, some tokens of all, or a part of a batch.
 
-    Attributes:
-        micro_batches: splits batches that do not fit into memory; None without `auto_micro_batch`.
+    `micro_batches` splits batches that do not fit into memory; None without `auto_micro_batch`.
     """
 
     def __init__(self, training: Training, *, auto_micro_batch: bool) -> None:
@@ -43,12 +42,7 @@ class Weighing:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the loss, and the gradient with which its backward pass begins; None is 1.
 
-        Args:
-            num_tokens: how many tokens the loss is the sum of; None: it is a mean.
-            gradient: what the script has given.
-
-        Raises:
-            UsageError: it cannot be weighed together with those before it.
+        The loss is the sum of `num_tokens`, or a mean; `gradient` is what the script has given.
         """
         training, accumulation = self._training, self._training.accumulation
         if self.micro_batches is not None and self.micro_batches.is_active:
@@ -98,9 +92,6 @@ class MicroBatches:
     no optimizer steps: ranks exchange nothing that one without memory would be missing from. Then
     they agree, and average the gradients in one go. The size that was found stays for all batches
     to come.
-
-    Args:
-        parameters: returns those whose gradients are computed.
     """
 
     def __init__(
@@ -124,12 +115,7 @@ class MicroBatches:
         return self._share is not None
 
     def parts(self, batch: Any, max_size: int | None, min_size: int) -> Iterator[Any]:
-        """Yield the parts of `batch`, from the beginning again after memory ran out on a rank.
-
-        Raises:
-            OutOfMemory: memory runs out with parts of `min_size` samples, too.
-            UsageError: a size is below 1, or the batch has no samples.
-        """
+        """Yield the parts of `batch`, from the beginning again after memory ran out on a rank."""
         samples = samples_in(batch)
         _check_sizes(samples, max_size, min_size)
         size = min(one for one in (samples, self._size, max_size) if one is not None)
@@ -169,11 +155,7 @@ class MicroBatches:
             self._is_guarded = False
 
     def weighed(self, loss: torch.Tensor, *, by_tokens: bool) -> torch.Tensor:
-        """Return the loss of a part, times its share in the batch unless its tokens weigh it.
-
-        Raises:
-            UsageError: the script is not in `accumulate()`.
-        """
+        """Return the loss of a part, times its share in the batch unless its tokens weigh it."""
         if not self._is_guarded or self._share is None:
             raise UsageError(
                 "backward() in a loop over micro_batches(), but not in accumulate()",

@@ -100,11 +100,7 @@ def _outcome(
 
 
 def _wait(child: int, woken: int, deadline: float) -> int:
-    """Return the status of a child that has ended, or is ended at the deadline.
-
-    Raises:
-        SystemExit: nobody waits for it any more: standard input has ended.
-    """
+    """Return the status of a child that has ended, or is ended at the deadline."""
     ended = status = 0
     try:
         while not ended and (left := deadline - time.monotonic()) > 0:
