@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import NAME, Manifest, read_manifest, verify
+from headway.checkpoint.manifest import NAME, Manifest, read_manifest, take_another, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
@@ -108,8 +108,4 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> di
 
 
 def _unreadable(where: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint cannot be read: {why}",
-        where=str(where),
-        fix="load another checkpoint: `headway checkpoint ls` lists them",
-    )
+    return take_another(f"the checkpoint cannot be read: {why}", where)

@@ -319,8 +319,13 @@ def _closed(path: Path, error: PermissionError) -> CheckpointError:
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
+    return take_another(f"the checkpoint is damaged: {why}", path)
+
+
+def take_another(what: str, where: Path) -> CheckpointError:
+    """Return the error of a checkpoint that cannot be used."""
     return CheckpointError(
-        f"the checkpoint is damaged: {why}",
-        where=shown(str(path)),
+        what,
+        where=shown(str(where)),
         fix="load another checkpoint: `headway checkpoint ls` lists them",
     )

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway.checkpoint.index import read_index
+from headway.checkpoint.manifest import take_another
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
@@ -185,13 +186,14 @@ def _require_match(
         )
     if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
         raise CheckpointError(
-            f"{name} is {_described(saved)} in the checkpoint and {_described(wanted)} in this run",
+            f"{name} is {described(saved)} in the checkpoint and {described(wanted)} in this run",
             where=str(folder),
             fix="load a checkpoint of a model with the same sizes and dtype",
         )
 
 
-def _described(tensor: torch.Tensor) -> str:
+def described(tensor: torch.Tensor) -> str:
+    """Return the dtype and the shape of a tensor."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -277,8 +279,4 @@ class _Planner(DefaultLoadPlanner):
 
 
 def _damaged(where: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the tensors of the checkpoint cannot be read: {why}",
-        where=str(where),
-        fix="load another checkpoint: `headway checkpoint ls` lists them",
-    )
+    return take_another(f"the tensors of the checkpoint cannot be read: {why}", where)

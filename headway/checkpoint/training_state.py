@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway.checkpoint.layout import OPTIMIZER, OWN, SHARED, fits, require_layout
 from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
-from headway.checkpoint.tensors import own_part
+from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
 from headway.data.loader import PreparedDataLoader
@@ -698,6 +698,4 @@ def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
 
 
 def _facts(tensor: Any) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return described(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

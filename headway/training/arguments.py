@@ -226,8 +226,6 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
 
 Devices = int | str | Sequence[int | str]
 
-CALL = "the script's Accelerator(...)"
-
 
 def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | None:
     """Return the index of the GPU that `devices` selects, or None if it leaves it open.
