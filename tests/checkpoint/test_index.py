@@ -156,5 +156,5 @@ def test_one_that_is_cut_nested_too_deep_or_missing_is_refused(index: Path) -> N
         with pytest.raises(CheckpointError):
             SavedTensors(index.parent)
     index.unlink()
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="metadata is missing"):
         SavedTensors(index.parent)
