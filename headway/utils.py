@@ -79,7 +79,7 @@ from headway.plugins import (
     ProjectConfiguration as ProjectConfiguration,
     TorchDynamoPlugin as TorchDynamoPlugin,
 )
-from headway.precision.choice import PrecisionType as PrecisionType
+from headway.precision.precision import PrecisionType as PrecisionType
 from headway.precision.precision import (
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
     convert_outputs_to_fp32 as convert_outputs_to_fp32,

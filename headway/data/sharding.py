@@ -57,9 +57,8 @@ class Share:
 
     reads = True
     """Whether this rank loads samples."""
-    _ahead: LookaheadSampler | _BatchShard | None = (
-        None  # what draws the indices, if this rank does
-    )
+    _ahead: LookaheadSampler | _BatchShard | None = None
+    """What draws the indices, if this rank does."""
 
     def __init__(self, loader: Any, skip: int = 0, indices: Indices = PLAIN) -> None:
         if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):

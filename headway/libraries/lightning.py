@@ -34,12 +34,12 @@ from headway.libraries.folders import LIGHTNING, Saved, lightning_checkpoints, l
 from headway.libraries.resuming import (
     Checkpoints,
     Start,
+    Stopping,
     note_stop,
     select_start,
     tell_start,
     write_record,
 )
-from headway.libraries.stopping import Stopping
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
 _KEEP_OWN = 2

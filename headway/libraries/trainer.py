@@ -28,13 +28,13 @@ from headway.libraries.folders import STATE, trainer_checkpoints, trainer_fault
 from headway.libraries.resuming import (
     Checkpoints,
     Start,
+    Stopping,
     Training,
     note_stop,
     select_start,
     tell_start,
     write_record,
 )
-from headway.libraries.stopping import Stopping
 
 _CHECKPOINTS = Checkpoints(trainer_checkpoints, trainer_fault)
 

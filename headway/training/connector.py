@@ -33,8 +33,7 @@ from headway.plugins.handlers import (
 )
 from headway.plugins.project import ProjectConfiguration, merged_project
 from headway.plugins.sharding import FullyShardedDataParallelPlugin, shown_plugin
-from headway.precision.choice import precision_for
-from headway.precision.precision import PrecisionSettings
+from headway.precision.precision import PrecisionSettings, precision_for
 from headway.state import shared_precision, shared_world
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
