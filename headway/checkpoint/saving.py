@@ -77,21 +77,13 @@ def prefix_of(rank: int | None = None) -> str:
 
 
 class Prepared(NamedTuple):
-    """A checkpoint that is about to be written; it holds all that the writing needs.
+    """A checkpoint that is about to be written; it holds all that the writing needs."""
 
-    Args:
-        target: the folder that it becomes.
-        pending: the private folder in which it is written.
-        shared: values of all ranks, as JSON.
-        own: values of this rank, as JSON.
-        tensors: those that this rank writes, by name.
-    """
-
-    target: Path
-    pending: Path
-    shared: Any
-    own: Any
-    tensors: Mapping[str, torch.Tensor]
+    target: Path  # the folder that it becomes
+    pending: Path  # the private folder in which it is written
+    shared: Any  # values of all ranks, as JSON
+    own: Any  # those of this rank
+    tensors: Mapping[str, torch.Tensor]  # those that this rank writes, by name
     progress: Progress
     sha256: bool
     then: Callable[[float], object]

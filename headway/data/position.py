@@ -128,24 +128,18 @@ def _nothing() -> None:
 
 
 class Start(NamedTuple):
-    """How a pass begins.
+    """How a pass begins: what it leaves out, and what is called at which moment.
 
-    Args:
-        taken: what is left out of a pass that another run has begun, with the batches that the
-            script itself leaves out; the samples of a map data set are drawn anew, not loaded.
-            None: what every pass leaves out.
-        begun: to be called once torch's iterator is made, which draws a seed for loader workers.
-        drawing: to be called before the first index is drawn.
-        ready: to be called once those that are left out are drawn, and before the next samples are
-            loaded.
-        loaded: to be called once the first batch is there, where it is loaded ahead.
+    `taken` is left out of a pass that another run has begun, with the batches that the script
+    itself leaves out; the samples of a map data set are drawn anew, not loaded. None: what every
+    pass leaves out.
     """
 
     taken: Offset | None = None
-    begun: Callable[[], None] = _nothing
-    drawing: Callable[[], None] = _nothing
-    ready: Callable[[], None] = _nothing
-    loaded: Callable[[], None] = _nothing
+    begun: Callable[[], None] = _nothing  # torch's iterator is made, and has drawn a workers' seed
+    drawing: Callable[[], None] = _nothing  # the first index is about to be drawn
+    ready: Callable[[], None] = _nothing  # what is left out is drawn, no sample after it is loaded
+    loaded: Callable[[], None] = _nothing  # the first batch is there, where it is loaded ahead
 
 
 FRESH = Start()

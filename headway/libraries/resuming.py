@@ -29,21 +29,13 @@ _trainings: Counter[str] = Counter()  # of this process, by the folder of their 
 
 
 class Training(NamedTuple):
-    """A training, as its record says.
+    """A training, as its record says."""
 
-    Args:
-        launched_at: when the launch that trains began, in seconds since the epoch.
-        job: of the scheduler; empty outside of one.
-        number: of the script's trainings in this folder, from 1.
-        began_at: when it began, by the clock of its disk; runs that go on keep it.
-        stopped_by: what has stopped it, with exit code 75: run it again.
-    """
-
-    launched_at: float
-    job: str = ""
-    number: int = 1
-    began_at: float = 0.0
-    stopped_by: str = ""
+    launched_at: float  # when the launch that trains began, in seconds since the epoch
+    job: str = ""  # of the scheduler; empty outside of one
+    number: int = 1  # of the script's trainings in this folder
+    began_at: float = 0.0  # by the clock of its disk; runs that go on keep it
+    stopped_by: str = ""  # with exit code 75: run it again
 
 
 class Start(NamedTuple):

@@ -46,17 +46,11 @@ class LoggerType(str, Enum):
 
 
 class Adapter(NamedTuple):
-    """Where an adapter is, and what it needs.
+    """Where an adapter is, and what it needs."""
 
-    Args:
-        place: the module and class; the module is imported when the tracker is used.
-        packages: any of these modules is enough; none are needed where it is empty.
-        install: what `pip install` takes.
-    """
-
-    place: tuple[str, str]
-    packages: tuple[str, ...] = ()
-    install: str = ""
+    place: tuple[str, str]  # the module and class; imported when the tracker is used
+    packages: tuple[str, ...] = ()  # any of these modules is enough; none are needed if empty
+    install: str = ""  # what `pip install` takes
 
     @property
     def is_installed(self) -> bool:
