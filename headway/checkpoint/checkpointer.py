@@ -35,10 +35,6 @@ class Checkpointer:
         project: how checkpoints are named, and how many stay.
         began_at: when the job began, in seconds since the epoch; for the manifest.
         beside: what rank 0 adds to each checkpoint: the name of a JSON file, and what returns it.
-
-    Attributes:
-        has_state: whether this run has saved or loaded a checkpoint.
-        known_saves: in the manifests of what rank 0 has saved, and of what was there before.
     """
 
     def __init__(
@@ -51,8 +47,8 @@ class Checkpointer:
     ) -> None:
         self.training = training
         self.project = project
-        self.has_state = False
-        self.known_saves: set[float] = set()
+        self.has_state = False  # whether this run has saved or loaded a checkpoint
+        self.known_saves: set[float] = set()  # times in the manifests of what rank 0 saved or found
         self._began_at = began_at
         self._beside = beside or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()

@@ -222,12 +222,6 @@ class Pass:
         drawn_by: what draws its samples; None if the data set may do so.
         resumed: the run that goes on, if this is the first pass over its loader.
         is_rest: whether it goes on itself.
-
-    Attributes:
-        has_trained: whether something was trained after a batch of it.
-        is_exhausted: whether the script has asked for a batch after the last one.
-        stream: the state of the data set after the batches that were given, if it has one.
-        ahead: that of the generators then, if the next batch was loaded ahead and may draw.
     """
 
     def __init__(
@@ -242,12 +236,13 @@ class Pass:
     ) -> None:
         self.epoch, self.before = epoch, before
         self.resumed, self.is_rest = resumed, is_rest
-        self.has_trained = self.is_exhausted = False
+        self.has_trained = False  # whether something was trained after a batch of it
+        self.is_exhausted = False  # whether the script has asked for a batch after the last one
         self.rounds = 0  # that the script was given
         self.samples = 0  # in these, on all ranks together
         self.is_complete = False
-        self.stream: Any = None
-        self.ahead: dict[str, Any] | None = None
+        self.stream: Any = None  # the state of the data set after the batches that were given
+        self.ahead: dict[str, Any] | None = None  # the generators then, if loading ahead may draw
         self._owners, self._drawn_by = owners, drawn_by
         self._note_generators()
         self._is_drawn = False
@@ -298,25 +293,17 @@ class Passes:
     What is trained belongs to the pass that has begun last, of those under way. Once something was
     trained, a pass in which nothing is, such as a look at a batch or an evaluation, is no epoch.
 
-    Attributes:
-        following: the number of the next one.
-        epochs: how many have ended, in earlier runs as well; where nothing was trained in any, how
-            many have come to their ends.
-        samples: those that they have given.
-        has_lasting_workers: whether workers that outlive a pass were started, in earlier runs too.
-        left: where the passes before in which something was trained were left; None after a whole
-            one.
-        is_looked_at: whether a pass without training has come after one with it, not inside of one.
-        pending: the one that goes on here.
-        interrupted: the run that goes on, until the first pass over this loader.
+    `epochs` is how many have ended, in earlier runs as well; where nothing was trained in any, how
+    many have come to their ends. `samples` are those that they have given.
     """
 
     def __init__(self) -> None:
-        self.following = 0
-        self.has_lasting_workers = self.is_looked_at = False
-        self.left: Left | None = None
-        self.pending: ResumePoint | None = None
-        self.interrupted: Resumption | None = None
+        self.following = 0  # the number of the next one
+        self.has_lasting_workers = False  # that outlive a pass were started, in earlier runs too
+        self.is_looked_at = False  # a pass without training has come after one with it, not inside
+        self.left: Left | None = None  # where those with training were left; None after a whole one
+        self.pending: ResumePoint | None = None  # the one that goes on here
+        self.interrupted: Resumption | None = None  # until the first pass over this loader
         self._has_trained = self._keeps_looks = False
         self._open: list[Pass] = []  # the one that has begun last is the last
         self._num_trained = channel.num_trained

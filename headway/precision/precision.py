@@ -29,16 +29,11 @@ DEFAULTS = PrecisionSettings()
 
 
 class Precision:
-    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule.
-
-    Attributes:
-        uses_autocast: whether models that are prepared from now on compute under autocast.
-        scaler: what adapts the loss scale; None where there is none.
-    """
+    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule."""
 
     name = "no"
-    uses_autocast = False
-    scaler: torch.amp.GradScaler | None = None
+    uses_autocast = False  # whether models that are prepared from now on compute under autocast
+    scaler: torch.amp.GradScaler | None = None  # what adapts the loss scale
 
     def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
         self._device = device

@@ -29,17 +29,11 @@ class StrategySettings(NamedTuple):
 
 
 class Strategy:
-    """One rank has the whole model to itself.
+    """One rank has the whole model to itself."""
 
-    Attributes:
-        data_rank: which share of every batch this rank reads.
-        data_size: how many shares there are.
-        shards: whether a rank holds a part of each parameter only.
-    """
-
-    data_rank = 0
-    data_size = 1
-    shards = False
+    data_rank = 0  # which share of every batch this rank reads
+    data_size = 1  # how many shares there are
+    shards = False  # whether a rank holds a part of each parameter only
 
     def __init__(self, world: World, settings: StrategySettings) -> None:
         self._world = world

@@ -21,17 +21,10 @@ class Accumulation:
 
     Every rank counts the same, because every rank gets equally many batches. A loop that is left
     early keeps its count: its gradients are still in the model, and count towards the next step.
-
-    Attributes:
-        steps: micro-batches in one optimizer step.
-        sync_gradients: whether gradients are due.
-        num_micro_batches: how many were begun so far.
-        num_steps: how many optimizer steps those were the first of.
-        plugin: how they accumulate, besides the number of steps.
     """
 
     def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
-        self.steps = steps
+        self.steps = steps  # micro-batches in one optimizer step
         self.configure(plugin or GradientAccumulationPlugin())
         self.reset()
 
@@ -44,8 +37,10 @@ class Accumulation:
 
     def reset(self) -> None:
         """Begin anew, for all optimizers that step with this."""
-        self.sync_gradients = True
-        self._micro_batches = self.num_micro_batches = self.num_steps = 0
+        self.sync_gradients = True  # whether gradients are due
+        self.num_micro_batches = 0  # how many were begun so far
+        self.num_steps = 0  # how many optimizer steps those were the first of
+        self._micro_batches = 0  # of the step that is under way
 
     @property
     def is_open(self) -> bool:
