@@ -245,8 +245,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     from headway.estimate.child import torch_patches
     from headway.estimate.child.ledger import Ledger
     from headway.estimate.child.ranks import shard
-    from headway.strategies.activation_checkpointing import checkpoint_activations
-    from headway.strategies.units import units_of
+    from headway.strategies.units import checkpoint_activations, units_of
 
     dist.init_process_group("gloo")
     trained: list[int] = []

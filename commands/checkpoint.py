@@ -20,9 +20,8 @@ from headway.checkpoint.folders import (
     recover,
     remove,
 )
-from headway.checkpoint.listing import Listed, listed_in
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
-from headway.checkpoint.project import candidates, resolve_checkpoint
+from headway.checkpoint.project import Listed, candidates, listed_in, resolve_checkpoint
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.contract.notes import say

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from headway._version import __version__
+from headway._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     from headway.distributed.world import DistributedType as DistributedType
     from headway.errors import HeadwayError as HeadwayError
     from headway.memory.batch_size import find_executable_batch_size as find_executable_batch_size
-    from headway.notebook import debug_launcher as debug_launcher
-    from headway.notebook import notebook_launcher as notebook_launcher
-    from headway.plugins import AutocastKwargs as AutocastKwargs
-    from headway.plugins import DDPCommunicationHookType as DDPCommunicationHookType
-    from headway.plugins import DistributedDataParallelKwargs as DistributedDataParallelKwargs
-    from headway.plugins import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-    from headway.plugins import GradScalerKwargs as GradScalerKwargs
-    from headway.plugins import InitProcessGroupKwargs as InitProcessGroupKwargs
-    from headway.plugins import ProfileKwargs as ProfileKwargs
+    from headway.notebook import (
+        debug_launcher as debug_launcher,
+        notebook_launcher as notebook_launcher,
+    )
+    from headway.plugins import (
+        AutocastKwargs as AutocastKwargs,
+        DDPCommunicationHookType as DDPCommunicationHookType,
+        DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+        FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+        GradScalerKwargs as GradScalerKwargs,
+        InitProcessGroupKwargs as InitProcessGroupKwargs,
+        ProfileKwargs as ProfileKwargs,
+    )
     from headway.state import PartialState as PartialState
 
 _HOMES = {
@@ -52,27 +56,7 @@ _HOMES = {
     "synchronize_rng_states": "headway.distributed.rng",
 }
 
-__all__ = [
-    "Accelerator",
-    "AutocastKwargs",
-    "DDPCommunicationHookType",
-    "DataLoaderConfiguration",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "FullyShardedDataParallelPlugin",
-    "GradScalerKwargs",
-    "HeadwayError",
-    "InitProcessGroupKwargs",
-    "PartialState",
-    "ProfileKwargs",
-    "__version__",
-    "debug_launcher",
-    "find_executable_batch_size",
-    "notebook_launcher",
-    "replace_accelerate",
-    "skip_first_batches",
-    "synchronize_rng_states",
-]
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> object:

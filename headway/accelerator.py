@@ -27,16 +27,18 @@ from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
 from headway.errors import UsageError
 from headway.history import own
-from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     Handlers,
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    TorchDynamoPlugin,
+    profiled,
 )
 from headway.plugins.project import Folder, ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
@@ -47,7 +49,6 @@ from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
 from headway.training.arguments import Devices, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.preparer import Preparer, is_spread_by_device_map
-from headway.training.profiling import profiled
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
 from headway.training.weights import Weights
@@ -82,9 +83,9 @@ T = TypeVar("T")
 
 
 class Attribute(Generic[T]):
-    """An attribute of a part, under a name of the Accelerator."""
+    """An attribute of a part, under a name of the Accelerator; its text is the part's, or `doc`."""
 
-    def __init__(self, path: str, doc: str, *, settable: bool = False) -> None:
+    def __init__(self, path: str, doc: str = "", *, settable: bool = False) -> None:
         self.__doc__ = doc
         self._read, self._settable = attrgetter(path), settable
         self._owner, _, self._name = path.rpartition(".")
@@ -605,10 +606,7 @@ class Accelerator:
         """Save when it is due; save and leave the script when the job has to stop."""
         return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
-    should_stop = Attribute[bool](
-        "parts.preemption.should_stop",
-        "Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place.",
-    )
+    should_stop = Attribute[bool]("parts.preemption.should_stop")
 
     # ------------------------------------------------------------------ trackers: Tracking
 
@@ -771,36 +769,19 @@ class Accelerator:
         """Print once on each machine."""
         self.parts.process.print(*args, **kwargs)
 
-    device = Attribute[torch.device](
-        "parts.process.device", "The device of this rank's model and batches."
-    )
+    device = Attribute[torch.device]("parts.process.device")
 
     distributed_type = Attribute[DistributedType](
         "state.distributed_type", "How the ranks work together."
     )
 
-    num_processes = Attribute[int](
-        "parts.process.num_processes",
-        "The number of ranks on all machines together (the world size).",
-    )
-    process_index = Attribute[int](
-        "parts.process.process_index",
-        "The number of this rank among those of all machines, from 0.",
-    )
-    local_process_index = Attribute[int](
-        "parts.process.local_process_index",
-        "The number of this rank among those of its machine, from 0.",
-    )
-    is_main_process = Attribute[bool]("parts.process.is_main_process", "Whether this is rank 0.")
-    is_local_main_process = Attribute[bool](
-        "parts.process.is_local_main_process", "Whether this is the first rank of its machine."
-    )
-    is_last_process = Attribute[bool](
-        "parts.process.is_last_process", "Whether this is the rank with the highest number."
-    )
-    use_distributed = Attribute[bool](
-        "parts.process.use_distributed", "Whether there are several ranks."
-    )
+    num_processes = Attribute[int]("parts.process.num_processes")
+    process_index = Attribute[int]("parts.process.process_index")
+    local_process_index = Attribute[int]("parts.process.local_process_index")
+    is_main_process = Attribute[bool]("parts.process.is_main_process")
+    is_local_main_process = Attribute[bool]("parts.process.is_local_main_process")
+    is_last_process = Attribute[bool]("parts.process.is_last_process")
+    use_distributed = Attribute[bool]("parts.process.use_distributed")
 
     @property
     def multi_device(self) -> bool:

@@ -265,10 +265,8 @@ def _be_rank(
 ) -> None:
     """Run in a forked process: call `function`, and write a traceback into `folder`.
 
-    Args:
-        group: the process group of all ranks, and of all that they start.
-        patience_s: how long the end of another rank may take to be seen, after an error here that
-            it has caused.
+    `group` is the process group of all ranks, and of all that they start. `patience_s` is how long
+    the end of another rank may take to be seen, after an error here that it has caused.
     """
     ranks = read_ranks() or Ranks()
     report = folder / f"{ranks.local_rank}.json"

@@ -23,8 +23,7 @@ from headway.distributed.world import (
     leave_world,
 )
 from headway.errors import UsageError
-from headway.plugins.compilation import TorchDynamoPlugin
-from headway.plugins.handlers import GradientAccumulationPlugin
+from headway.plugins.handlers import GradientAccumulationPlugin, TorchDynamoPlugin
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from headway.trackers.adapters import (
+    CometMLTracker,
+    MLflowTracker,
+    TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
+)
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
     LoggerType,
@@ -9,9 +16,6 @@ from headway.trackers.choice import (
     register_tracker_class,
 )
 from headway.trackers.jsonl import JsonlTracker
-from headway.trackers.mlflow import MLflowTracker
-from headway.trackers.package_runs import CometMLTracker, TrackioTracker, WandBTracker
-from headway.trackers.tensorboard import TensorBoardTracker
 from headway.trackers.tracker import GeneralTracker, on_main_process
 
 __all__ = [

@@ -37,11 +37,7 @@ class Background:
         self._group_of: object = None  # the default group that it was made beside
 
     def start(self, prepared: Prepared) -> None:
-        """Copy the tensors, and begin to write the checkpoint; the one before it must be over.
-
-        Raises:
-            CheckpointError: memory does not suffice; raised on all ranks.
-        """
+        """Copy the tensors, and begin to write the checkpoint; the one before it must be over."""
         with removed_on_failure(prepared.target, prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
@@ -58,11 +54,7 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is there.
-
-        Raises:
-            CheckpointError: a rank could not write it; raised on all ranks, once.
-        """
+        """Wait until the checkpoint is there; an error of any rank is raised on all, once."""
         self.wait_if_alone()
         if self._thread is not None:
             meet("wait_for_checkpoint()")
@@ -71,11 +63,7 @@ class Background:
             agree(self._raise_failure)
 
     def wait_if_alone(self) -> None:
-        """Wait for a checkpoint that is of this rank alone; the others need not call this.
-
-        Raises:
-            CheckpointError: this rank could not write it.
-        """
+        """Wait for a checkpoint that is of this rank alone; the others need not call this."""
         if self._thread is not None and self._is_alone:
             self._join()
             self._thread = None

@@ -35,10 +35,6 @@ class Checkpointer:
         project: how checkpoints are named, and how many stay.
         began_at: when the job began, in seconds since the epoch; for the manifest.
         beside: what rank 0 adds to each checkpoint: the name of a JSON file, and what returns it.
-
-    Attributes:
-        has_state: whether this run has saved or loaded a checkpoint.
-        known_saves: in the manifests of what rank 0 has saved, and of what was there before.
     """
 
     def __init__(
@@ -51,8 +47,8 @@ class Checkpointer:
     ) -> None:
         self.training = training
         self.project = project
-        self.has_state = False
-        self.known_saves: set[float] = set()
+        self.has_state = False  # whether this run has saved or loaded a checkpoint
+        self.known_saves: set[float] = set()  # times in the manifests of what rank 0 saved or found
         self._began_at = began_at
         self._beside = beside or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -364,11 +360,7 @@ class Checkpointer:
         return weights
 
     def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:
-        """Return the models that the hooks leave to be loaded.
-
-        Args:
-            check: refuses models that the checkpoint does not fit; every rank agrees on it.
-        """
+        """Return the models that the hooks leave to be loaded, once all ranks have checked them."""
         from headway.checkpoint.saving import agree
 
         models = self.training.inner_models
@@ -380,11 +372,7 @@ class Checkpointer:
     # ------------------------------------------------------------------ folders
 
     def project_folder(self, method: str) -> Path:
-        """Return the folder in which `checkpoint()` saves.
-
-        Raises:
-            UsageError: the script has named none; `method` is what needs it.
-        """
+        """Return the folder in which `checkpoint()` saves; `method` is what needs it."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(

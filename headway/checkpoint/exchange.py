@@ -33,12 +33,7 @@ from headway.errors import CheckpointError
 
 
 class Weights(NamedTuple):
-    """The weights of a model in a checkpoint.
-
-    Args:
-        tensors: by their names in the model's state dict.
-        others: the names of what is no tensor.
-    """
+    """The weights of a model in a checkpoint: tensors by their names, and the names of the rest."""
 
     tensors: dict[str, torch.Tensor]
     others: list[str]
@@ -47,11 +42,7 @@ class Weights(NamedTuple):
 def weights_in(folder: Path, number: int | None = None) -> Weights:
     """Verify a checkpoint, and return the weights of one model.
 
-    Args:
-        number: of the model, in the order in which models were prepared; None: there is one only.
-
-    Raises:
-        CheckpointError: it is damaged, or has no such model, or several to choose from.
+    Models are numbered in the order in which they were prepared; None: there is one only.
     """
     shared = load_checkpoint(folder).shared
     require_layout(shared, SHARED, folder)
@@ -70,24 +61,14 @@ def weights_in(folder: Path, number: int | None = None) -> Weights:
 
 
 class Imported(NamedTuple):
-    """What has become of a folder of Accelerate.
-
-    Args:
-        taken: the files whose contents are in the checkpoint.
-        notes: what cannot be promised, and why.
-    """
+    """What has become of a folder of Accelerate: the files taken, and what cannot be promised."""
 
     taken: list[str]
     notes: list[str]
 
 
 def import_accelerate(source: Path, target: Path) -> Imported:
-    """Make a checkpoint from a folder that Accelerate's `save_state` wrote.
-
-    Raises:
-        CheckpointError: there are no weights, a file is damaged or needs its pickle executed, or
-            the checkpoint cannot be written.
-    """
+    """Make a checkpoint from a folder of Accelerate's `save_state`; no pickle is executed."""
     reading = _Reading(source)
     shared = reading.shared()
     ranks = [{"generators": one, "loaders": None, "tokens": None} for one in reading.generators()]
@@ -173,9 +154,8 @@ class _Reading:
     ) -> Iterator[Any]:
         """Yield what `take` makes of the contents of STEM.SUFFIX, STEM_1.SUFFIX and so on.
 
-        Args:
-            first: stands in place of the number in the first name.
-            take: gets the contents and the number, and raises on what Accelerate does not write.
+        `first` stands in place of the number in the first name; `take` raises on what Accelerate
+        does not write.
         """
         number = 0
         while True:
@@ -234,11 +214,7 @@ def _numpy_globals() -> list[Any]:
 
 
 def _state_dict(content: Any, _: int) -> dict[Any, Any]:
-    """Return the contents of a file, if they are a state dict.
-
-    Raises:
-        TypeError: they are something else.
-    """
+    """Return the contents of a file; TypeError if they are no state dict."""
     if not isinstance(content, dict):
         raise TypeError(f"{type(content).__name__} is no dict")
     return content

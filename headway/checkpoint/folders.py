@@ -46,11 +46,7 @@ class Checkpoint(NamedTuple):
 
 
 def begin(target: Path) -> Path:
-    """Make and return the private folder in which the checkpoint `target` is written.
-
-    Raises:
-        CheckpointError: it cannot be made.
-    """
+    """Make and return the private folder in which the checkpoint `target` is written."""
     if target.name in ("", ".."):
         raise CheckpointError(
             "a checkpoint takes the place of its folder, and this one has no name",
@@ -71,11 +67,7 @@ def begin(target: Path) -> Path:
 
 
 def require_shared(pending: Path) -> None:
-    """Require that this rank sees the folder that `begin` has made on rank 0.
-
-    Raises:
-        CheckpointError: it does not; what it would write there were lost.
-    """
+    """Require that this rank sees the folder that `begin` has made on rank 0."""
     with suppress(OSError):
         # so that a network file system asks its server, and does not remember that it was missing
         pending.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +82,8 @@ def require_shared(pending: Path) -> None:
 def commit(pending: Path, target: Path) -> None:
     """Give a folder that `begin` made, with its manifest in it, the name of the checkpoint.
 
-    An older checkpoint of this name is replaced in the same step, and removed.
-
-    Raises:
-        CheckpointError: the system refuses; an older checkpoint of this name still stands.
+    An older checkpoint of this name is replaced in the same step, and removed; where the system
+    refuses, it still stands.
     """
     try:
         _flush_folders(pending)
@@ -132,11 +122,7 @@ def _let_others_read(pending: Path) -> None:
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
-    """Give `pending` the files below `target` that are not part of the checkpoint there.
-
-    Raises:
-        CheckpointError: the system refuses.
-    """
+    """Give `pending` the files below `target` that are not part of the checkpoint there."""
     if not target.is_dir() or target.is_symlink():
         return
     try:
@@ -190,11 +176,7 @@ def _replace(target: Path, pending: Path) -> None:
 
 
 def _settle(target: Path, undo: Callable[[], object]) -> None:
-    """Wait until the name that a checkpoint has got is on disk.
-
-    Raises:
-        OSError: the system refuses; `undo` has been called, which takes the name back.
-    """
+    """Wait until the name that a checkpoint has got is on disk; `undo` takes it back."""
     try:
         _flush(target.parent)
     except OSError:
@@ -218,9 +200,6 @@ def recover(target: Path) -> None:
     """Finish a commit that was cut off between its two renames, if `target` is missing so.
 
     The newest whole one of the two folders takes the name.
-
-    Raises:
-        CheckpointError: the system refuses.
     """
     if os.path.lexists(target) or not _siblings(target, "old"):
         return
@@ -245,12 +224,8 @@ def recover(target: Path) -> None:
 def remove(path: Path, name_of: Path | None = None) -> bool:
     """Remove a checkpoint, so that no part of it can be taken for a whole one.
 
-    Args:
-        path: its folder.
-        name_of: the checkpoint that it belonged to, if its own name is not that.
-
-    Returns:
-        Whether nothing of it is left.
+    `name_of` is the checkpoint that it belonged to, if its own name is not that. Return whether
+    nothing of it is left.
     """
     trash = _beside(name_of or path, "trash")
     with suppress(OSError):  # another process was faster, or may not
@@ -279,11 +254,7 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
 
 
 def paths_in(folder: Path) -> list[Path]:
-    """Return what is in a folder; nothing if it is none.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Return what is in a folder; nothing if it is none."""
     try:
         return [folder / name for name in os.listdir(folder)]
     except (FileNotFoundError, NotADirectoryError):
@@ -305,9 +276,6 @@ def next_time(folder: Path) -> float:
     """Return the time for a new manifest: now, but later than any other of the project.
 
     So the order of checkpoints holds where clocks do not.
-
-    Args:
-        folder: the one that the checkpoint is in: a project's, or the one below for checkpoints.
     """
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [one.manifest.saved_at for place in beside for one in checkpoints_in(place)]
@@ -315,12 +283,9 @@ def next_time(folder: Path) -> float:
 
 
 def prune(folder: Path, keep: int) -> dict[Path, bool]:
-    """Remove all but the newest `keep` checkpoints (at least one).
+    """Remove all but the newest `keep` checkpoints; return for each path whether nothing is left.
 
     A link is no checkpoint: it neither counts nor goes.
-
-    Returns:
-        For each path whether nothing is left.
     """
     old = own_checkpoints_in(folder)[: -max(keep, 1)]
     return {one.path: remove(one.path) for one in old}
@@ -338,11 +303,7 @@ def is_unfinished(leftover: Path) -> bool:
 
 
 def require_space(folder: Path, size: int) -> None:
-    """Require `size` bytes of free space on the disk of an existing folder.
-
-    Raises:
-        CheckpointError: there is less.
-    """
+    """Require `size` bytes of free space on the disk of an existing folder."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise CheckpointError(

@@ -37,12 +37,7 @@ _MOST = 2**63
 
 
 class _Named:
-    """What an index has in place of a class, a function or an object of theirs.
-
-    Args:
-        name: with its module.
-        args: what it was made with; None for the class or the function itself.
-    """
+    """A class or a function of an index, by its full name; with `args` what was made by it."""
 
     def __init__(self, name: str, args: Any = None) -> None:
         self.name, self.args = name, args
@@ -50,11 +45,9 @@ class _Named:
 
 
 def read_index(path: Path) -> Metadata:
-    """Return the index in a file; what it says about tensors and files is for the caller to check.
+    """Return the index in a file, a ValueError if it is none that torch writes.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not an index that torch writes.
+    What it says about tensors and files is for the caller to check.
     """
     try:
         return _metadata(_followed(path.read_bytes()))
@@ -63,11 +56,7 @@ def read_index(path: Path) -> Metadata:
 
 
 def _followed(data: bytes) -> Any:
-    """Return what a pickle describes, of plain values and `_Named`.
-
-    Raises:
-        ValueError, IndexError, KeyError, TypeError: it is damaged, or has other opcodes.
-    """
+    """Return what a pickle describes, of plain values and `_Named`; other opcodes are refused."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: list[Any] = []

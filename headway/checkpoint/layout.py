@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from headway.checkpoint.manifest import take_another
 from headway.contract.records import shown
 from headway.distributed.rng import are_generator_states
-from headway.errors import CheckpointError
 
 Layout = Any
 """A type; a function that says whether a value fits; None; a list of the layout that each part of a
@@ -140,16 +140,10 @@ def fits(value: Any, layout: Layout) -> bool:
 
 
 def require_layout(value: Any, layout: Layout, where: Path, name: str = "the state") -> None:
-    """Require that a value of a checkpoint is made like this.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+    """Raise CheckpointError unless a value of a checkpoint is made like this."""
     if fault := _fault(value, layout, name):
-        raise CheckpointError(
-            f"the checkpoint is damaged: {shown(fault)}, which no save writes",
-            where=shown(str(where)),
-            fix="load another checkpoint: `headway checkpoint ls` lists them",
+        raise take_another(
+            f"the checkpoint is damaged: {shown(fault)}, which no save writes", where
         )
 
 

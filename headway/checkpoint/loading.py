@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import NAME, Manifest, read_manifest, verify
+from headway.checkpoint.manifest import NAME, Manifest, read_manifest, take_another, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
@@ -22,10 +22,8 @@ from headway.errors import CheckpointError
 class Loaded:
     """A verified checkpoint, of which nothing has been given to live objects yet.
 
-    Attributes:
-        manifest: what it is made of.
-        shared: the values and tensors that all ranks share, as they were saved.
-        own: those of this rank; None if it has not saved any.
+    It has values and tensors as they were saved: `shared` those of all ranks, `own` those of this
+    one, which is None if this rank has not saved any.
     """
 
     def __init__(self, manifest: Manifest, shared: Any, own: Any) -> None:
@@ -42,16 +40,11 @@ def _as_saved(_: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
 
 
 def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
-    """Verify a checkpoint and read all of it; every rank calls this.
+    """Verify a checkpoint and read all of it; every rank calls this, and all raise together.
 
-    Args:
-        folder: of the checkpoint.
-        like: returns for the name and the facts of a saved tensor, and whether it was a DTensor,
-            one of the shape, dtype and placements that it is to have; it is not changed. Plain
-            tensors come to the CPU.
-
-    Raises:
-        CheckpointError: it is damaged, partial, hostile or does not fit; raised on all ranks.
+    `like` gets the name and the facts of a saved tensor, and whether it was a DTensor; it returns
+    one of the shape, dtype and placements that it is to have, which is not changed. Plain tensors
+    come to the CPU.
     """
     rank, _ = rank_and_size()
     on_rank_0(lambda: recover(folder))
@@ -115,8 +108,4 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> di
 
 
 def _unreadable(where: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint cannot be read: {why}",
-        where=str(where),
-        fix="load another checkpoint: `headway checkpoint ls` lists them",
-    )
+    return take_another(f"the checkpoint cannot be read: {why}", where)

@@ -74,14 +74,7 @@ def describe_files(
 ) -> list[File]:
     """Return these files of a checkpoint with their checksums, and wait until they are on disk.
 
-    Args:
-        folder: the checkpoint.
-        paths: below it, with slashes.
-        sha256: compute SHA-256 as well (a third of CRC-32's speed).
-        known: CRC-32 of files that need not be read, by path.
-
-    Raises:
-        OSError: a file cannot be read.
+    `known` has the CRC-32 of files that need not be read; SHA-256 has a third of its speed.
     """
     files = []
     for path in paths:
@@ -97,11 +90,7 @@ def describe_files(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a new file, and wait until it is on disk.
-
-    Raises:
-        OSError: the system refuses; it names the file.
-    """
+    """Write a value to a new file, and wait until it is on disk; an OSError names the file."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         json.dump(value, file, allow_nan=False)
         file.flush()
@@ -140,9 +129,7 @@ def _describe(path: str, handle: int, *, sha256: bool) -> File:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it is on disk; all other files must be there by now.
 
-    Raises:
-        CheckpointError: `read_manifest` would refuse it.
-        OSError: the system refuses.
+    One that `read_manifest` would refuse is a CheckpointError here.
     """
     fields = plain(manifest)
     try:
@@ -188,11 +175,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_from(fields: Any) -> Manifest:
-    """Return the manifest with these fields.
-
-    Raises:
-        TypeError, ValueError: they are those of none.
-    """
+    """Return the manifest with these fields; TypeError or ValueError if they are those of none."""
     manifest = read(Manifest, fields)
     _require_possible(manifest)
     _require_plain_paths(manifest.files)
@@ -200,11 +183,7 @@ def _manifest_from(fields: Any) -> Manifest:
 
 
 def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
-    """Return the error of a folder whose manifest cannot be read.
-
-    Args:
-        error: the system's; a ValueError where the path is no name of a file.
-    """
+    """Return the error of a folder whose manifest cannot be read; a ValueError: it is no name."""
     path = folder / NAME
     if isinstance(error, PermissionError):
         return _closed(path, error)
@@ -219,11 +198,7 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the bytes of a small file, which may be hostile.
-
-    Raises:
-        OSError: it cannot be read, or is a link, no file at all, or large.
-    """
+    """Return the bytes of a small file, which may be hostile; OSError for a link or a large one."""
     with _opened(path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
@@ -244,11 +219,7 @@ def _require_known_format(fields: Any, path: Path) -> None:
 
 
 def _require_possible(manifest: Manifest) -> None:
-    """Require numbers that a save can have written.
-
-    Raises:
-        ValueError: one is negative, or a time that no calendar has.
-    """
+    """Raise ValueError for numbers that no save can have written."""
     numbers = [manifest.step, manifest.epoch, manifest.world_size - 1]
     if min(*numbers, *(file.size for file in manifest.files), 0) < 0:
         raise ValueError("a number in it is negative")
@@ -258,11 +229,7 @@ def _require_possible(manifest: Manifest) -> None:
 
 
 def _require_plain_paths(files: Iterable[File]) -> None:
-    """Require that each path is below the checkpoint, and listed once.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Raise ValueError unless each path is below the checkpoint, and listed once."""
     seen: set[str] = {NAME}
     for file in files:
         parts = file.path.split("/")
@@ -276,10 +243,6 @@ def verify(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files are all there, and unchanged.
 
     If another process replaces the checkpoint meanwhile, the new one is looked at.
-
-    Raises:
-        CheckpointError: one is missing, damaged, a link, no file at all, or closed to this user.
-            Or the checkpoint was replaced again and again.
     """
     for _ in range(_LOOKS):
         manifest = read_manifest(folder)
@@ -311,11 +274,7 @@ def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 
 def _problem_with(folder: Path, file: File) -> str:
-    """Return how a file differs from what the manifest says; empty if it does not.
-
-    Raises:
-        OSError: it is not there, or cannot be read.
-    """
+    """Return how a file differs from what the manifest says; empty if it does not."""
     if is_below_link(folder, file.path):
         return "it is below a link"
     with _opened(folder / file.path) as handle:
@@ -360,8 +319,13 @@ def _closed(path: Path, error: PermissionError) -> CheckpointError:
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
+    return take_another(f"the checkpoint is damaged: {why}", path)
+
+
+def take_another(what: str, where: Path) -> CheckpointError:
+    """Return the error of a checkpoint that cannot be used."""
     return CheckpointError(
-        f"the checkpoint is damaged: {why}",
-        where=shown(str(path)),
+        what,
+        where=shown(str(where)),
         fix="load another checkpoint: `headway checkpoint ls` lists them",
     )

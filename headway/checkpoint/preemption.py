@@ -108,10 +108,7 @@ class Preemption:
     """Lets a training be interrupted: saves in time, leaves on all ranks together, and goes on.
 
     Signals to stop are noted from the first `checkpoint()` or `should_stop` on, until `release()`.
-
-    Args:
-        settings: from which checkpoint to go on, and until when there is time.
-        end: ends the training, before this process leaves.
+    `end` ends the training, before this process leaves.
     """
 
     def __init__(

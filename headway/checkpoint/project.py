@@ -1,23 +1,26 @@
-"""The checkpoints of a project, from which its next run goes on."""
+"""The checkpoints of a project, from which its next run goes on; what a folder has of them."""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from headway.checkpoint.folders import (
     FOLDER,
+    is_unfinished,
     leftovers_in,
     own_checkpoints_in,
     paths_in,
     recover,
     remove,
 )
-from headway.checkpoint.manifest import NAME, read_manifest, verify
+from headway.checkpoint.manifest import NAME, Manifest, is_below_link, read_manifest, verify
 from headway.errors import CheckpointError
 
 _NUMBERED, _STEP = "checkpoint_", "step_"
@@ -92,9 +95,6 @@ def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path, or the newest of the project whose folder is there.
 
     The path of anything else is returned as it is: to read it says what is wrong.
-
-    Raises:
-        CheckpointError: the folder cannot be read.
     """
     if os.path.lexists(path / NAME):
         return path
@@ -175,3 +175,71 @@ def remove_abandoned(project: Path) -> None:
             written_at = max(one.stat().st_mtime for one in (left, *left.rglob("*")))
             if time.time() - written_at > _ABANDONED_AFTER_S:
                 remove(left, left.with_name(left.name.split("-", 1)[1]))
+
+
+class State(str, Enum):
+    """How a checkpoint looks from its manifest, and the sizes of its files; their bytes may differ.
+
+    INCOMPLETE: files are missing, or its save has not ended. CLOSED: this user may not read its
+    manifest, or look into its folders. DAMAGED: its manifest is none, or a file has another size.
+    """
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    CLOSED = "closed"
+    DAMAGED = "damaged"
+
+
+class Listed(NamedTuple):
+    """A checkpoint, or what a save has left of one."""
+
+    path: Path
+    state: State
+    manifest: Manifest | None  # None: there is none that can be read
+
+
+def listed_in(folder: Path) -> list[Listed]:
+    """Return the checkpoints in a folder, the newest last, and then what saves have left."""
+    left = [path for path in leftovers_in(folder) if is_unfinished(path)]
+    return [
+        *(_look_at(one.path) for one in candidates_in(folder)),
+        *(Listed(path, State.INCOMPLETE, None) for path in left),
+    ]
+
+
+def _look_at(path: Path) -> Listed:
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        return Listed(path, State.CLOSED if _is_closed(path / NAME) else State.DAMAGED, None)
+    states = {
+        State.DAMAGED if is_below_link(path, file.path) else _state_of(path / file.path, file.size)
+        for file in manifest.files
+    }
+    worst = next((one for one in reversed(State) if one in states), State.COMPLETE)
+    return Listed(path, worst, manifest)
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether there is a file that this user may not read, as far as permissions show."""
+    try:
+        os.lstat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.R_OK, follow_symlinks=False)
+
+
+def _state_of(path: Path, size: int) -> State:
+    """Return the state of one file that is to have so many bytes."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return State.INCOMPLETE
+    except PermissionError:
+        return State.CLOSED
+    except OSError:
+        return State.DAMAGED
+    is_right = stat.S_ISREG(status.st_mode) and status.st_size == size
+    return State.COMPLETE if is_right else State.DAMAGED

@@ -21,13 +21,7 @@ def select_checkpoint(
 ) -> tuple[str | None, list[str]]:
     """Return the checkpoint to go on from, None for a fresh start, and lines about those left out.
 
-    Args:
-        settings: which one was asked for, if any.
-        project: the folder whose checkpoints count.
-        fall_back: leave out damaged ones.
-
-    Raises:
-        CheckpointError: what was asked for is not there.
+    With `fall_back` damaged ones are left out.
     """
     wanted, there = settings.run.resume, candidates(project)
     found = there
@@ -65,9 +59,6 @@ def tracked_runs(checkpoint: Path) -> dict[str, str]:
     """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified.
 
     One that was imported from Accelerate names none.
-
-    Raises:
-        CheckpointError: what it has of them is not what a save writes.
     """
     if RUNS_FILE not in {file.path for file in read_manifest(checkpoint).files}:
         return {}
@@ -102,14 +93,7 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
 
 
 def explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
-    """Raise an error that says how to go on, if `path` is damaged; every rank calls this.
-
-    Args:
-        error: with which it could not be loaded.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """Raise an error that says how to go on, if `path` is damaged; every rank calls this."""
 
     def look() -> tuple[bool, bool, Path | None]:
         others = [one for one in candidates(project) if one.path != path]

@@ -51,9 +51,7 @@ _ROOM = 2**20  # bytes for what is no tensor
 class State(NamedTuple):
     """What a checkpoint holds; values and tensors in lists, tuples and dicts.
 
-    Args:
-        shared: the same on all ranks, or DTensors, of which each rank has a part.
-        own: of this rank.
+    `shared` is the same on all ranks, or DTensors, of which each rank has a part.
     """
 
     shared: Mapping[str, Any]
@@ -79,21 +77,13 @@ def prefix_of(rank: int | None = None) -> str:
 
 
 class Prepared(NamedTuple):
-    """A checkpoint that is about to be written; it holds all that the writing needs.
+    """A checkpoint that is about to be written; it holds all that the writing needs."""
 
-    Args:
-        target: the folder that it becomes.
-        pending: the private folder in which it is written.
-        shared: values of all ranks, as JSON.
-        own: values of this rank, as JSON.
-        tensors: those that this rank writes, by name.
-    """
-
-    target: Path
-    pending: Path
-    shared: Any
-    own: Any
-    tensors: Mapping[str, torch.Tensor]
+    target: Path  # the folder that it becomes
+    pending: Path  # the private folder in which it is written
+    shared: Any  # values of all ranks, as JSON
+    own: Any  # those of this rank
+    tensors: Mapping[str, torch.Tensor]  # those that this rank writes, by name
     progress: Progress
     sha256: bool
     then: Callable[[float], object]
@@ -110,19 +100,11 @@ def prepare_checkpoint(
     """Return a checkpoint whose tensors are still those of the training; every rank calls this.
 
     Files in a folder at `target` that no checkpoint lists, such as those that a script wrote there,
-    stay.
+    stay; an older checkpoint there is replaced in one step.
 
-    Args:
-        target: the folder that it becomes; an older checkpoint there is replaced in one step.
-        state: called on every rank with the folder in which it may write further files, which
-            become part of the checkpoint; returns what to save. Objects that are neither values nor
-            tensors are refused.
-        progress: for the manifest.
-        sha256: keep SHA-256 checksums beside CRC-32.
-        then: called on rank 0 once the checkpoint is there, with the time in its manifest.
-
-    Raises:
-        CheckpointError: a rank cannot write, or holds what cannot be saved; raised on all.
+    `state` is called on every rank with the folder in which it may write further files, which
+    become part of the checkpoint. `then` is called on rank 0 once the checkpoint is there, with the
+    time in its manifest.
     """
     rank, _ = rank_and_size()
     name = on_rank_0(lambda: begin(target).name)
@@ -146,11 +128,7 @@ def prepare_checkpoint(
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
     """Write and commit a checkpoint; every rank calls this, and all return or raise together.
 
-    Args:
-        group: by which the ranks talk; None is the default one.
-
-    Raises:
-        CheckpointError: a rank could not write; an older checkpoint still stands.
+    `group` is by which the ranks talk, here and below; None is the default one.
     """
     rank, _ = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
@@ -245,11 +223,7 @@ def _git_commit() -> str:
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Call `step` on every rank, and return what it returned on this one.
 
-    Args:
-        group: by which the ranks talk; None is the default one.
-
-    Raises:
-        CheckpointError: it failed on a rank; raised on all of them, with the first one's cause.
+    Where it failed on a rank, all raise a CheckpointError with the first one's cause.
     """
     result: T | None = None
     failed = None
@@ -263,14 +237,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call `step` on rank 0, and return on every rank what it returned.
-
-    Args:
-        group: by which the ranks talk; None is the default one.
-
-    Raises:
-        CheckpointError: it failed; raised on all ranks.
-    """
+    """Call `step` on rank 0, and return on every rank what it returned; all raise its error."""
     rank, _ = rank_and_size()
     result = agree(lambda: step() if rank == 0 else None, group)
     return cast(T, _gather(result, group)[0])

@@ -48,10 +48,7 @@ class StopSignals:
     """Notes what asks this process to stop: a deadline, and from `trap` to `release` signals.
 
     A handler that the script has set before is called as well. A signal that is ignored stays
-    ignored, and a second Ctrl-C does what it did before.
-
-    Args:
-        deadline: when there is no time left, by `time.monotonic()`.
+    ignored, and a second Ctrl-C does what it did before. The deadline is one of `time.monotonic()`.
     """
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -145,11 +142,7 @@ class Verdict(NamedTuple):
 
 
 class Agreement:
-    """All ranks agree every so many units, steps or calls, as the time of rank 0 tells.
-
-    Args:
-        device: of this rank.
-    """
+    """All ranks agree every so many units, steps or calls, as the time of rank 0 tells."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -162,11 +155,7 @@ class Agreement:
         return self._left <= 0
 
     def ask(self, request: Request) -> Request:
-        """Return what all ranks agree on, or none in the units for which they have agreed.
-
-        Args:
-            request: what this rank has been asked for.
-        """
+        """Return what all ranks agree on, or none in the units for which they have agreed."""
         if not self.is_near:
             self._left -= 1
             return Request.NONE
@@ -175,12 +164,9 @@ class Agreement:
         return verdict.request
 
     def agree(self, request: Request, is_due: bool, units: int) -> Verdict:
-        """Return what all ranks agree on; every rank calls this at the same unit.
+        """Return what all ranks agree on, after so many units; all call this at the same unit.
 
-        Args:
-            request: what this rank has been asked for.
-            is_due: on rank 0, whether a save is due.
-            units: how many have passed since the last agreement.
+        `is_due` counts on rank 0 alone: whether a save is due.
         """
         now, before = time.monotonic(), self._agreed_at
         self._agreed_at = now

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from headway.checkpoint.index import read_index
+from headway.checkpoint.manifest import take_another
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
@@ -41,19 +42,9 @@ def save_tensors(
 ) -> dict[str, int]:
     """Write tensors into a new folder; every rank calls this, with the same or other names.
 
-    A tensor that several ranks have by the same name is that of the lowest rank. Returns when this
-    rank's files are written, but maybe not on disk yet; on rank 0 the index is among them.
-
-    Args:
-        tensors: of any shape, dtype and device; DTensors are written in parts.
-        folder: a new one on a file system that all ranks share.
-        group: by which the ranks talk; None is the default one.
-
-    Returns:
-        The CRC-32 of each file that this rank has written, by name.
-
-    Raises:
-        CheckpointError: a rank could not write; raised on every rank.
+    A tensor that several ranks have by the same name is that of the lowest rank; DTensors are
+    written in parts. Returns the CRC-32 of each file of this rank, which are written by then, but
+    maybe not on disk yet; on rank 0 the index is among them.
     """
     writer = FileSystemWriter(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
@@ -140,11 +131,7 @@ class _Checksummed(io.RawIOBase):
 class SavedTensors:
     """The tensors that `save_tensors` wrote, whose index has been read.
 
-    Attributes:
-        facts: for each saved tensor one of the same shape and dtype without data (device "meta").
-
-    Raises:
-        CheckpointError: the index is missing, damaged, or names what no tensor needs.
+    `facts` has for each one of the same shape and dtype without data (device "meta").
     """
 
     def __init__(self, folder: Path) -> None:
@@ -159,13 +146,9 @@ class SavedTensors:
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return new tensors with the values that were saved; every rank calls this.
 
-        Args:
-            wanted: tensors of the shape, dtype and placements to return; they are not changed.
-                Plain tensors are returned on the CPU.
-
-        Raises:
-            CheckpointError: a tensor is missing, or has another shape or dtype, which other ranks
-                do not notice; or the folder is damaged or hostile, raised on all of them.
+        They have the shape, dtype and placements of those that are wanted; plain ones come to the
+        CPU. A damaged folder is an error on all ranks; other ranks do not notice a tensor that does
+        not fit here.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.facts.get(name), self._folder)
@@ -203,13 +186,14 @@ def _require_match(
         )
     if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
         raise CheckpointError(
-            f"{name} is {_described(saved)} in the checkpoint and {_described(wanted)} in this run",
+            f"{name} is {described(saved)} in the checkpoint and {described(wanted)} in this run",
             where=str(folder),
             fix="load a checkpoint of a model with the same sizes and dtype",
         )
 
 
-def _described(tensor: torch.Tensor) -> str:
+def described(tensor: torch.Tensor) -> str:
+    """Return the dtype and the shape of a tensor."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -295,8 +279,4 @@ class _Planner(DefaultLoadPlanner):
 
 
 def _damaged(where: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the tensors of the checkpoint cannot be read: {why}",
-        where=str(where),
-        fix="load another checkpoint: `headway checkpoint ls` lists them",
-    )
+    return take_another(f"the tensors of the checkpoint cannot be read: {why}", where)

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway.checkpoint.layout import OPTIMIZER, OWN, SHARED, fits, require_layout
 from headway.checkpoint.loading import Like, Loaded
 from headway.checkpoint.saving import State, agree
-from headway.checkpoint.tensors import own_part
+from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
 from headway.data.loader import PreparedDataLoader
@@ -48,10 +48,8 @@ def state_of(
 ) -> State:
     """Return what a checkpoint holds; it is not copied.
 
-    Args:
-        weights: the state dicts of those models that it holds.
-        own_buffers: those of each model that `own_buffers_of` has returned.
-        allow_pickle: pickle the state of registered objects that has no other form.
+    `weights` are the state dicts of those models that it holds, and `own_buffers` what
+    `own_buffers_of` has returned for them.
     """
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
     shared["objects"] = Objects(training).state_dict(allow_pickle=allow_pickle)
@@ -63,15 +61,8 @@ def state_of(
 class Checkpoint:
     """A verified checkpoint, as its parts judge it.
 
-    Args:
-        folder: where it was read, for messages.
-        strict: a model's weights must have the names that the checkpoint has.
-        allow_pickle: unpickle registered objects, which can run any code that is in the file.
-
-    Attributes:
-        shared: what all ranks share.
-        own: what this rank has of its own; None with another number of ranks, or if only rank 0
-            has saved.
+    `own` is what this rank has of its own; None with another number of ranks, or if only rank 0 has
+    saved. `strict`: a model's weights must have the names that the checkpoint has.
     """
 
     def __init__(
@@ -136,11 +127,7 @@ class Checkpoint:
 
 
 class _Part:
-    """A part of the state that all ranks share.
-
-    Attributes:
-        name: under which a checkpoint has it.
-    """
+    """A part of the state that all ranks share, by the name that a checkpoint has for it."""
 
     name: ClassVar[str]
 
@@ -469,11 +456,7 @@ class OwnOfRank:
 def over_where_left(
     loaders: Sequence[PreparedDataLoader], positions: Sequence[Any], *, is_told: bool
 ) -> list[Any]:
-    """Return where loaders go on: in a new pass, if the script would have left this one there.
-
-    Args:
-        is_told: say so on stderr.
-    """
+    """Return where loaders go on: in a new pass, if the script would have left this one there."""
     pairs = [*zip(loaders, positions, strict=True)]
     ended = [(one, position) for one, position in pairs if position.get("is_at_end")]
     judged = [one.over_where_left(position, ended) for one, position in pairs]
@@ -494,21 +477,13 @@ class Restoring:
         self._checkpoint, self._parts = checkpoint, parts
 
     def check(self) -> None:
-        """Compare all but the models with the training, which stays as it is.
-
-        Raises:
-            CheckpointError: they do not fit.
-        """
+        """Raise CheckpointError unless all but the models fits the training; nothing changes."""
         self._checkpoint.require_layout()
         for part in self._parts:
             part.check(self._checkpoint)
 
     def check_models(self, models: Sequence[torch.nn.Module]) -> None:
-        """Compare the weights in the checkpoint with those of these models, which stay as they are.
-
-        Raises:
-            CheckpointError: they do not fit.
-        """
+        """Raise CheckpointError unless the weights fit these models, which stay as they are."""
         saved = self._checkpoint.shared["models"]
         self._checkpoint.require_equal("number of models", len(saved), len(models))
         for number, (model, weights) in enumerate(zip(models, saved, strict=True)):
@@ -526,8 +501,7 @@ class Restoring:
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
         """Give the training the state of the checkpoint, and these models their weights.
 
-        Raises:
-            UsageError: a `load_state_dict` has failed, on this rank or on another one.
+        Where a `load_state_dict` fails on any rank, it is a UsageError on all.
         """
         cause: Exception | None = None
 
@@ -596,11 +570,7 @@ def _names_of_parameters(training: Training) -> dict[int, str]:
 
 
 def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[list[Any]]:
-    """Return the name and the shape of each parameter, in the order of the optimizer's state.
-
-    Args:
-        names: by id; a parameter of no model has the name None.
-    """
+    """Return the name and the shape of each parameter, in the order of the optimizer's state."""
     groups = (group["params"] for group in optimizer.param_groups)
     return [[names.get(id(one)), [*one.shape]] for one in chain.from_iterable(groups)]
 
@@ -652,9 +622,7 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
     """Return for each model the buffers that are not rank 0's; every rank calls this.
 
     DDP gives all ranks rank 0's before most forward passes, in which each then changes its own.
-
-    Returns:
-        None in place of each buffer that is rank 0's; nothing for a rank that is alone.
+    None stands in place of each buffer that is rank 0's; a rank that is alone has none.
     """
     if rank_and_size()[1] == 1:
         return []
@@ -695,12 +663,7 @@ def _pickled(state: Any, obj: Any) -> bytes:
 
 
 def chosen_by_rank_0(weights: list[Weights], before: list[Weights]) -> list[Weights]:
-    """Return the weights that hooks of the script have left on rank 0, where some run only.
-
-    Args:
-        weights: what they have left on this rank.
-        before: what they were given.
-    """
+    """Return the weights that hooks of the script have left on rank 0, where some run only."""
     places = [next((i for i, one in enumerate(before) if one is left), None) for left in weights]
     places = broadcast_object_list([places])[0]
     if rank_and_size()[0] == 0:
@@ -735,6 +698,4 @@ def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
 
 
 def _facts(tensor: Any) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor).__name__
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return described(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

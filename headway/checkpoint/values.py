@@ -31,14 +31,10 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) -> Json:
     """Return a value as JSON, and add its tensors and arrays to `tensors`.
 
-    Args:
-        value: None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists, tuples,
-            sets and dicts.
-        name: of the value; its tensors are named by the path that leads to them.
-
-    Raises:
-        CheckpointError: it holds an object of another kind, which is named; or is nested so deeply
-            that it might not be read again, as one is that holds itself.
+    It consists of None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists,
+    tuples, sets and dicts; its tensors are named by `name` and the path that leads to them. An
+    object of another kind is refused, and what is nested so deeply that it might not be read again,
+    as is one that holds itself.
     """
     return _encode(value, name, tensors, 0)
 
@@ -69,8 +65,7 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
 def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return a tensor that comes back as it was: dense, with data, and of torch's own class.
 
-    Raises:
-        CheckpointError: it is another one; torch may write it, but reads it with pickle only.
+    Others are refused; torch may write them, but reads them with pickle only.
     """
     odd = ""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, DTensor):
@@ -153,15 +148,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
 
 
 def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the value that `encode` was given.
-
-    Args:
-        value: JSON.
-        tensors: the loaded tensors, by name.
-
-    Raises:
-        ValueError: `value` is not what `encode` returns, or names a tensor that is not there.
-    """
+    """Return the value that `encode` was given; ValueError if this is not what it returns."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from headway.compat.dispatching import DataLoaderDispatcher
 from headway.compat.loader import (
     AcceleratedDataLoader,
+    DataLoaderDispatcher,
     get_sampler,
     refuse_mesh,
     warn_of_even_batches,

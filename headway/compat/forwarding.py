@@ -39,13 +39,10 @@ class Finder(MetaPathFinder, Loader):
 
 
 def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` (PEP 562) of a module of this package.
+    """Return `__getattr__` and `__dir__` (PEP 562) of the module of this package with this name.
 
-    A name that has been used once is an attribute like any other. One that Headway does not have
-    is an error that says what to use instead.
-
-    Args:
-        module: its `__name__`.
+    A name that has been used once is an attribute like any other. One that Headway does not have is
+    an error that says what to use instead.
     """
     inside = module.removeprefix(COMPAT).removeprefix(".")
 

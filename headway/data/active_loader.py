@@ -49,13 +49,10 @@ class LoaderLoop:
     def drop_repeats(self, gathered: Any, num_ranks: int) -> Any:
         """Return results of all ranks for the current batch without those of repeated samples.
 
-        A result of the usual length for a batch that is shorter than usual (`loss.repeat(
-        batch_size)`) is cut to the batch. Where a length can be understood either way, the number
-        of results for a sample in the first batch decides.
-
-        Args:
-            gathered: a list or tensor with equally many entries for each sample of the batch, in
-                the order of the ranks; anything else is returned as it is.
+        A result of the usual length for a batch that is shorter than usual
+        (`loss.repeat(batch_size)`) is cut to the batch. Where a length can be understood either
+        way, the number of results for a sample in the first batch decides. What is no list or
+        tensor, in the order of the ranks, is returned as it is.
         """
         samples, padded, full, shares = self.batch
         self._num_gathers += 1

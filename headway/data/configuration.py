@@ -67,13 +67,9 @@ def check_configuration(config: DataLoaderConfiguration) -> None:
 def merged_configuration(
     config: DataLoaderConfiguration | None, split_batches: bool, global_batch_size: int | None
 ) -> DataLoaderConfiguration:
-    """Return `config`, or that of `Accelerator(split_batches=...)`.
+    """Return `config`, or that of `Accelerator(split_batches=...)`; the script may not give both.
 
-    Args:
-        global_batch_size: given, the batches of loaders are those of all ranks together.
-
-    Raises:
-        UsageError: the script gave both, or `global_batch_size` and one of them.
+    With `global_batch_size` the batches of loaders are those of all ranks together.
     """
     if config is not None and split_batches and not config.split_batches:
         raise UsageError(
@@ -109,15 +105,7 @@ _CALL = "the script's Accelerator(global_batch_size=...)"
 
 
 def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
-    """Return the number of samples in a micro-batch of all ranks together.
-
-    Args:
-        global_batch_size: samples in an optimizer step.
-        steps: micro-batches in an optimizer step.
-
-    Raises:
-        UsageError: the samples cannot be divided evenly.
-    """
+    """Return the number of samples in a micro-batch of all ranks together, of `steps` in a step."""
     parts = num_ranks * steps
     if global_batch_size % parts:
         below = global_batch_size // parts * parts
@@ -134,11 +122,7 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
 
 
 def with_micro_batch(loader: Any, size: int) -> Any:
-    """Return a loader like `loader`, each of whose batches has `size` samples.
-
-    Raises:
-        UsageError: it decides on its batches itself, and they have another size.
-    """
+    """Return a loader like `loader`, each of whose batches has `size` samples."""
     if batch_size_of(loader) == size:
         return loader
     batches = getattr(loader, "batch_sampler", None)

@@ -229,15 +229,10 @@ def share_of(
     skip: int = 0,
     seeds: SampleSeeds | None = None,
 ) -> Share:
-    """Return the share of `loader` that this rank reads.
+    """Return the share of `loader`, a DataLoader or any iterable of batches, that this rank reads.
 
-    Args:
-        loader: a DataLoader, or any object that iterates over batches.
-        skip: batches to leave out at the beginning of each pass.
-        seeds: of the samples; None leaves all generators alone.
-
-    Raises:
-        UsageError: the loader cannot be shared out.
+    `skip` batches are left out at the beginning of each pass. Without `seeds` all generators are
+    left alone.
     """
     _refuse_distributed_sampler(loader, num_ranks)
     if num_ranks > 1:

@@ -304,11 +304,7 @@ class PreparedDataLoader(DataLoader[Any]):
         return self._passes.following
 
     def require_position(self, position: dict[str, Any], where: str) -> None:
-        """Require that this loader can go on where another one was.
-
-        Raises:
-            CheckpointError: its data or its batches are others.
-        """
+        """Require that this loader can go on where another was: with the same data and batches."""
         if position["pass"] is None:
             return
         for fact, saved, live, fix in self._facts_to_keep(position):
@@ -343,12 +339,9 @@ class PreparedDataLoader(DataLoader[Any]):
         *,
         only_skipped: bool = False,
     ) -> None:
-        """Let the next pass go on at a position.
+        """Let the next pass go on at a position that `require_position` has accepted.
 
-        Args:
-            position: what `position()` returned; `require_position` has accepted it.
-            resumption: that of this rank, for all loaders that go on.
-            only_skipped: do so only if that pass is one over `without_first(...)`.
+        With `only_skipped` only if that pass is one over `without_first(...)`.
         """
         resumption.seek(partial(self._go_to, position, only_skipped))
         state, reads_again = position["pass"], not (self._is_map or only_skipped)
@@ -376,12 +369,8 @@ class PreparedDataLoader(DataLoader[Any]):
         there, or one if another loader is at its end. What was left once, to look at a batch, say,
         goes on.
 
-        Args:
-            position: what `position()` returned.
-            ended: the loaders that were at their ends, with their positions.
-
-        Returns:
-            The position to go on from, and what there is to tell.
+        `ended` are the loaders that were at their ends, with their positions. Return the position
+        to go on from, and what there is to tell.
         """
         state, (after, times) = position["pass"], position.get("left") or (None, 0)
         if state is None or not self._is_map:
@@ -521,13 +510,10 @@ class PreparedDataLoader(DataLoader[Any]):
         """Let workers that outlive a pass be started in the next one, if they are not there.
 
         torch draws a seed when it starts them. Here it is drawn in the pass in which a run without
-        a cut would have drawn it.
+        a cut would have drawn it. A fresh pass does not go on, and so leaves the generators as it
+        draws.
 
-        Args:
-            is_fresh: whether that pass does not go on, and so leaves the generators as it draws.
-
-        Returns:
-            What takes the seed back, if workers are started that had been there before.
+        Return what takes the seed back, if workers are started that had been there before.
         """
         if self._skipped or not self._workers_last:
             return None

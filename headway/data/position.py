@@ -48,11 +48,9 @@ class Division(NamedTuple):
         return whole + (first < rest)
 
     def of_batches(self, batches: Sequence[list[Any]], spare: list[Any], size: int) -> Round:
-        """Divide a round of batches.
+        """Divide a round of batches, of `size` samples if full; 0: they have sizes of their own.
 
-        Args:
-            spare: samples to repeat where ranks must have equally many.
-            size: samples of a full batch; 0 if batches have sizes of their own.
+        `spare` are samples to repeat where ranks must have equally many.
         """
         samples = list(chain.from_iterable(batches))
         have_own_sizes = not size and len(batches) == self.num_batches
@@ -130,24 +128,18 @@ def _nothing() -> None:
 
 
 class Start(NamedTuple):
-    """How a pass begins.
+    """How a pass begins: what it leaves out, and what is called at which moment.
 
-    Args:
-        taken: what is left out of a pass that another run has begun, with the batches that the
-            script itself leaves out; the samples of a map data set are drawn anew, not loaded.
-            None: what every pass leaves out.
-        begun: to be called once torch's iterator is made, which draws a seed for loader workers.
-        drawing: to be called before the first index is drawn.
-        ready: to be called once those that are left out are drawn, and before the next samples are
-            loaded.
-        loaded: to be called once the first batch is there, where it is loaded ahead.
+    `taken` is left out of a pass that another run has begun, with the batches that the script
+    itself leaves out; the samples of a map data set are drawn anew, not loaded. None: what every
+    pass leaves out.
     """
 
     taken: Offset | None = None
-    begun: Callable[[], None] = _nothing
-    drawing: Callable[[], None] = _nothing
-    ready: Callable[[], None] = _nothing
-    loaded: Callable[[], None] = _nothing
+    begun: Callable[[], None] = _nothing  # torch's iterator is made, and has drawn a workers' seed
+    drawing: Callable[[], None] = _nothing  # the first index is about to be drawn
+    ready: Callable[[], None] = _nothing  # what is left out is drawn, no sample after it is loaded
+    loaded: Callable[[], None] = _nothing  # the first batch is there, where it is loaded ahead
 
 
 FRESH = Start()
@@ -158,11 +150,7 @@ class SavedRng:
 
     If the first pass of all is one of these, it begins where the generators were when the run was
     saved, whatever the script has drawn since. Other passes may have advanced them by the time that
-    a later one begins.
-
-    Args:
-        states: those that were saved; None leaves the generators where the script has put them.
-        device: whose generators are among them.
+    a later one begins. Where nothing was saved, they stay where the script has put them.
     """
 
     def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
@@ -191,13 +179,8 @@ class Resumption:
     to take from the passes and random numbers which follow. After a pass that came to its end it
     goes back once: a loop that trains with none of its batches would have no end otherwise.
 
-    Args:
-        states: of the global generators; None leaves them where the script has put them.
-        device: whose generators are among them.
-
-    Attributes:
-        generators: for the passes that go on.
-        open: the passes that are under way, of all loaders; the first of each of them.
+    `generators` are for the passes that go on; `open` has the passes that are under way, of all
+    loaders, the first of each.
     """
 
     def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
@@ -239,12 +222,6 @@ class Pass:
         drawn_by: what draws its samples; None if the data set may do so.
         resumed: the run that goes on, if this is the first pass over its loader.
         is_rest: whether it goes on itself.
-
-    Attributes:
-        has_trained: whether something was trained after a batch of it.
-        is_exhausted: whether the script has asked for a batch after the last one.
-        stream: the state of the data set after the batches that were given, if it has one.
-        ahead: that of the generators then, if the next batch was loaded ahead and may draw.
     """
 
     def __init__(
@@ -259,12 +236,13 @@ class Pass:
     ) -> None:
         self.epoch, self.before = epoch, before
         self.resumed, self.is_rest = resumed, is_rest
-        self.has_trained = self.is_exhausted = False
+        self.has_trained = False  # whether something was trained after a batch of it
+        self.is_exhausted = False  # whether the script has asked for a batch after the last one
         self.rounds = 0  # that the script was given
         self.samples = 0  # in these, on all ranks together
         self.is_complete = False
-        self.stream: Any = None
-        self.ahead: dict[str, Any] | None = None
+        self.stream: Any = None  # the state of the data set after the batches that were given
+        self.ahead: dict[str, Any] | None = None  # the generators then, if loading ahead may draw
         self._owners, self._drawn_by = owners, drawn_by
         self._note_generators()
         self._is_drawn = False
@@ -293,23 +271,16 @@ class Pass:
 
 
 class Left(NamedTuple):
-    """Where a loop has left its passes before their end.
-
-    Args:
-        after: what each of them had given.
-        times: how many have, one after the other.
-    """
+    """Where a loop has left its passes before their end: how many, one after the other."""
 
     after: Offset
     times: int
 
 
 class ResumePoint(NamedTuple):
-    """A pass that another run has begun, and that is the next one here.
+    """The state of a pass that another run has begun, and that is the next one here.
 
-    Args:
-        state: of that pass, and what it has taken.
-        only_skipped: it goes on only where the script itself leaves its first batches out.
+    With `only_skipped` it goes on only where the script itself leaves its first batches out.
     """
 
     state: dict[str, Any]
@@ -322,25 +293,17 @@ class Passes:
     What is trained belongs to the pass that has begun last, of those under way. Once something was
     trained, a pass in which nothing is, such as a look at a batch or an evaluation, is no epoch.
 
-    Attributes:
-        following: the number of the next one.
-        epochs: how many have ended, in earlier runs as well; where nothing was trained in any, how
-            many have come to their ends.
-        samples: those that they have given.
-        has_lasting_workers: whether workers that outlive a pass were started, in earlier runs too.
-        left: where the passes before in which something was trained were left; None after a whole
-            one.
-        is_looked_at: whether a pass without training has come after one with it, not inside of one.
-        pending: the one that goes on here.
-        interrupted: the run that goes on, until the first pass over this loader.
+    `epochs` is how many have ended, in earlier runs as well; where nothing was trained in any, how
+    many have come to their ends. `samples` are those that they have given.
     """
 
     def __init__(self) -> None:
-        self.following = 0
-        self.has_lasting_workers = self.is_looked_at = False
-        self.left: Left | None = None
-        self.pending: ResumePoint | None = None
-        self.interrupted: Resumption | None = None
+        self.following = 0  # the number of the next one
+        self.has_lasting_workers = False  # that outlive a pass were started, in earlier runs too
+        self.is_looked_at = False  # a pass without training has come after one with it, not inside
+        self.left: Left | None = None  # where those with training were left; None after a whole one
+        self.pending: ResumePoint | None = None  # the one that goes on here
+        self.interrupted: Resumption | None = None  # until the first pass over this loader
         self._has_trained = self._keeps_looks = False
         self._open: list[Pass] = []  # the one that has begun last is the last
         self._num_trained = channel.num_trained
@@ -488,10 +451,8 @@ def after(
 ) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler (or of a sampler) without those that were taken.
 
-    Args:
-        size: how many of the epoch's first samples to return as well; as many as were taken at
-            most.
-        counted: sees all that is drawn, also what is left out, and returns it.
+    And up to `size` of the epoch's first samples, of those taken. `counted` sees all that is drawn,
+    also what is left out, and returns it.
     """
     if counts_samples(source):
         if not taken.samples and counted is iter:
@@ -523,11 +484,7 @@ class Indices:
 
 
 class LookaheadSampler:
-    """Batches of indices, one of which is drawn ahead, so that the last one is known.
-
-    Attributes:
-        has_more: whether another follows the one that was given last.
-    """
+    """Batches of indices, one of which is drawn ahead, so that the last one is known."""
 
     def __init__(self, source: Any, indices: Indices, skip: Offset) -> None:
         self._source, self._indices, self._skip = source, indices, skip

@@ -35,12 +35,7 @@ class Draw(NamedTuple):
 class SampleSeeds:
     """Seeds for every sample of a loader, by a seed, the epoch and the sample's index.
 
-    Args:
-        seed: from 0 to 2**32 - 1.
-
-    Attributes:
-        seed: as given.
-        first_item: the number of the item with which the next pass over a stream begins.
+    `first_item` is the number of the item with which the next pass over a stream begins.
     """
 
     def __init__(self, seed: int) -> None:
@@ -59,11 +54,7 @@ class SampleSeeds:
         return changed(loader, dataset=DrawnIndices(loader.dataset), collate_fn=fetch)
 
     def begin_pass(self, epoch: int, samplers: Iterable[Any], first_item: int) -> None:
-        """Let what these samplers draw, and the samples, belong to this epoch from now on.
-
-        Args:
-            first_item: the number of the item with which a stream goes on.
-        """
+        """Let what these samplers draw, and the samples, belong to this epoch from now on."""
         self._epoch.fill_(epoch)
         self.first_item = first_item
         for number, sampler in enumerate(samplers):
@@ -177,15 +168,11 @@ class DrawnIndices(_Inside, Dataset[Draw]):
 
 
 class SeededFetch:
-    """Loads samples, each with generators seeded for it, and collates them.
+    """Loads samples of a map data set, each with generators seeded for it, and collates them.
 
     What a collate function draws follows from the last sample of its batch. In the main process all
-    generators are then put back.
-
-    Args:
-        dataset: a map data set. One with `__getitems__` gets lists of one index: what it draws for
-            a sample must not depend on the other samples of a batch.
-        collate: the function that makes a batch of samples.
+    generators are then put back. A data set with `__getitems__` gets lists of one index: what it
+    draws for a sample must not depend on the other samples of a batch.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
@@ -273,11 +260,7 @@ def mixed(*numbers: int) -> int:
 
 
 def number_of(index: Any) -> int:
-    """Return a number for an index, the same in every process.
-
-    Raises:
-        UsageError: the index is no number, string, or list or tuple of these.
-    """
+    """Return a number for an index (number, text, or list of these), the same in every process."""
     if type(index) is int:
         return index & _BITS
     if hasattr(index, "__index__"):  # numpy's numbers, and tensors of one

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -23,9 +24,8 @@ from headway.data.position import (
     samples_in,
 )
 from headway.data.samplers import SkipBatchSampler, changed
-from headway.data.streams import mark, require_one_stream
 from headway.distributed.collectives import broadcast_object_list
-from headway.distributed.meeting import named
+from headway.distributed.meeting import meet, named
 from headway.errors import UsageError
 
 MADE_OF = (  # the arguments of a DataLoader that every share keeps
@@ -53,18 +53,12 @@ class NoBatch:
 
 
 class Share:
-    """All of a loader: the share of the only rank.
-
-    Args:
-        skip: batches to leave out at the beginning of each pass.
-        indices: the form that indices have for the loader's data set.
-    """
+    """All of a loader, but for `skip` batches at the beginning: the share of the only rank."""
 
     reads = True
     """Whether this rank loads samples."""
-    _ahead: LookaheadSampler | _BatchShard | None = (
-        None  # what draws the indices, if this rank does
-    )
+    _ahead: LookaheadSampler | _BatchShard | None = None
+    """What draws the indices, if this rank does."""
 
     def __init__(self, loader: Any, skip: int = 0, indices: Indices = PLAIN) -> None:
         if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
@@ -170,8 +164,7 @@ class StreamShare(Share):
 class MapRounds:
     """The rounds of a map data set: lists of indices, in the order of its sampler.
 
-    Args:
-        all_read: every rank draws them, so their generators must agree; else only rank 0 does.
+    With `all_read` every rank draws them, so their generators must agree; else only rank 0 does.
     """
 
     def __init__(
@@ -369,10 +362,8 @@ def is_stateful(loader: Any) -> bool:
 def as_plain(loader: Any) -> Any:
     """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are.
 
-    A prepared loader keeps its state itself, for any number of ranks.
-
-    Raises:
-        UsageError: it has been given a state, which would be lost.
+    A prepared loader keeps its state itself, for any number of ranks; one that was given a state
+    before is refused.
     """
     if not is_stateful(loader):
         return loader
@@ -417,3 +408,50 @@ def batch_size_of(loader: Any) -> int:
     sources = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
     sizes = (getattr(source, "batch_size", None) for source in sources)
     return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+VALUES = 64  # of each tensor that are compared
+_END = "end"  # in place of a mark
+
+
+def mark(samples: Any) -> int:
+    """Return a number that is the same for the same samples in every process.
+
+    Not from pickle, whose output for a tensor or a set differs between processes. Objects other
+    than numbers, text, arrays and tensors count by their type only.
+    """
+    return crc32(repr(_values(samples)).encode(errors="backslashreplace"))
+
+
+def require_one_stream(mark: int | None) -> None:
+    """Compare the marks of all ranks' streams; every rank calls this for each round.
+
+    None is the end of the stream. Ranks have to learn in each round that none has come to its end
+    before the others, so to send a mark along costs no further message.
+    """
+    marks = meet("a loop over a prepared DataLoader", _END if mark is None else str(mark))
+    if marks is None:
+        return
+    what = "lengths" if _END in marks else "samples"
+    raise UsageError(
+        f"the ranks' streams (IterableDataset) give different {what}, so they cannot be shared out",
+        where="the loop over a prepared DataLoader",
+        fix="seed the stream alike on all ranks, as with set_seed(...); or, if it picks its samples"
+        " by rank itself, leave its loader out of prepare()",
+    )
+
+
+def _values(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        is_dense = data.layout == torch.strided
+        return tuple(data.shape), data.flatten()[:VALUES].tolist() if is_dense else None
+    if isinstance(data, Mapping):
+        return [(_values(key), _values(value)) for key, value in data.items()]
+    if isinstance(data, (list, tuple)):
+        return [_values(one) for one in data]
+    if data is None or isinstance(data, (str, bytes, int, float, complex)):
+        return data
+    has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
+    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy's arrays, PIL's images
+        return crc32(data.tobytes())
+    return type(data).__name__

@@ -30,10 +30,8 @@ def with_lasting_workers(loader: Any, *, will_save: bool = False) -> Any:
     """Return `loader`, whose workers outlive requests to stop if their rank saves then.
 
     Clusters send SIGTERM to every process of a job, and a terminal sends Ctrl-C to all of them: a
-    rank could not complete its step without its workers.
-
-    Args:
-        will_save: the rank will, by the time that a request may come, though it does not yet.
+    rank could not complete its step without its workers. `will_save`: the rank will, by the time
+    that a request may come, though it does not yet.
     """
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
@@ -64,9 +62,7 @@ def starting_workers(loader: Any) -> Iterator[None]:
 class LastingWorker:
     """A `worker_init_fn` that lets the worker outlive requests to stop, and calls the script's own.
 
-    Args:
-        init: the script's.
-        will_save: whether the rank saves when it is asked to stop; a forked worker knows.
+    A forked worker knows by itself whether its rank saves when it is asked to stop.
     """
 
     def __init__(self, init: Callable[[int], object] | None, will_save: bool = False) -> None:

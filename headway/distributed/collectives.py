@@ -159,9 +159,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
     """Overwrite each tensor by its mean over ranks; one all-reduce for many small tensors.
 
-    Args:
-        tensors: of floating point, and of the same shapes and dtypes, in the same order, on every
-            rank.
+    They are of floating point, and equal in shapes, dtypes and order on every rank.
     """
     for bucket in _buckets(tensors):
         flat = torch.cat([one.reshape(-1) for one in bucket])
@@ -372,19 +370,12 @@ class DifferentTensors(UsageError, RuntimeError):
 
 
 def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None = None) -> None:
-    """Raise on all ranks if their tensors do not fit together.
+    """Raise DifferentTensors on all ranks if their nested tensors do not fit together.
 
     Without this, gloo aborts one rank and gives another memory that nobody wrote. NCCL's ranks run
     ahead of their GPUs and would be held up, so tensors on GPUs are compared only where torch's own
-    checks are on (TORCH_DISTRIBUTED_DEBUG=INFO).
-
-    Args:
-        data: nested tensors, in the same nesting on all ranks.
-        operation: `gather`, `reduce`, `broadcast` or `pad_across_processes`.
-        but_dimension: the one along which sizes may differ.
-
-    Raises:
-        DifferentTensors: with the tensors of two ranks that differ.
+    checks are on (TORCH_DISTRIBUTED_DEBUG=INFO). `but_dimension` is the one along which sizes may
+    differ.
     """
     _, size = rank_and_size()
     if size == 1:

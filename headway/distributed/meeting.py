@@ -77,20 +77,13 @@ class Where(NamedTuple):
 
 
 def meet(call: str, detail: str = "") -> list[str] | None:
-    """Wait until every rank has called this.
+    """Wait until every rank has called this, and return the details of all if they differ.
 
-    It costs less than a collective: the store adds up who has come, in one step.
+    It costs less than a collective: the store adds up who has come, in one step. `call` is what the
+    script has called, for messages; it is the same on all ranks.
 
-    Args:
-        call: what the script has called, for messages; the same on all ranks.
-        detail: what should be the same on all ranks.
-
-    Returns:
-        None; if the details differ, those of all ranks.
-
-    Raises:
-        UsageError: a rank is in another call, or in a collective of torch's that this rank has not
-            entered, or has left; each would wait for ever.
+    Raises UsageError where a rank is in another call, or in a collective of torch's that this rank
+    has not entered, or has left: each would wait for ever.
     """
     meetings = _meetings()
     if meetings is None:
@@ -109,11 +102,7 @@ def run_ahead(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def meet_to_end(call: str) -> None:
-    """Wait until every rank has called this, or has left; not while an exception is under way.
-
-    Raises:
-        UsageError: a rank is in another call, or in a collective of torch's.
-    """
+    """Wait until every rank has called this, or has left; not while an exception is under way."""
     meetings = _meetings()
     if meetings is not None and sys.exc_info()[0] is None:
         with suppress(dist.DistStoreError):  # a rank works alone for longer than ranks wait
@@ -124,13 +113,8 @@ def meet_to_end(call: str) -> None:
 def by_all_or_rank_0(call: str) -> Iterator[bool]:
     """Wait until every rank has called this; where some cannot come, rank 0 goes on alone.
 
-    So it does once the process group has ended.
-
-    Returns:
-        The context, which gives True on the ranks that take part.
-
-    Raises:
-        UsageError: rank 0 is among those that cannot come.
+    So it does once the process group has ended. The context gives True on the ranks that take part.
+    If rank 0 is among those that cannot come, it is a UsageError.
     """
     meetings = _meetings()
     if meetings is None:
@@ -168,9 +152,7 @@ def barrier(device: torch.device) -> None:
 def watch(*groups: dist.ProcessGroup) -> None:
     """Tell the other ranks where this one is, whenever it stands still.
 
-    Args:
-        groups: further groups, besides the default one, whose collectives every rank enters in
-            the same order as all else.
+    All ranks enter the collectives of these groups, too, in the same order as all else.
     """
     meetings = _meetings()
     if meetings is not None:
@@ -219,12 +201,6 @@ class _Meetings:
 
     Each adds to the sum of a meeting; the last one says whether all called the same. A thread tells
     the others where a rank stands still, as in a collective of torch's; those who wait read it.
-
-    Attributes:
-        groups: whose collectives every rank enters in the same order as all else.
-        is_main: whether this is rank 0.
-        now: where this rank is.
-        last: the number and the call of the last meeting that it has come to.
     """
 
     def __init__(self) -> None:
@@ -249,14 +225,10 @@ class _Meetings:
     def hold(
         self, call: str, detail: str = "", *, may_go_alone: bool = False, may_leave: bool = False
     ) -> list[Where] | None:
-        """Come to the next meeting.
+        """Come to the next meeting; return None if all ranks have called the same.
 
-        Args:
-            may_go_alone: where some ranks cannot come, rank 0 goes on alone.
-            may_leave: ranks that have left are not missed.
-
-        Returns:
-            None if all ranks have called the same. Else where they are, if it is not an error.
+        Else return where they are, if it is not an error: where some ranks cannot come, and rank 0
+        goes on alone (`may_go_alone`), or ranks that have left are not missed (`may_leave`).
         """
         while True:
             before = self.now

@@ -68,11 +68,7 @@ def for_each_tensor(
 ) -> Any:
     """Return `data` with `function` applied to every tensor in its lists, tuples and mappings.
 
-    Args:
-        strict: name of the operation that takes tensors only; None lets other leaves pass.
-
-    Raises:
-        WrongType: a leaf is no tensor, and `strict` is given.
+    `strict` names an operation that takes tensors only; else other leaves pass.
     """
     if isinstance(data, torch.Tensor):
         return function(data)

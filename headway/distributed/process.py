@@ -1,4 +1,4 @@
-"""One rank: its place among the others, and code for some ranks only."""
+"""One rank: its place among the others, and code and progress bars for some ranks only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from headway.contract.run import Ranks, read_ranks
 from headway.distributed.meeting import barrier, watch
 from headway.distributed.nested import send_to_device
 from headway.distributed.world import DistributedType, World
@@ -19,11 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Process:
-    """This rank, as the script sees it.
-
-    Attributes:
-        world: its place among the ranks, and its device.
-    """
+    """This rank, as the script sees it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -244,17 +241,7 @@ def _only_if(condition: bool, function: Function) -> Function:
 
 
 def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:
-    """Return this rank's consecutive part of `inputs`; the first ranks get one more if need be.
-
-    Args:
-        inputs: a list, tuple, tensor, numpy array or `datasets.Dataset`, or a dict of those, all of
-            one length. It is not changed.
-        apply_padding: repeat the last element until all parts are equally long; tensors are then
-            on the device of `world`.
-
-    Raises:
-        UsageError: `inputs` is of another kind, or the lengths in it differ.
-    """
+    """Return this rank's part of `inputs`, as `Process.split_between_processes` gives it."""
     rank, size = world.ranks.rank, world.ranks.world_size
     length = _length(inputs)
     each, extra = divmod(length, size)
@@ -301,3 +288,37 @@ def _length(inputs: Any) -> int:
 def _is_dataset(one: Any) -> bool:
     datasets = sys.modules.get("datasets")  # a script that has one has imported it
     return datasets is not None and isinstance(one, datasets.Dataset)
+
+
+def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
+    """Return `tqdm.auto.tqdm(*args, **kwargs)`, which shows on each machine's first rank only.
+
+    Args:
+        main_process_only: False shows the bar of every rank.
+
+    Raises:
+        UsageError: the first argument is True or False, as in old versions of Accelerate.
+        UsageError: tqdm is not installed.
+
+    Examples:
+        >>> from headway.utils import tqdm
+        >>> sum(tqdm([1, 2, 3], disable=True))
+        6
+    """
+    if args and isinstance(args[0], bool):
+        raise UsageError(
+            f"tqdm() got {args[0]} in place of what to iterate over",
+            where="the script's tqdm(...)",
+            fix=f"pass main_process_only={args[0]}",
+        )
+    try:
+        from tqdm.auto import tqdm as bar
+    except ModuleNotFoundError:
+        raise UsageError(
+            "tqdm is not installed",
+            where="the script's tqdm(...)",
+            fix="`pip install tqdm`",
+        ) from None
+    local_rank = (read_ranks() or Ranks()).local_rank
+    hidden = main_process_only and local_rank != 0
+    return bar(*args, **{**kwargs, "disable": kwargs.get("disable", False) or hidden})

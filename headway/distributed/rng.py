@@ -87,11 +87,7 @@ def synchronize_rng_state(
 
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
-    """Return the types as members of `RNGType`; None is the samplers' generators alone.
-
-    Raises:
-        UsageError: another type, or one of a device that is not there.
-    """
+    """Return the types as members of `RNGType`; None is the samplers' generators alone."""
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(one) for one in rng_types]
     missing = [one.value for one in types if not kind_of(one.value).is_available()]
     if missing:
@@ -166,8 +162,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 def generator_states(device: torch.device) -> dict[str, Any]:
     """Return the states of Python's, numpy's (if imported) and torch's generators.
 
-    Args:
-        device: whose generator is included, beside the CPU's.
+    Of torch's: the CPU's, and that of `device`.
     """
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
@@ -181,10 +176,8 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     """Put the generators into states that `generator_states` returned.
 
-    Those that are not among them, or of a library or device that is not in use here, stay.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: a state is none.
+    Those that are not among them, or of a library or device that is not in use here, stay. A state
+    that is none raises ValueError, TypeError or RuntimeError.
     """
     torch.set_rng_state(states["torch"])
     if "python" in states:

@@ -116,19 +116,10 @@ def _mesh_of_shards(world: World, shard_size: int, _: object) -> DeviceMesh:
 def join_world(device: str, gpu: int | None = None, settings: GroupSettings = USUAL_GROUP) -> World:
     """Choose this rank's device, and form the process group when there are several ranks.
 
-    An existing group (of another `Accelerator`, or the script's own) is used as it is.
-
-    Args:
-        device: a name in `KINDS`, `gpu` for the kind of GPU that is here, or `auto` for the best
-            that every rank can have.
-        gpu: index of the GPU to use in place of the local rank's own.
-        settings: how the group is formed. The timeout also holds for one that exists.
-
-    Raises:
-        MachineError: the device does not exist, or there are fewer than ranks on this machine.
-        LaunchError: the environment says that there are several ranks, and they form no group.
-        UsageError: the group that exists has another size than the environment says, or another
-            backend than `settings`.
+    `device` is a name in `KINDS`, `gpu` for the kind of GPU that is here, or `auto` for the best
+    that every rank can have; `gpu` an index, in place of the local rank's own. An existing group
+    (of another `Accelerator`, or the script's own) is used as it is, but for the timeout; it must
+    have the size that the environment says, and the backend of `settings`.
     """
     ranks = read_ranks() or Ranks()
     if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
@@ -162,8 +153,7 @@ def leave_world() -> None:
 def form_group_again(name: str) -> None:
     """Replace the default process group by a new one of the same ranks; every rank calls this.
 
-    Args:
-        name: tells the group's keys in the store from those of earlier ones; equal on all ranks.
+    `name` tells the group's keys in the store from those of earlier ones; equal on all ranks.
     """
     store, (rank, size) = default_store(), rank_and_size()
     backend, timeout = dist.get_backend_config(), group_timeout()

@@ -62,11 +62,7 @@ class Devices(NamedTuple):
 
 
 def parse_devices(text: str, this_machine: Machine) -> Devices:
-    """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 4xcpu.
-
-    Raises:
-        ConfigError: it has another form, or the memory of the device is not known.
-    """
+    """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 4xcpu."""
     found = _FORM.fullmatch(text.strip().replace(" ", ""))
     if found is None or not (found["name"] or found["memory"]):
         raise ConfigError(

@@ -21,17 +21,11 @@ _LIGHTNING_PLACES = ("*", "checkpoints/*", "*/checkpoints/*", "*/*/checkpoints/*
 
 
 class Saved(NamedTuple):
-    """A checkpoint that may be complete.
+    """A checkpoint that may be complete."""
 
-    Args:
-        path: of its folder, or its file.
-        at: when it was saved, by the clock of its disk.
-        step: of transformers' Trainer; 0: unknown.
-    """
-
-    path: Path
-    at: float
-    step: int = 0
+    path: Path  # of its folder, or its file
+    at: float  # when it was saved, by the clock of its disk
+    step: int = 0  # of transformers' Trainer; 0: unknown
 
 
 def is_of_library(path: Path) -> bool:

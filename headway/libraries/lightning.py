@@ -34,12 +34,12 @@ from headway.libraries.folders import LIGHTNING, Saved, lightning_checkpoints, l
 from headway.libraries.resuming import (
     Checkpoints,
     Start,
+    Stopping,
     note_stop,
     select_start,
     tell_start,
     write_record,
 )
-from headway.libraries.stopping import Stopping
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
 _KEEP_OWN = 2
@@ -95,8 +95,7 @@ def _joined(trainer: Any, run: RunContract, callback_class: Any, given: Any) -> 
 def _lasting_workers(trainer: Any, seed_workers: Callable[[Any, int], None]) -> Iterator[None]:
     """Let the workers of loaders serve until a rank that stops has saved.
 
-    Args:
-        seed_workers: what Lightning does afterwards, unless a loader has a `worker_init_fn`.
+    `seed_workers` is what Lightning does afterwards, unless a loader has a `worker_init_fn`.
     """
     strategy, process = trainer.strategy, trainer.strategy.process_dataloader
 
@@ -131,12 +130,7 @@ def _checkpoints(trainer: Any) -> Checkpoints:
 
 
 class _Fit:
-    """One training of Lightning's, and the hooks of its callback.
-
-    Args:
-        trainer: Lightning's.
-        start: how it starts.
-    """
+    """One training of Lightning's, and the hooks of its callback."""
 
     def __init__(self, trainer: Any, start: Start, stopping: Stopping) -> None:
         self.stopping = stopping

@@ -1,4 +1,4 @@
-"""From which checkpoint a library's training goes on, if it does.
+"""From which checkpoint a library's training goes on, if it does, and how all ranks stop it.
 
 In the folder of its output lies a record of the training: when it began, in which launch and job,
 and what has stopped it. A run that is typed again begins anew, as the library does by itself.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from headway.checkpoint.stopping import Request
+import torch
+
+from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say, say_once
+from headway.contract.records import channel
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.contract.typed import parse, plain, read
 from headway.distributed.world import rank_and_size
@@ -25,31 +29,17 @@ _trainings: Counter[str] = Counter()  # of this process, by the folder of their 
 
 
 class Training(NamedTuple):
-    """A training, as its record says.
+    """A training, as its record says."""
 
-    Args:
-        launched_at: when the launch that trains began, in seconds since the epoch.
-        job: of the scheduler; empty outside of one.
-        number: of the script's trainings in this folder, from 1.
-        began_at: when it began, by the clock of its disk; runs that go on keep it.
-        stopped_by: what has stopped it, with exit code 75: run it again.
-    """
-
-    launched_at: float
-    job: str = ""
-    number: int = 1
-    began_at: float = 0.0
-    stopped_by: str = ""
+    launched_at: float  # when the launch that trains began, in seconds since the epoch
+    job: str = ""  # of the scheduler; empty outside of one
+    number: int = 1  # of the script's trainings in this folder
+    began_at: float = 0.0  # by the clock of its disk; runs that go on keep it
+    stopped_by: str = ""  # with exit code 75: run it again
 
 
 class Start(NamedTuple):
-    """How a training starts.
-
-    Args:
-        training: which it is.
-        path: the checkpoint that it goes on from; None: it begins anew.
-        lines: what is said of it.
-    """
+    """How a training starts: from which checkpoint, if not anew, and what is said of it."""
 
     training: Training
     path: str | None = None
@@ -57,12 +47,7 @@ class Start(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """A library's checkpoints.
-
-    Args:
-        at: returns the one at a path, or those in a folder.
-        fault: says why training does not go on from one of them.
-    """
+    """Returns a library's checkpoints at a path, and says why training does not go on from one."""
 
     at: Callable[[Path], Sequence[Saved]]
     fault: Callable[[Path], str | None]
@@ -109,8 +94,7 @@ def write_record(folder: Path, training: Training) -> Training:
 def note_stop(folder: Path, training: Training, request: Request) -> bool:
     """Note what stops a training, so that it goes on when it is run again; not after Ctrl-C.
 
-    Returns:
-        Whether that is written: a disk may be full after the checkpoint.
+    Return whether that is written: a disk may be full after the checkpoint.
     """
     if request is Request.SIGINT:
         return False
@@ -136,16 +120,9 @@ def tell_start(library: str, start: Start) -> None:
 def select_start(
     run: RunContract, folder: Path, given: str | bool | None, checkpoints: Checkpoints
 ) -> Start:
-    """Return how the next training of this process in a folder starts.
+    """Return how the next training of this process in the folder of its output starts.
 
-    Args:
-        run: what the launcher says.
-        folder: of the training's output.
-        given: by the script: a checkpoint, True for the last one in the folder, or none.
-        checkpoints: the library's.
-
-    Raises:
-        CheckpointError: what was asked for is not there.
+    `given` is the script's: a checkpoint, True for the last one in the folder, or none.
     """
     _trainings[str(folder.absolute())] += 1
     number, before = _trainings[str(folder.absolute())], read_record(folder)
@@ -226,3 +203,55 @@ def _continued(before: Training | None, saved: Saved, anew: Training) -> Trainin
     if before is None or not _is_of(before, saved):
         return anew
     return anew._replace(began_at=before.began_at)
+
+
+class Stopping:
+    """Notes what asks a training to stop, from its beginning to its end.
+
+    `request` is what all ranks have agreed on.
+    """
+
+    def __init__(self, run: RunContract, device: torch.device) -> None:
+        self.request = Request.NONE
+        self._has_left = False
+        self._signals = StopSignals(run.deadline())
+        self._by_steps, self._by_saves = Agreement(device), Agreement(device)
+
+    def begin(self) -> None:
+        """Begin to note signals."""
+        channel.has_resumed = channel.obeys_stops = True
+        if threading.current_thread() is threading.main_thread():
+            self._signals.trap()
+        else:
+            say_once("note: training in another thread than the first: signals end it as ever")
+
+    def is_asked(self) -> bool:
+        """Return whether the job has to stop; every rank asks equally often."""
+        if not self.request:
+            self.request = self._by_steps.ask(self._signals.request)
+        return bool(self.request)
+
+    def meet(self) -> bool:
+        """Wait until all ranks have called this, and return whether the job has to stop."""
+        wanted = self.request or self._signals.request
+        self.request = self._by_saves.agree(wanted, False, 0).request
+        return bool(self.request)
+
+    def leave(self, step: int, saved: str, *, is_noted: bool) -> NoReturn:
+        """End this process, on all ranks, once all is saved.
+
+        `is_noted`: rank 0 has noted the stop, so that the same run, when it is run again, goes on.
+        """
+        again = "run the same command again to go on" if is_noted else "--resume latest goes on"
+        tell_stopped(self.request, step, saved, again)
+        self._signals.leave()
+        self._has_left = True
+        raise SystemExit(self.request.exit_code)
+
+    def release(self) -> None:
+        """Let signals do what they did before, once the training is over."""
+        if self._has_left:
+            return
+        if (late := self._signals.request) and rank_and_size()[0] == 0:
+            say(f"the training is over: {late} stops nothing any more")
+        self._signals.release()

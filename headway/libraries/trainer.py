@@ -28,13 +28,13 @@ from headway.libraries.folders import STATE, trainer_checkpoints, trainer_fault
 from headway.libraries.resuming import (
     Checkpoints,
     Start,
+    Stopping,
     Training,
     note_stop,
     select_start,
     tell_start,
     write_record,
 )
-from headway.libraries.stopping import Stopping
 
 _CHECKPOINTS = Checkpoints(trainer_checkpoints, trainer_fault)
 
@@ -42,8 +42,7 @@ _CHECKPOINTS = Checkpoints(trainer_checkpoints, trainer_fault)
 def join(module: ModuleType) -> None:
     """Let the trainings of `module.Trainer` stop, save and go on as the launcher says.
 
-    Raises:
-        AttributeError: it has other methods than the versions that are known.
+    An AttributeError: it has other methods than the versions that are known.
     """
     trainer_class: Any = module.Trainer
     train, _ = trainer_class.train, (trainer_class._save_checkpoint, trainer_class._save_rng_state)

@@ -35,7 +35,7 @@ HOMES: dict[str, dict[str, str]] = {
     "accelerator": {
         "LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS",
         **{
-            name: f"headway.checkpoint.weights.{name}"
+            name: f"headway.checkpoint.files.{name}"
             for name in (
                 *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
                 *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),

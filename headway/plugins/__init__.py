@@ -1,15 +1,16 @@
 """What scripts pass to `Accelerator` to configure parts of torch: data, and its checks."""
 
-from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.plugins.handlers import (
     AutocastKwargs,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
     ProfileKwargs,
+    TorchDynamoPlugin,
 )
 from headway.plugins.project import ProjectConfiguration
 from headway.plugins.sharding import FullyShardedDataParallelPlugin

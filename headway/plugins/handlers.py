@@ -1,12 +1,15 @@
-"""The handlers of an Accelerator: what it is told about parts of torch, and about accumulation."""
+"""The handlers of an Accelerator: what it is told about parts of torch, compilation included."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -45,11 +48,7 @@ Handler = TypeVar("Handler", bound=KwargsHandler)
 
 
 class Handlers:
-    """The handlers that one Accelerator got, at most one of each kind.
-
-    Raises:
-        UsageError: this is no list, an object is no handler of `kinds`, or two are of one kind.
-    """
+    """The handlers that one Accelerator got, at most one of each kind."""
 
     def __init__(
         self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
@@ -420,3 +419,113 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
             where="the script's ProfileKwargs(...)",
             fix="pass wait, warmup and active, and if need be repeat and skip_first",
         ) from None
+
+
+TRACE_NAME = "profile_{rank}.json"
+
+
+@contextmanager
+def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
+    """Record what the block does; with a schedule, the file has its last cycle."""
+    if handler.output_trace_dir is None:
+        with handler.build() as profiler:
+            yield profiler
+        return
+    folder = Path(handler.output_trace_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / TRACE_NAME.format(rank=rank)
+    is_written = False
+
+    def write_trace(profiler: torch.profiler.profile) -> None:
+        nonlocal is_written
+        if handler.on_trace_ready is not None:
+            handler.on_trace_ready(profiler)
+        profiler.export_chrome_trace(str(trace))
+        is_written = True
+
+    with replace(handler, on_trace_ready=write_trace).build() as profiler:
+        yield profiler
+    if not is_written:
+        warnings.warn(
+            f"no trace in {trace}: the schedule {handler.schedule_option} recorded nothing."
+            " Call profiler.step() after each step, or record earlier",
+            stacklevel=3,
+        )
+
+
+class DynamoBackend(str, Enum):
+    """The usual backends of `torch.compile`; a name that torch has registered does as well.
+
+    Examples:
+        >>> from headway.utils import DynamoBackend, TorchDynamoPlugin
+        >>> TorchDynamoPlugin(backend="eager").backend is DynamoBackend.EAGER
+        True
+    """
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    TVM = "TVM"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """How prepared models are compiled with `torch.compile`.
+
+    Args:
+        backend: a `DynamoBackend`, the name of a backend that torch has registered (case does not
+            matter for the usual ones), or a function; None and "no" do not compile.
+        mode: "default", "reduce-overhead" or "max-autotune"; None is "default".
+        fullgraph: whether a graph break is an error; None is False.
+        dynamic: whether to compile for changing shapes; None lets torch find out.
+        options: options of the backend, in place of a mode.
+        disable: make `torch.compile` do nothing.
+        use_regional_compilation: compile each block that the model repeats, such as a layer of a
+            transformer, in place of the whole model: the code of one block serves for all.
+
+    Examples:
+        >>> from headway.utils import TorchDynamoPlugin
+        >>> TorchDynamoPlugin(backend="inductor", dynamic=True).to_kwargs()
+        {'backend': 'inductor', 'dynamic': True}
+        >>> TorchDynamoPlugin(backend="inductor").to_dict()["backend"]
+        'inductor'
+    """
+
+    backend: DynamoBackend | str | Callable[..., Any] | None = None
+    mode: str | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: dict[str, Any] | None = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend is None:
+            self.backend = DynamoBackend.NO
+        elif isinstance(self.backend, str) and self.backend.upper() in set(DynamoBackend):
+            self.backend = DynamoBackend(self.backend.upper())
+
+    @property
+    def compiles(self) -> bool:
+        """Whether models are compiled at all."""
+        return self.backend is not DynamoBackend.NO
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy of all fields, the backend as torch calls it."""
+        found = super().to_dict()
+        if isinstance(self.backend, DynamoBackend):
+            found["backend"] = self.backend.value.lower()
+        return found
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the arguments for `torch.compile` that differ from their defaults."""
+        found = super().to_kwargs()
+        found.pop("use_regional_compilation", None)
+        return found

@@ -141,11 +141,7 @@ def shown_plugin(
     activation_checkpointing: bool,
     cpu_offload: bool,
 ) -> FullyShardedDataParallelPlugin:
-    """Return the plugin that libraries find in the state where models are sharded.
-
-    Args:
-        given: the script's own; None if settings ask for it.
-    """
+    """Return the plugin that libraries find in the state where models are sharded."""
     if given is None:
         given = FullyShardedDataParallelPlugin(
             activation_checkpointing=activation_checkpointing, cpu_offload=cpu_offload

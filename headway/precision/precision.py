@@ -1,14 +1,20 @@
-"""Number formats: `Precision` is complete for fp32, others override what differs."""
+"""Number formats: `Precision` is complete for fp32, bf16 and fp16 override what differs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
+from headway.devices.table import kind_of
+from headway.distributed.nested import for_each_tensor
+from headway.errors import MachineError, UsageError
+from headway.machine.detection import detect_machine
 from headway.plugins.handlers import AutocastKwargs, GradScalerKwargs
 
 
@@ -23,27 +29,18 @@ DEFAULTS = PrecisionSettings()
 
 
 class Precision:
-    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule.
-
-    Attributes:
-        uses_autocast: whether models that are prepared from now on compute under autocast.
-        scaler: what adapts the loss scale; None where there is none.
-    """
+    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule."""
 
     name = "no"
-    uses_autocast = False
-    scaler: torch.amp.GradScaler | None = None
+    uses_autocast = False  # whether models that are prepared from now on compute under autocast
+    scaler: torch.amp.GradScaler | None = None  # what adapts the loss scale
 
     def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
         self._device = device
         self._settings = settings
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return the context in which a forward pass is computed.
-
-        Args:
-            handler: in place of that of the settings.
-        """
+        """Return the context in which a forward pass is computed."""
         return nullcontext()
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -78,3 +75,243 @@ class Precision:
 
     def gradients_dropped(self, optimizer: Optimizer) -> None:
         """Note that the gradients of `optimizer` were set to zero."""
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def convert_to_fp32(tensor: Any) -> Any:
+    """Return nested `tensor` with its tensors of float16 and bfloat16 in float32.
+
+    Args:
+        tensor: tensors of any shape and dtype, alone or nested in lists, tuples and mappings; other
+            objects are kept as they are.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import convert_to_fp32
+        >>> convert_to_fp32([torch.ones(2, dtype=torch.bfloat16), "a text"])
+        [tensor([1., 1.]), 'a text']
+    """
+    return for_each_tensor(_to_fp32, tensor)
+
+
+class ConvertOutputsToFp32:
+    """A forward function whose half-precision outputs are in fp32.
+
+    It can be pickled and copied where `model_forward` can.
+
+    Args:
+        model_forward: any function; what it returns goes through `convert_to_fp32`.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import ConvertOutputsToFp32
+        >>> ConvertOutputsToFp32(torch.nn.Linear(2, 1).bfloat16())(
+        ...     torch.ones(3, 2, dtype=torch.bfloat16)
+        ... ).dtype
+        torch.float32
+    """
+
+    def __init__(self, model_forward: Callable[..., Any]) -> None:
+        update_wrapper(self, model_forward)
+        self.__wrapped__ = model_forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(self.__wrapped__(*args, **kwargs))
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> ConvertOutputsToFp32:
+    """Return `model_forward` with its half-precision outputs in fp32.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import convert_outputs_to_fp32
+        >>> model = torch.nn.Linear(2, 1).half()
+        >>> model.forward = convert_outputs_to_fp32(model.forward)
+        >>> model(torch.ones(3, 2, dtype=torch.half)).dtype
+        torch.float32
+    """
+    return ConvertOutputsToFp32(model_forward)
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+class Bf16(Precision):
+    """Forward passes under autocast to bfloat16; weights and gradients stay in fp32."""
+
+    name = "bf16"
+    dtype = torch.bfloat16
+    uses_autocast = True
+
+    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        if not self.uses_autocast:
+            return nullcontext()
+        return torch.autocast(*self._autocast_arguments(handler or self._settings.autocast))
+
+    def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.uses_autocast and not isinstance(model.forward, _AutocastForward):
+            arguments = self._autocast_arguments(self._settings.autocast)
+            model.forward = _AutocastForward(model.forward, arguments)
+        return model
+
+    def _autocast_arguments(self, handler: AutocastKwargs) -> _AutocastArguments:
+        return self._device.type, self.dtype, handler.enabled, handler.cache_enabled
+
+
+_AutocastArguments = tuple[str, torch.dtype, bool, bool | None]
+
+
+class _AutocastForward:
+    """A model's forward under autocast, its half-precision outputs in fp32.
+
+    An object and no closure, so that a copied or unpickled model calls its own forward.
+    """
+
+    def __init__(self, forward: Callable[..., Any], arguments: _AutocastArguments) -> None:
+        self.__wrapped__ = forward  # what inspect.signature() looks at
+        self._arguments = arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(*self._arguments):
+            outputs = self.__wrapped__(*args, **kwargs)
+        return convert_to_fp32(outputs)
+
+
+def restore_forward(model: torch.nn.Module) -> None:
+    """Take back what `prepare_model` or `convert_outputs_to_fp32` did to `model`."""
+    while isinstance(model.forward, (_AutocastForward, ConvertOutputsToFp32)):
+        model.forward = model.forward.__wrapped__
+
+
+class Fp16(Bf16):
+    """Forward passes under autocast to float16, with a loss scale that adapts to overflows.
+
+    The scale changes at the first backward pass after a step, so that several optimizers may step
+    on the gradients of one backward pass.
+    """
+
+    name = "fp16"
+    dtype = torch.float16
+
+    scaler: torch.amp.GradScaler
+
+    def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
+        super().__init__(device, settings)
+        self._new_scaler = partial(torch.amp.GradScaler, device.type, **settings.scaler.to_dict())
+        self.scaler = self._new_scaler()
+        self._unscaled: list[Optimizer] = []
+        self._has_stepped = False
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        if self._has_stepped:
+            self._adapt_scale()
+        super().backward(self.scaler.scale(loss), **kwargs)
+
+    def loss_scale(self) -> float:
+        return self.scaler.get_scale()
+
+    def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
+        wanted = set(map(id, tensors))
+        for optimizer in optimizers:
+            owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            if optimizer not in self._unscaled and owned & wanted:
+                self.scaler.unscale_(optimizer)
+                self._unscaled.append(optimizer)
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
+        if closure is not None:
+            raise UsageError(
+                "optimizer.step() got a closure, which fp16's loss scale cannot work with",
+                where="mixed_precision 'fp16'",
+                fix="use mixed_precision bf16, or an optimizer without closure",
+            )
+        steps: list[bool] = []
+
+        def note_step(optimizer: Optimizer, *_: Any) -> None:
+            # fused optimizers are called in any case, and skip the step themselves on found_inf
+            steps.append(not bool(getattr(optimizer, "found_inf", False)))
+
+        hook = optimizer.register_step_pre_hook(note_step)
+        try:
+            self.scaler.step(optimizer)
+        finally:
+            hook.remove()
+        self._has_stepped = True
+        return not any(steps)
+
+    def gradients_dropped(self, optimizer: Optimizer) -> None:
+        if optimizer in self._unscaled:
+            self._adapt_scale()
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._has_stepped:  # the next backward pass would begin so
+            self._adapt_scale()
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # in place, as scripts hold it; without what it knows of gradients that are gone
+        vars(self.scaler).update(vars(self._new_scaler()))
+        self.scaler.load_state_dict(state)
+        self._unscaled.clear()
+        self._has_stepped = False
+
+    def _adapt_scale(self) -> None:
+        self.scaler.update()
+        self._unscaled.clear()
+        self._has_stepped = False
+
+
+class PrecisionType(str, Enum):
+    """The choices of `mixed_precision`; compares equal to its value.
+
+    Examples:
+        >>> from headway.utils import PrecisionType
+        >>> PrecisionType.BF16 == "bf16", PrecisionType.list()
+        (True, ['no', 'fp16', 'bf16'])
+    """
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values of all members."""
+        return [one.value for one in cls]
+
+
+PRECISIONS = {"no": Precision, "bf16": Bf16, "fp16": Fp16}
+
+
+def precision_for(
+    name: str,
+    device: torch.device,
+    settings: PrecisionSettings = DEFAULTS,
+    *,
+    where: str,
+) -> Precision:
+    """Return the precision called `name` (no, fp16, bf16) for `device`, if that has it.
+
+    `where` the name came from is for messages.
+    """
+    kind = kind_of(device.type)
+    if name in kind.lacking:
+        raise UsageError(
+            f"mixed_precision is {name!r}, but the device is the CPU, where {name} gains nothing",
+            where=where,
+            fix="use bf16, which CPUs can compute with, or no",
+        )
+    lack = kind.lack_of(device, name, detect_machine)
+    if lack is not None:
+        raise MachineError(
+            f"mixed_precision is {name!r}, but {lack.reason}",
+            where=where,
+            fix=f"use {lack.instead}, or {lack.advice or 'no'}",
+        )
+    return PRECISIONS[name](device, settings)

@@ -8,11 +8,7 @@ from headway.strategies.strategy import Strategy, StrategySettings
 
 
 def strategy_for(world: World, settings: StrategySettings) -> Strategy:
-    """Return the strategy for a world of one rank, or of several.
-
-    Raises:
-        UsageError: hsdp with a shard_size that does not divide the number of ranks.
-    """
+    """Return the strategy for a world of one rank, or of several."""
     if world.ranks.world_size == 1:
         return Strategy(world, settings)
     if settings.strategy in ("auto", "ddp"):

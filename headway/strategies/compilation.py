@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from headway.errors import UsageError, did_you_mean
-from headway.plugins.compilation import TorchDynamoPlugin
+from headway.plugins.handlers import TorchDynamoPlugin
 
 
 def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
@@ -17,9 +17,6 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
 
     Blocks are compiled in place: weights keep their names, and `model` is returned itself. A model
     that repeats no block is compiled whole.
-
-    Raises:
-        UsageError: torch has no such backend.
     """
     if not plugin.compiles or uncompiled(model) is not model:
         return model
@@ -32,11 +29,7 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
 
 
 def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin) -> bool:
-    """Compile blocks in place as `plugin` says; return whether there were any to compile.
-
-    Raises:
-        UsageError: torch has no such backend.
-    """
+    """Compile blocks in place as `plugin` says; return whether there were any to compile."""
     if not plugin.compiles or not blocks:
         return False
     arguments = plugin.to_kwargs()

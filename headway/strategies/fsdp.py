@@ -1,11 +1,15 @@
-"""Fully sharded data parallelism (FSDP2): each rank holds a part of every parameter."""
+"""Fully sharded data parallelism (FSDP2): each rank holds a part of every parameter.
+
+First the strategies; then what a model does while its weights are gathered, and the optimizers that
+follow its new parameters.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -21,20 +25,18 @@ from torch.distributed.fsdp import (
     FSDPModule,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headway.contract.notes import say
 from headway.distributed.meeting import meet, run_ahead, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
-from headway.strategies.activation_checkpointing import checkpoint_activations
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
-from headway.strategies.gathered import ForwardMethods, whole_state_dicts
-from headway.strategies.rebinding import follow, require_sharded, succeeds
 from headway.strategies.strategy import Strategy, StrategySettings
-from headway.strategies.units import units_of
+from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
     Weights,
     parameters_of,
@@ -272,11 +274,7 @@ def _require_shardable(model: torch.nn.Module) -> None:
 
 
 def _require_one_dtype(groups: Iterable[Sequence[torch.nn.Module]]) -> None:
-    """Raise UsageError unless torch can gather what is trained in each unit as one tensor.
-
-    Args:
-        groups: the units, inner ones first.
-    """
+    """Raise UsageError unless torch can gather what is trained in each unit as one tensor."""
     seen: set[torch.nn.Module] = set()
     for group in groups:
         own = {module for one in group for module in one.modules()} - seen
@@ -350,3 +348,176 @@ def _meet_to_clip(parameters: list[torch.Tensor]) -> None:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+Module = torch.nn.Module
+
+
+class ForwardMethods:
+    """Lets methods of a sharded model gather its weights, from their beginning to their end.
+
+    Methods and `forward()` may call each other: whichever is called first gathers, and frees.
+    torch's own wrapper would free them after each, though the caller needs them still. `before` is
+    called before weights are gathered for a method.
+    """
+
+    def __init__(self, model: Any, before: Callable[[], None]) -> None:
+        self._model = model
+        self._before = before
+        self._is_in_forward = self._is_in_method = False
+        model.register_forward_pre_hook(partial(self._note_forward, True), prepend=True)
+        model.register_forward_hook(partial(self._note_forward, False), always_call=True)
+
+    def register(self, name: str) -> None:
+        """Let the method of this name be called like `forward()`."""
+        plain = getattr(self._model, name)
+        register_fsdp_forward_method(self._model, name)
+        gathering = getattr(self._model, name)
+
+        @wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_in_forward or self._is_in_method:
+                return plain(*args, **kwargs)
+            self._before()
+            with self._gathered_to_the_end():
+                return gathering(*args, **kwargs)
+
+        setattr(self._model, name, call)
+
+    @contextmanager
+    def _gathered_to_the_end(self) -> Iterator[None]:
+        """Let `forward()` free no weights that are gathered for a method that calls it."""
+        self._is_in_method = True
+        self._model.set_reshard_after_forward(False, recurse=False)
+        try:
+            yield
+        finally:
+            self._is_in_method = False
+            self._model.set_reshard_after_forward(True, recurse=False)
+            self._model.reshard()
+
+    def _note_forward(self, is_running: bool, *_: Any) -> None:
+        self._is_in_forward = is_running
+
+
+@contextmanager
+def whole_state_dicts(model: Module) -> Iterator[None]:
+    """Let `state_dict()` of gathered modules return copies of their whole weights.
+
+    Relies on `_state_dict_pre_hooks`, in which torch's FSDP has a hook that would shard the weights
+    before, and would do so on the ranks alone that call `state_dict()`.
+    """
+    modules = [*model.modules()]
+    sharding = [
+        {number: hook for number, hook in one._state_dict_pre_hooks.items() if _is_of_fsdp(hook)}
+        for one in modules
+    ]
+    copying = [
+        one.register_state_dict_post_hook(_copy_parameters)  # type: ignore[no-untyped-call]
+        for one in modules
+    ]
+    for module, hooks in zip(modules, sharding, strict=True):
+        for number in hooks:
+            del module._state_dict_pre_hooks[number]
+    try:
+        yield
+    finally:
+        for module, hooks in zip(modules, sharding, strict=True):
+            module._state_dict_pre_hooks.update(hooks)
+        for handle in copying:
+            handle.remove()
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
+def _copy_parameters(module: Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Copy what torch frees at the end of the context."""
+    for name in module._parameters:
+        if f"{prefix}{name}" in state:
+            state[f"{prefix}{name}"] = state[f"{prefix}{name}"].clone()
+
+
+_SUCCESSOR = "_headway_successor"  # of a parameter: the one that a prepared model has in its place
+
+
+def succeeds(old: torch.Tensor, new: torch.Tensor) -> None:
+    """Note that `new` has taken the place of `old`, and free what that one held."""
+    if old is new or hasattr(old, _SUCCESSOR):
+        return  # the second place of a tied parameter
+    new.__dict__.update(old.__dict__)
+    setattr(old, _SUCCESSOR, new)
+    old.grad = None
+    old.data = old.data.new_empty(0)
+
+
+_NEEDS = {  # of optimizers that do not work with shards
+    "Adafactor": "needs the rows and columns of whole parameters",  # torch's and others'
+    "Rprop": "writes to elements that a mask selects, which torch cannot do in shards",
+}
+
+
+def follow(optimizer: torch.optim.Optimizer) -> None:
+    """Let `optimizer` update the successors of its parameters, with its state so far."""
+    kind = type(optimizer).__name__
+    if kind in _NEEDS:
+        raise UsageError(
+            f"{kind} cannot train a sharded model: it {_NEEDS[kind]}",
+            where="the script's prepare(...)",
+            fix="use AdamW, or another optimizer that updates each element by itself",
+        )
+    for group in optimizer.param_groups:
+        for old in group["params"]:
+            if not isinstance(getattr(old, _SUCCESSOR, old), DTensor):
+                raise UsageError(
+                    f"{kind} has a parameter of shape {list(old.shape)} that belongs to no"
+                    " prepared model: its steps would change nothing that is trained",
+                    where="the script's prepare(...)",
+                    fix="give prepare() the model together with the optimizer, or before it",
+                )
+    for group in optimizer.param_groups:
+        # in place: LBFGS and others keep the list
+        group["params"][:] = [_followed(one, optimizer.state) for one in group["params"]]
+
+
+def _followed(old: torch.Tensor, state: Any) -> torch.Tensor:
+    new: torch.Tensor | None = getattr(old, _SUCCESSOR, None)
+    if new is None:
+        return old
+    if old in state:
+        state[new] = {name: sharded_as(new, one) for name, one in state.pop(old).items()}
+    return new
+
+
+def sharded_as(parameter: torch.Tensor, value: Any) -> Any:
+    """Return `value` sharded as `parameter`, if it is a whole tensor of the same shape.
+
+    Every rank takes its part of its own `value`; nothing is sent.
+    """
+    if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, DTensor) or value.shape != parameter.shape:
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
+
+
+def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
+    """Raise UsageError unless all of these are parameters of prepared models."""
+    tensors = list(parameters)
+    where = f"the script's {method}(...)"
+    if any(hasattr(one, _SUCCESSOR) for one in tensors):
+        raise UsageError(
+            f"{method}() got parameters from before prepare(), which have been replaced by sharded"
+            " ones",
+            where=where,
+            fix=f"pass those of the prepared model: {method}(model.parameters(), ...)",
+        )
+    if len({isinstance(one, DTensor) for one in tensors}) > 1:
+        raise UsageError(
+            f"{method}() got sharded parameters together with parameters of a model that is not"
+            " prepared; torch cannot clip both at once",
+            where=where,
+            fix="prepare that model too, or call it once for each of the two",
+        )

@@ -10,8 +10,7 @@ import torch
 
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.plugins.compilation import TorchDynamoPlugin
-from headway.plugins.handlers import DistributedDataParallelKwargs
+from headway.plugins.handlers import DistributedDataParallelKwargs, TorchDynamoPlugin
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compiled, uncompiled
 
@@ -30,17 +29,11 @@ class StrategySettings(NamedTuple):
 
 
 class Strategy:
-    """One rank has the whole model to itself.
+    """One rank has the whole model to itself."""
 
-    Attributes:
-        data_rank: which share of every batch this rank reads.
-        data_size: how many shares there are.
-        shards: whether a rank holds a part of each parameter only.
-    """
-
-    data_rank = 0
-    data_size = 1
-    shards = False
+    data_rank = 0  # which share of every batch this rank reads
+    data_size = 1  # how many shares there are
+    shards = False  # whether a rank holds a part of each parameter only
 
     def __init__(self, world: World, settings: StrategySettings) -> None:
         self._world = world
@@ -56,9 +49,8 @@ class Strategy:
     ) -> torch.nn.Module:
         """Return `model` computing in `precision` and compiled as set, shared by the ranks.
 
-        Args:
-            device: where the weights go; None leaves them where they are.
-            trains: make its gradients the same on all ranks.
+        Without a device the weights stay where they are. `trains`: its gradients are the same on
+        all ranks.
         """
         if trains and self._settings.activation_checkpointing:
             self._checkpoint_activations(model)
@@ -66,8 +58,7 @@ class Strategy:
         return compiled(self._share(model) if trains else model, self._settings.dynamo)
 
     def _checkpoint_activations(self, model: torch.nn.Module) -> None:
-        from headway.strategies.activation_checkpointing import checkpoint_activations
-        from headway.strategies.units import units_of
+        from headway.strategies.units import checkpoint_activations, units_of
 
         groups = units_of(uncompiled(model), self._settings.wrap)
         checkpoint_activations(one for group in groups for one in group)

@@ -1,11 +1,13 @@
-"""Which modules of a model are sharded, gathered and checkpointed together: its units."""
+"""Which modules of a model are its units: sharded and gathered together, or checkpointed each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from headway.errors import UsageError, did_you_mean
 
@@ -137,3 +139,25 @@ def _is_nested(modules: set[Module]) -> bool:
 
 def _is_within(module: Module, others: Sequence[Module]) -> bool:
     return any(module is one for other in others for one in other.modules())
+
+
+def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
+    """Let each block keep only its inputs until the backward pass; names of weights stay."""
+    for block in blocks:
+        if not isinstance(block.forward, _CheckpointedForward):
+            block.forward = _CheckpointedForward(block.forward)
+
+
+class _CheckpointedForward:
+    """A block's forward under `torch.utils.checkpoint`, where gradients are wanted.
+
+    An object and no closure, so that a copied or unpickled block calls its own forward.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.__wrapped__ = forward  # what inspect.signature() looks at
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.__wrapped__(*args, **kwargs)
+        return checkpoint(self.__wrapped__, *args, use_reentrant=False, **kwargs)

@@ -70,11 +70,7 @@ class Weights:
 
     @torch.no_grad()
     def fill(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Place what these modules have on the device, with rank 0's values; all ranks call this.
-
-        Raises:
-            UsageError: nothing initialises a tensor that has no data on rank 0.
-        """
+        """Place what these modules have on the device, with rank 0's values; all call this."""
         owned = [*parameters_of(modules), *buffers_of(modules)]
         placed = {id(one.tensor): self._placed(one) for one in owned}
         for one in owned:
@@ -133,11 +129,7 @@ class Weights:
 
 
 def _require_same_everywhere(tensors: list[str]) -> None:
-    """Raise on all ranks unless they have the same descriptions of tensors.
-
-    Raises:
-        UsageError: with the first tensor that differs; ranks would wait for each other for ever.
-    """
+    """Raise on all ranks unless they have the same tensors; they would wait for each other."""
     if len({*gather_object([crc32("\n".join(tensors).encode())])}) == 1:
         return
     everywhere: list[list[str]] = gather_object([tensors])

@@ -46,17 +46,11 @@ class LoggerType(str, Enum):
 
 
 class Adapter(NamedTuple):
-    """Where an adapter is, and what it needs.
+    """Where an adapter is, and what it needs."""
 
-    Args:
-        place: the module and class; the module is imported when the tracker is used.
-        packages: any of these modules is enough; none are needed where it is empty.
-        install: what `pip install` takes.
-    """
-
-    place: tuple[str, str]
-    packages: tuple[str, ...] = ()
-    install: str = ""
+    place: tuple[str, str]  # the module and class; imported when the tracker is used
+    packages: tuple[str, ...] = ()  # any of these modules is enough; none are needed if empty
+    install: str = ""  # what `pip install` takes
 
     @property
     def is_installed(self) -> bool:
@@ -71,12 +65,12 @@ class Adapter(NamedTuple):
 ADAPTERS = {
     "jsonl": Adapter(("jsonl", "JsonlTracker")),
     "tensorboard": Adapter(
-        ("tensorboard", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
+        ("adapters", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
     ),
-    "wandb": Adapter(("package_runs", "WandBTracker"), ("wandb",), "wandb"),
-    "trackio": Adapter(("package_runs", "TrackioTracker"), ("trackio",), "trackio"),
-    "comet_ml": Adapter(("package_runs", "CometMLTracker"), ("comet_ml",), "comet_ml"),
-    "mlflow": Adapter(("mlflow", "MLflowTracker"), ("mlflow",), "mlflow"),
+    "wandb": Adapter(("adapters", "WandBTracker"), ("wandb",), "wandb"),
+    "trackio": Adapter(("adapters", "TrackioTracker"), ("trackio",), "trackio"),
+    "comet_ml": Adapter(("adapters", "CometMLTracker"), ("comet_ml",), "comet_ml"),
+    "mlflow": Adapter(("adapters", "MLflowTracker"), ("mlflow",), "mlflow"),
 }
 
 
@@ -160,14 +154,7 @@ Chosen = str | GeneralTracker
 
 
 def choose_trackers(log_with: Any) -> list[Chosen]:
-    """Return the trackers that `log_with` means, each once: instances, and names.
-
-    Args:
-        log_with: a name, a LoggerType, an instance, a sequence of these, or None.
-
-    Raises:
-        UsageError: a name is unknown, or its package is not installed.
-    """
+    """Return the trackers that `log_with` means, each once: instances, and names."""
     chosen: list[Chosen] = []
     for one in _as_list(log_with):
         for found in get_available_trackers() if one == LoggerType.ALL else [_checked(one)]:

@@ -68,20 +68,14 @@ class Series(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the file of a run says.
-
-    Args:
-        began_at: seconds since 1970.
-        metrics: those with numbers, in the order in which they appeared.
-        damaged_lines: those that were not written whole, or are not JSON; they are left out.
-    """
+    """What the file of a run says."""
 
     path: Path
     project: str
-    began_at: float
+    began_at: float  # seconds since 1970
     config: dict[str, Any]
-    metrics: dict[str, Series]
-    damaged_lines: int
+    metrics: dict[str, Series]  # those with numbers, in the order in which they appeared
+    damaged_lines: int  # not written whole, or no JSON; they are left out
 
 
 def is_run(path: Path) -> bool:
@@ -98,9 +92,6 @@ def read_run_file(path: Path) -> Run:
     """Read the file of a run, also while it is being written.
 
     A call of `log` without a step has the step after the one of the call before it.
-
-    Raises:
-        ConfigError: it cannot be read, or is no run of this version.
     """
     try:
         lines = path.read_bytes().split(b"\n")

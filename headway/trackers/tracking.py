@@ -129,15 +129,9 @@ RUNS_FILE = "trackers.json"
 class Tracking:
     """The trackers that keep a run's metrics; rank 0 calls them, the others do not.
 
-    Args:
-        is_main: whether this is rank 0.
-        log_with: which trackers.
-        project: where they write.
-
-    Attributes:
-        log_with: the trackers that were asked for: names, and instances of the script's.
-        trackers: those of the run that `init_trackers` began; on other ranks than 0 only those
-            that every rank calls.
+    `log_with` are those that were asked for: names, and instances of the script's. `trackers` are
+    those of the run that `init_trackers` began; on other ranks than 0 only those that every rank
+    calls.
     """
 
     def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:

@@ -21,17 +21,10 @@ class Accumulation:
 
     Every rank counts the same, because every rank gets equally many batches. A loop that is left
     early keeps its count: its gradients are still in the model, and count towards the next step.
-
-    Attributes:
-        steps: micro-batches in one optimizer step.
-        sync_gradients: whether gradients are due.
-        num_micro_batches: how many were begun so far.
-        num_steps: how many optimizer steps those were the first of.
-        plugin: how they accumulate, besides the number of steps.
     """
 
     def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
-        self.steps = steps
+        self.steps = steps  # micro-batches in one optimizer step
         self.configure(plugin or GradientAccumulationPlugin())
         self.reset()
 
@@ -44,8 +37,10 @@ class Accumulation:
 
     def reset(self) -> None:
         """Begin anew, for all optimizers that step with this."""
-        self.sync_gradients = True
-        self._micro_batches = self.num_micro_batches = self.num_steps = 0
+        self.sync_gradients = True  # whether gradients are due
+        self.num_micro_batches = 0  # how many were begun so far
+        self.num_steps = 0  # how many optimizer steps those were the first of
+        self._micro_batches = 0  # of the step that is under way
 
     @property
     def is_open(self) -> bool:
@@ -108,11 +103,9 @@ class TokenMean:
     def within(
         self, context: AbstractContextManager[Any], *, withheld: bool = False, local: bool = False
     ) -> Iterator[None]:
-        """Enter `context`.
+        """Enter `context`, in which backward passes are not the last of their step (`withheld`).
 
-        Args:
-            withheld: backward passes in it are not the last ones of their step.
-            local: this rank trains on its own; the mean is that of its own tokens.
+        Or in which this rank trains on its own (`local`); the mean is that of its own tokens.
         """
         before = self._is_withheld, self._is_local
         self._is_withheld, self._is_local = withheld, local or self._is_local
@@ -175,15 +168,9 @@ class TokenMean:
     ) -> torch.Tensor:
         """Return the gradient with which the backward pass of `loss_sum` begins.
 
-        Args:
-            loss_sum: the sum of the losses of this rank's tokens, of shape [] or [1].
-            num_tokens: how many those are, 0 or more; an int, or an integer tensor of one element.
-            is_due: whether this is the last micro-batch of the step, outside of `withheld`.
-            parameters: returns those whose gradients accumulate.
-            is_exchanged: ranks average the gradients of every micro-batch, not of the last alone.
-
-        Raises:
-            UsageError: the loss has several elements, or `num_tokens` is no such number.
+        The loss is the sum of those of this rank's tokens, of shape [] or [1]. `is_due`: this is
+        the last micro-batch of the step, outside of `withheld`. `is_exchanged`: ranks average the
+        gradients of every micro-batch, not of the last alone.
         """
         if loss_sum.numel() != 1:
             raise UsageError(

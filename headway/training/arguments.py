@@ -13,8 +13,12 @@ from headway.devices.table import KINDS, kind_of
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
-from headway.plugins.compilation import DynamoBackend, TorchDynamoPlugin
-from headway.plugins.handlers import GradientAccumulationPlugin, check_steps
+from headway.plugins.handlers import (
+    DynamoBackend,
+    GradientAccumulationPlugin,
+    TorchDynamoPlugin,
+    check_steps,
+)
 from headway.plugins.sharding import FullyShardedDataParallelPlugin
 
 CALL = "the script's Accelerator(...)"
@@ -38,13 +42,10 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
 
 
 class EffectiveSettings(NamedTuple):
-    """The settings of this process, and what is said of them.
+    """The settings of this process: the launcher's, overridden by arguments of the script.
 
-    Args:
-        run: those of the launcher, overridden by the script's arguments.
-        said_by_script: the names of these arguments.
-        deadline: when the time limit is over, by this process's time.monotonic().
-        notes: on the values that were overridden.
+    `deadline` is when the time limit is over, by this process's time.monotonic(); `notes` are on
+    the values that were overridden.
     """
 
     run: RunContract
@@ -62,12 +63,8 @@ def merge_arguments(
 ) -> EffectiveSettings:
     """Override `run` by the constructor's arguments; None (False for `cpu`) means not passed.
 
-    Args:
-        run: from the launcher; None under plain python or torchrun, where no profile is read.
-        given: other arguments that are settings, by the names that these have in `RunContract`.
-
-    Raises:
-        UsageError: an argument is invalid, or contradicts a flag of the command line.
+    `run` is None under plain python or torchrun, where no profile is read. Other arguments have the
+    names of `RunContract`; one that contradicts a flag of the command line is refused.
     """
     check_precision(given.get("mixed_precision"))
     contract = run or NO_LAUNCHER
@@ -92,11 +89,7 @@ def merge_arguments(
 def merge_sharing(
     given: Mapping[str, Any], plugin: FullyShardedDataParallelPlugin | None
 ) -> dict[str, Any]:
-    """Return what the constructor's arguments say about how ranks share models, by setting.
-
-    Raises:
-        UsageError: a value is impossible, or an argument and the plugin say the same thing.
-    """
+    """Return what the constructor's arguments say about how ranks share models, by setting."""
     strategy, size = given.get("strategy"), given.get("shard_size")
     if strategy not in (None, AUTO, *STRATEGIES):
         raise UsageError(
@@ -138,11 +131,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
 def merge_accumulation(
     steps: int | None, plugin: GradientAccumulationPlugin | None
 ) -> GradientAccumulationPlugin:
-    """Return the plugin, or one with `steps`.
-
-    Raises:
-        UsageError: both are given; 1, which is Accelerate's default for `steps`, may be.
-    """
+    """Return the plugin, or one with `steps`, which may be 1 (Accelerate's default) beside it."""
     if plugin is None:
         if steps is not None:
             check_steps("gradient_accumulation_steps", steps, CALL)
@@ -159,11 +148,7 @@ def merge_accumulation(
 def merge_compilation(
     backend: DynamoBackend | str | Callable[..., Any] | None, plugin: TorchDynamoPlugin | None
 ) -> TorchDynamoPlugin:
-    """Return the plugin, or one with `backend`.
-
-    Raises:
-        UsageError: both are given.
-    """
+    """Return the plugin, or one with `backend`; both are refused."""
     if backend is not None and plugin is not None:
         raise UsageError(
             f"both dynamo_backend={backend!r} and dynamo_plugin",
@@ -176,14 +161,7 @@ def merge_compilation(
 def reject_unsupported(
     arguments: Mapping[str, object], known: Iterable[str], where: str = CALL
 ) -> None:
-    """Reject arguments that Headway does not support; those of Accelerate's may be None.
-
-    Args:
-        known: the names of those that it does.
-
-    Raises:
-        UsageError: for the first of them, with the alternative.
-    """
+    """Reject arguments that are not `known`, with the alternative; Accelerate's may be None."""
     for name, value in arguments.items():
         if name in UNSUPPORTED and value is None:
             continue
@@ -248,22 +226,12 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
 
 Devices = int | str | Sequence[int | str]
 
-CALL = "the script's Accelerator(...)"
-
 
 def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | None:
     """Return the index of the GPU that `devices` selects, or None if it leaves it open.
 
-    Does not claim an idle GPU; only the launcher claims GPUs.
-
-    Args:
-        devices: as the setting of the same name; a number is a count.
-        device: auto, gpu, or a name in `KINDS`.
-        ranks: those of this process, if a launcher started it.
-
-    Raises:
-        UsageError: it selects no GPU, contradicts the launcher, or selects several GPUs.
-        MachineError: the GPU does not exist, or cannot be used.
+    Does not claim an idle GPU; only the launcher claims GPUs. `devices` is as the setting of the
+    same name, and a number is a count; `ranks` are those of this process, if a launcher started it.
     """
     spec = _spec(devices)
     if spec == ALL:

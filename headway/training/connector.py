@@ -22,7 +22,6 @@ from headway.distributed.world import GroupSettings, World, join_world
 from headway.history import own
 from headway.machine.source import Source, quota_file
 from headway.memory.device import tell_memory_at_exit
-from headway.plugins.compilation import TorchDynamoPlugin
 from headway.plugins.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -30,11 +29,11 @@ from headway.plugins.handlers import (
     Handlers,
     InitProcessGroupKwargs,
     ProfileKwargs,
+    TorchDynamoPlugin,
 )
 from headway.plugins.project import ProjectConfiguration, merged_project
 from headway.plugins.sharding import FullyShardedDataParallelPlugin, shown_plugin
-from headway.precision.choice import precision_for
-from headway.precision.precision import PrecisionSettings
+from headway.precision.precision import PrecisionSettings, precision_for
 from headway.state import shared_precision, shared_world
 from headway.strategies.choice import strategy_for
 from headway.strategies.strategy import StrategySettings
@@ -76,11 +75,7 @@ class Connected(NamedTuple):
 def connect(given: Any) -> Connected:
     """Join the other ranks, and return what the arguments and the launcher ask for.
 
-    Args:
-        given: the arguments of the Accelerator, as attributes.
-
-    Raises:
-        UsageError, MachineError, LaunchError: as the Accelerator does.
+    `given` has the arguments of the Accelerator as attributes.
     """
     check_seed(given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
@@ -140,11 +135,7 @@ def connect(given: Any) -> Connected:
 
 
 def tell(connected: Connected, strategy: str | None) -> None:
-    """Say on rank 0 what was overridden or has no effect, now and at the end of the script.
-
-    Args:
-        strategy: the argument of the Accelerator.
-    """
+    """Say on rank 0 what was overridden or has no effect, now and at the end of the script."""
     channel.has_made_accelerator = True
     own.join()
     settings, world = connected.settings, connected.world

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from headway.precision.bf16 import restore_forward
+from headway.precision.precision import restore_forward
 from headway.strategies.compilation import is_compiled_in_place, uncompiled
 
 

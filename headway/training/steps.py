@@ -22,14 +22,7 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
 class Steps:
-    """The forward and backward passes, and the gradients, of a training.
-
-    Args:
-        auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
-
-    Attributes:
-        is_triggered: whether this rank has called `set_trigger()` since the last check.
-    """
+    """The forward and backward passes, and the gradients, of a training."""
 
     def __init__(self, training: Training, *, auto_micro_batch: bool = False) -> None:
         if auto_micro_batch:

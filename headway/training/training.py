@@ -33,12 +33,8 @@ class Training:
     Args:
         global_batch_size: samples in an optimizer step, if all numbers of ranks must have as many.
 
-    Attributes:
-        prepared: each of the script's objects, and what it was prepared as.
-        registered: what the script has given to `register_for_checkpointing`.
-        has_own_optimizers: each rank's optimizers remember what it has trained on its own.
-        skips_itself: the script leaves out what its loaders have read before a checkpoint, with
-            `skip_first_batches`; else they go on behind it themselves.
+    With `skips_itself` the script leaves out what its loaders have read before a checkpoint, by
+    `skip_first_batches`; else they go on behind it themselves.
     """
 
     def __init__(
@@ -56,9 +52,10 @@ class Training:
         self.accumulation = accumulation
         self.global_batch_size = global_batch_size
         self.token_mean = TokenMean()
-        self.prepared: list[tuple[Any, Any]] = []
-        self.registered: list[Any] = []
-        self.skips_itself = self.has_own_optimizers = False
+        self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
+        self.registered: list[Any] = []  # what `register_for_checkpointing` was given
+        self.skips_itself = False
+        self.has_own_optimizers = False  # each rank's remember what it has trained on its own
         self._equal_at: int | None = None  # optimizer steps, while ranks train on their own
 
     # ------------------------------------------------------------------ what there is
@@ -90,11 +87,7 @@ class Training:
                 self.prepared.append((obj, obj))
 
     def only(self, *objects: Any) -> Training:
-        """Return a training of these prepared objects alone, with all else of this one.
-
-        Raises:
-            UsageError: one has not been prepared.
-        """
+        """Return a training of these prepared objects alone, with all else of this one."""
         other = copy(self)
         for one in objects:
             if self.find(one) is None:

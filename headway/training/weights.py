@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headway.checkpoint.weights import save_weights
+from headway.checkpoint.files import save_weights
 from headway.distributed.meeting import meet
 from headway.training.models import extract_model_from_parallel
 from headway.training.training import Training

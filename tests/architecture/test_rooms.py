@@ -61,7 +61,7 @@ READ_ENVIRON = {
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.processes.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
-    "trackers.mlflow",  # variables that stand for its arguments
+    "trackers.adapters",  # variables that stand for its arguments
     "launcher.processes.leftover_processes",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
     "estimate.child.ranks",  # those of a rank, in an attempt's process

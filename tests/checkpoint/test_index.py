@@ -102,6 +102,7 @@ def built_on(name: bytes) -> bytes:
     [
         *(pickle.dumps(Command(), protocol) for protocol in range(6)),
         *(pickle.dumps(Replaced(), protocol) for protocol in range(6)),
+        *(pickle.dumps(one) for one in ({"a": Command()}, print, eval, torch.load)),
         built_on(b"pathlib.PosixPath"),
         built_on(b"torch.Size"),
         built_on(b"torch.distributed.checkpoint.metadata.Metadata"),
@@ -146,12 +147,14 @@ def test_what_is_no_index_is_refused(index: Path, change: Any) -> None:
         assert read_index(index).storage_data == {}
 
 
-def test_one_that_is_cut_or_nested_too_deep_is_refused(index: Path) -> None:
+def test_one_that_is_cut_nested_too_deep_or_missing_is_refused(index: Path) -> None:
     data = index.read_bytes()
-    for length in range(0, len(data), 7):
-        index.write_bytes(data[:length])
+    cut = [data[:length] for length in range(0, len(data), 7)]
+    nested = b"\x80\x04" + b")" + b"\x85" * 100_000 + b"."
+    for text in (*cut, nested, b"garbage", pickle.dumps({})):
+        index.write_bytes(text)
         with pytest.raises(CheckpointError):
             SavedTensors(index.parent)
-    index.write_bytes(b"\x80\x04" + b")" + b"\x85" * 100_000 + b".")
-    with pytest.raises(CheckpointError):
+    index.unlink()
+    with pytest.raises(CheckpointError, match="metadata is missing"):
         SavedTensors(index.parent)

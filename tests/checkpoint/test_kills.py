@@ -1,4 +1,4 @@
-"""Whoever is killed while saving, whenever: the newest checkpoint is whole, and none is lost."""
+"""Whoever is killed, whenever: no checkpoint is lost, and a training ends as if it were not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from tests.conftest import REPOSITORY
 from tests.distributed.launching import environment
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.processes
 LONG = pytest.mark.long
 
 
+def ended(
+    module: str, *words: str, limit_s: float | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"tests.checkpoint.{module}", *words],
+        env=environment(**variables),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "at_least"),
     [
@@ -29,14 +42,23 @@ LONG = pytest.mark.long
 )
 @pytest.mark.timeout(3600)
 def test_a_kill_while_saving_loses_and_mixes_nothing(words: tuple[str, ...], at_least: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.killing", *words],
-        env=environment(OMP_NUM_THREADS="1"),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+    done = ended("killing", *words, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["problems"] == []
     assert seen["killed"] >= at_least
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="adopts what killed ranks leave")
+@pytest.mark.parametrize(
+    ("first", "trials"),
+    [
+        *((0, 10), (10, 10)),
+        pytest.param(1000, 300, marks=[LONG, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_random_trainings_that_are_killed_end_as_if_they_were_not(first: int, trials: int) -> None:
+    limit_s = 290 if trials < 300 else 3500
+    done = ended("trainings", "--first", str(first), "--trials", str(trials), limit_s=limit_s)
+    assert done.returncode == 0, done.stdout + done.stderr

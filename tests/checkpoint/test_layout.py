@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from headway import Accelerator  # noqa: E402
 from headway.checkpoint.exchange import weights_in  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
-from headway.precision.fp16 import Fp16  # noqa: E402
-from headway.precision.precision import PrecisionSettings  # noqa: E402
+from headway.precision.precision import Fp16, PrecisionSettings  # noqa: E402
 from tests.checkpoint.saved import rewrite  # noqa: E402
 
 TORCH = os.path.dirname(torch.__file__)

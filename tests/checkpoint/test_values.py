@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from headway.checkpoint.values import decode, encode, tensor_names  # noqa: E402
+from headway.distributed.rng import generator_states, set_generator_states  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 
 keys = st.one_of(st.integers(), st.text(), st.booleans(), st.tuples(st.integers(), st.text()))
@@ -153,3 +155,16 @@ def test_what_is_nested_too_deep_is_refused_by_name_and_anything_else_is_read(ki
 def test_what_is_no_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a value of a checkpoint"):
         decode(json.loads(text), {})
+
+
+def test_generators_go_on_where_their_states_were_taken() -> None:
+    def draw() -> list[Any]:
+        numpy = pytest.importorskip("numpy")
+        return [random.gauss(0, 1), numpy.random.normal(), torch.rand(1).item(), random.random()]
+
+    cpu = torch.device("cpu")
+    draw()
+    states = round_trip(generator_states(cpu))
+    expected = draw() + draw()
+    set_generator_states(states, cpu)
+    assert draw() + draw() == expected

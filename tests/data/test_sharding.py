@@ -21,8 +21,16 @@ from torch.utils.data import (
 
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader
-from headway.data.streams import mark
+from headway.data.sharding import mark
 from headway.errors import UsageError
+
+LOADERS: dict[str, Any] = {
+    "n": st.integers(1, 60),
+    "batch_size": st.integers(1, 9),
+    "world": st.integers(1, 5),
+    "split": st.booleans(),
+    "stream": st.booleans(),
+}
 
 
 def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any]]:
@@ -55,13 +63,7 @@ class SizedStream(Stream):
         return self.n
 
 
-@given(
-    n=st.integers(1, 60),
-    batch_size=st.integers(1, 9),
-    world=st.integers(1, 5),
-    split=st.booleans(),
-    stream=st.booleans(),
-)
+@given(**LOADERS)
 def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
     n: int, batch_size: int, world: int, split: bool, stream: bool
 ) -> None:
@@ -75,13 +77,7 @@ def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
     assert len(samples) - n < world
 
 
-@given(
-    n=st.integers(1, 60),
-    batch_size=st.integers(1, 9),
-    world=st.integers(1, 5),
-    split=st.booleans(),
-    stream=st.booleans(),
-)
+@given(**LOADERS)
 def test_uneven_ranks_get_every_sample_once_in_as_many_batches_as_their_length_says(
     n: int, batch_size: int, world: int, split: bool, stream: bool
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from headway import Accelerator
 from headway.errors import UsageError
-from headway.precision.fp16 import Fp16
+from headway.precision.precision import Fp16
 from headway.training.accumulation import Accumulation, TokenMean
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 

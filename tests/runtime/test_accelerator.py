@@ -178,11 +178,6 @@ def test_what_another_accelerator_prepared_follows_the_new_one(is_freed: bool) -
     assert changes == [False, True, True]
 
 
-def test_a_data_parallel_model_is_unwrapped() -> None:
-    model = torch.nn.Linear(2, 1)
-    assert Accelerator(cpu=True).unwrap_model(torch.nn.DataParallel(model)) is model
-
-
 @pytest.mark.parametrize("words", [((True, True), {}), ((), {"split_batches": True})])
 def test_compat_splits_batches_by_the_configuration_of_loaders_alone(
     words: tuple[tuple[bool, ...], dict[str, bool]], capsys: pytest.CaptureFixture[str]
@@ -211,12 +206,6 @@ def test_freeing_memory_keeps_optimizers_and_loops_in_time() -> None:
                 optimizer.zero_grad()
         accelerator.free_memory()
     assert optimizer.step_count == 4
-
-
-def test_the_name_distributed_type_is_found_beside_accelerator() -> None:
-    import headway
-
-    assert headway.DistributedType is DistributedType
 
 
 def test_accelerate_s_variables_hold_without_our_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

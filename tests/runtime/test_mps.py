@@ -18,7 +18,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.distributed import world
 from headway.errors import MachineError
 from headway.machine.snapshot import load_machine
-from headway.precision import choice as precision
+from headway.precision import precision
 from tests.machines.recorded import FOLDER
 
 ALONE = Ranks()

@@ -26,8 +26,7 @@ from headway.plugins import (
     TorchDynamoPlugin,
 )
 from headway.plugins.handlers import Handlers
-from headway.precision.fp16 import Fp16
-from headway.precision.precision import PrecisionSettings
+from headway.precision.precision import Fp16, PrecisionSettings
 
 CPU = torch.device("cpu")
 ONES = torch.ones(1, 1)

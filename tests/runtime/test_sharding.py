@@ -14,7 +14,6 @@ from headway import Accelerator, FullyShardedDataParallelPlugin
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract, decode, encode
 from headway.errors import UsageError
-from headway.state import AcceleratorState
 from headway.training.arguments import merge_arguments, merge_sharing
 
 FLAG = Origin(Layer.FLAG, flag="--strategy")
@@ -129,11 +128,6 @@ def test_fields_that_sharding_here_does_not_have_are_refused_by_name(
     with pytest.raises(UsageError) as refused:
         FullyShardedDataParallelPlugin(**fields)
     assert next(iter(fields)) in refused.value.problems[0].what
-
-
-def test_the_plugin_goes_to_the_accelerator_alone() -> None:
-    with pytest.raises(UsageError):
-        AcceleratorState(fsdp_plugin=FullyShardedDataParallelPlugin())
 
 
 @pytest.mark.processes

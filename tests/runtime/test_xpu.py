@@ -15,7 +15,7 @@ from headway.distributed import world
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import MachineError
 from headway.memory.device import clear_device_cache
-from headway.precision.choice import precision_for
+from headway.precision.precision import precision_for
 from tests.machines.recorded import load
 
 SECOND = Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.errors import UsageError
 from headway.strategies.ddp import _fix_buckets, _watch_frozen
 
-
-@pytest.fixture
-def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def has_fixed_buckets(model: DistributedDataParallel) -> bool:
@@ -30,7 +23,6 @@ def has_fixed_buckets(model: DistributedDataParallel) -> bool:
     return bool(logged()["has_rebuilt_buckets"])
 
 
-@pytest.mark.usefixtures("group_of_one")
 def test_buckets_are_fixed_before_the_first_step_and_gradients_are_as_they_were() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     assert not has_fixed_buckets(DistributedDataParallel(layers))
@@ -44,7 +36,6 @@ def test_buckets_are_fixed_before_the_first_step_and_gradients_are_as_they_were(
     assert has_fixed_buckets(model)
 
 
-@pytest.mark.usefixtures("group_of_one")
 def test_hooks_on_gradients_see_none_of_zeros() -> None:
     layer = nn.Linear(3, 4)
     seen: list[torch.Tensor] = []
@@ -54,7 +45,6 @@ def test_hooks_on_gradients_see_none_of_zeros() -> None:
     assert not seen
 
 
-@pytest.mark.usefixtures("group_of_one")
 def test_a_parameter_that_is_unfrozen_later_is_refused_where_it_would_be_trained() -> None:
     layers = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
     model = DistributedDataParallel(layers)

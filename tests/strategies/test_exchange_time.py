@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from headway.contract.step_clock import BACKWARD, FORWARD, SCRIPT, SYNC, clock
 from headway.strategies.exchange_time import note_buffers, note_exchange, note_whole_exchange
 
 SLOW_S = 0.05
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class SlowToCompute(torch.autograd.Function):

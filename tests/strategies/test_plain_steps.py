@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -30,13 +29,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def sgd(weight: torch.nn.Parameter | None = None) -> torch.optim.Optimizer:

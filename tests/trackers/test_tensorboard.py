@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 from headway import Accelerator
-from headway.trackers.tensorboard import TensorBoardTracker
+from headway.trackers.adapters import TensorBoardTracker
 from tests.trackers.full_disk import no_file_above
 
 

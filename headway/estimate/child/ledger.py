@@ -56,12 +56,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows all tensors that operators return, by their storages.
 
     What a storage is for is often known only later (`classify`), so the changes are kept, and the
-    peak's parts are worked out at the end.
-
-    Args:
-        is_counted: whether a tensor's device is the one whose memory is asked for.
-        fake_mode: the mode that is active while the script runs; None where its tensors are real.
-        limit_bytes: raise MemoryError above it.
+    peak's parts are worked out at the end. `is_counted` says whether a tensor's device is the one
+    whose memory is asked for; real tensors have no `fake_mode`, and a limit.
     """
 
     def __init__(
@@ -221,10 +217,7 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
 class Models:
     """Follows a script's modules and optimizers, and tells the ledger what their tensors are.
 
-    Args:
-        ledger: whose entries get their categories, and the modules that made them.
-        before_first_call: is called with each model before its first forward pass.
-        after_step: is called after each optimizer step, while `ends_steps`.
+    `after_step` is called after each optimizer step, while `ends_steps`.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def replace(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute that a class or module has.
-
-    Raises:
-        AttributeError: it has none of this name: torch has changed.
-    """
+    """Set an attribute that a class or module has; AttributeError if not: torch has changed."""
     getattr(owner, name)
     setattr(owner, name, value)
 
@@ -35,8 +31,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
 def replace_wherever_imported(name: str, value: Any) -> None:
     """Set a function in every module that has it: those that define and those that import it.
 
-    Raises:
-        AttributeError: no module has it: torch has changed.
+    An AttributeError: no module has it, torch has changed.
     """
     modules = [one for one in [*sys.modules.values()] if name in getattr(one, "__dict__", ())]
     if not modules:

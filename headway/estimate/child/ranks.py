@@ -17,7 +17,7 @@ from headway.contract.strategies import DDP, SHARDED
 from headway.distributed.world import World
 from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
 from headway.strategies import choice
-from headway.strategies.rebinding import sharded_as
+from headway.strategies.fsdp import sharded_as
 from headway.strategies.strategy import Strategy, StrategySettings
 
 _FIRST_RANK = {

@@ -1,6 +1,10 @@
-"""One attempt: runs the user's own script in this process until its second optimizer step.
+"""Imports torch once, and forks a process for each attempt that it reads from standard input.
 
-The process is changed for good, and ended with the outcome; `server.py` forks one for each attempt.
+An attempt is a line, and so is its outcome. The end of standard input, however the planner was
+ended, ends this process and the attempt that it has begun, and removes what that has written.
+
+An attempt runs the user's own script until its second optimizer step. Its process is changed for
+good, and ended with the outcome.
 """
 
 from __future__ import annotations
@@ -9,28 +13,109 @@ import faulthandler
 import gc
 import os
 import runpy
+import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from contextlib import ExitStack, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from headway.contract import signals
-from headway.contract.lines import encode
+from headway.contract.forking import become_new, wake_on_child_end
+from headway.contract.lines import decode, encode, kinds_of
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome
 from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Entry, Ledger, Models, largest_parts, totals
-from headway.estimate.child.patching import line_now, line_of
-from headway.strategies.activation_checkpointing import checkpoint_activations
-from headway.strategies.units import units_of
+from headway.estimate.child.patching import line_in, line_now, line_of
+from headway.strategies.units import checkpoint_activations, units_of
+
+_MARGIN_S = 20.0  # for a script that holds up its own alarm
+_OUTPUT_BYTES = 4000
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    signals.ignore(signal.SIGINT)  # Ctrl-C ends the planner
+    _import_for_all()
+    wake_fds = wake_on_child_end()
+    for line in sys.stdin:
+        attempt = decode(kinds_of(Attempt), line)
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="headway-estimate-", ignore_cleanup_errors=True
+            ) as scratch,
+            tempfile.TemporaryFile() as output,
+        ):
+            outcome = _outcome(attempt, scratch, output, wake_fds)
+        sys.stdout.write(encode(outcome).decode())
+        sys.stdout.flush()
+
+
+def _import_for_all() -> None:
+    """Import what most scripts need, and keep it out of the garbage collector's way."""
+    import torch._dynamo  # the first step of any optimizer imports it
+    import torch.distributed.fsdp
+    import torch.distributed.nn.functional
+    import torch.utils.checkpoint  # noqa: F401
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+    gc.freeze()
+
+
+def _outcome(
+    attempt: Attempt, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
+) -> Outcome:
+    """Make an attempt in a process of its own, which prints to `output`."""
+    deadline = time.monotonic() + attempt.time_limit_s + _MARGIN_S
+    server, child = os.getpid(), os.fork()
+    if child == 0:
+        try:
+            printed = output.fileno()
+            become_new(server, [os.open(os.devnull, os.O_RDONLY), os.dup(printed), os.dup(printed)])
+            for fd in wake_fds:
+                os.close(fd)
+            signals.do_as_usual(signal.SIGINT)
+            Run(attempt, scratch).to_the_end()
+        finally:
+            os._exit(1)
+    status = _wait(child, wake_fds[0], deadline)
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+    text = output.read().decode(errors="replace")
+    with suppress(OSError, ValueError), open(os.path.join(scratch, OUTCOME), "rb") as file:
+        found: Outcome = decode(kinds_of(Outcome), file.read())
+        return found._replace(output=text)
+    code = os.waitstatus_to_exitcode(status)
+    ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+    line = line_in(text)
+    return Outcome(failed_at=f"{line}: {ended}" if line else ended, output=text)
+
+
+def _wait(child: int, woken: int, deadline: float) -> int:
+    """Return the status of a child that has ended, or is ended at the deadline."""
+    ended = status = 0
+    try:
+        while not ended and (left := deadline - time.monotonic()) > 0:
+            ready = select.select([woken, sys.stdin], [], [], left)[0]
+            if sys.stdin in ready:  # there is no second attempt before this one's outcome
+                raise SystemExit
+            if woken in ready:
+                os.read(woken, 2**10)
+            ended, status = os.waitpid(child, os.WNOHANG)
+    finally:
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+    return status
+
 
 OUTCOME = "outcome"
 """The file in the scratch folder that has what was found."""
