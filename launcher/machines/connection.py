@@ -117,7 +117,6 @@ class Connection:
                 raise EOFError
 
     def close(self) -> None:
-        """Close the connection."""
         self.link.close()
 
 
