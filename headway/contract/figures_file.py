@@ -86,7 +86,6 @@ class FiguresFile:
             os.pwrite(self._fd, line.ljust(_SIZE), 0)
 
     def remove(self) -> None:
-        """Remove the file."""
         if os.getpid() == self._state.pid:
             with suppress(OSError):
                 os.unlink(self._path)

@@ -303,7 +303,6 @@ def send(record: Record) -> None:
 
 
 def progress() -> Progress:
-    """Return this process's progress."""
     return Progress(channel.step, channel.phase, channel.total, channel.loss)
 
 

@@ -1,6 +1,6 @@
 """The handlers of this process's signals: trapped, ignored, put back, or as Python begins with.
 
-Only the main thread of the main interpreter may call these, as it is with `signal.signal`.
+Only the main thread of the main interpreter may set them, as it is with `signal.signal`.
 """
 
 from __future__ import annotations

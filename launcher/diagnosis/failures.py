@@ -128,7 +128,6 @@ class Failure(NamedTuple):
         return shell_code(self.first.code) or 1
 
     def as_json(self) -> Mapping[str, object]:
-        """Return the report for programs."""
         crash = {} if self.first.crash is None else self.first.crash._asdict()
         crash.pop("groups", None)
         return {
@@ -246,23 +245,19 @@ class ServerDeath(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """One sentence: what ended it."""
         evidence = Evidence(self.code, memory_kills=self.memory_kills)
         return describe_cause(find_reason(evidence), evidence, "the process that starts the ranks")
 
     @property
     def aftermath(self) -> str:
-        """What the ranks did."""
         return "; the ranks ended with it"
 
     @property
     def details(self) -> str:
-        """There are none: see its output."""
         return ""
 
     @property
     def fix(self) -> str:
-        """What to do next."""
         reason = find_reason(Evidence(self.code, memory_kills=self.memory_kills))
         if self.code > 0:
             return f"{reason.fix}, or try --start-method exec"
@@ -270,13 +265,10 @@ class ServerDeath(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The code that the launcher ends with."""
         return shell_code(self.code) or 1
 
     def as_json(self) -> Mapping[str, object]:
-        """Return the report for programs."""
         return {"reason": "server_ended", "cause": self.cause, "exit_code": self.exit_code}
 
     def is_repeat_of(self, earlier: object) -> bool:
-        """Return whether it ended in the same way before."""
         return isinstance(earlier, ServerDeath) and earlier.code == self.code

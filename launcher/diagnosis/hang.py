@@ -151,7 +151,6 @@ class Hang(NamedTuple):
         return "\n".join(explain(self.statuses)[1:])
 
     def as_json(self) -> Mapping[str, object]:
-        """Return the report for programs."""
         ranks = [
             {
                 "rank": one.rank,

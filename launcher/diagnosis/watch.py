@@ -218,7 +218,6 @@ class Watch:
         return seen
 
     def close(self) -> None:
-        """End the thread."""
         self._is_closing = True
         self._wake()
         self._thread.join()

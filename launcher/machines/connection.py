@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -103,6 +104,14 @@ class Connection:
                 self.num_bytes += sent
                 del self._unsent[:sent]
 
+    def flush_watched(self, selector: selectors.BaseSelector) -> None:
+        """Do the same, and let the selector, which has the link, tell when it takes more."""
+        self.flush()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        key = selector.get_key(self.link)
+        if key.events != events:
+            selector.modify(self.link, events, key.data)
+
     def refuse(self, reason: str) -> None:
         """Say why nothing more is sent, to an end without the run's key."""
         with suppress(OSError):
@@ -117,7 +126,6 @@ class Connection:
                 raise EOFError
 
     def close(self) -> None:
-        """Close the connection."""
         self.link.close()
 
 

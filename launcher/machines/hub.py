@@ -184,7 +184,7 @@ class Hub:
         self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
         with suppress(OSError):  # it has gone already, as is read next
-            self._flush(self._num_peers)
+            connection.flush_watched(self._selector)
 
     def _make_room(self, address: str) -> None:
         """Drop a stranger where there are too many: of this address, or else of that with most.
@@ -220,7 +220,7 @@ class Hub:
                 peer.connection.discard()
                 return
             if events & selectors.EVENT_WRITE:
-                self._flush(number)
+                peer.connection.flush_watched(self._selector)
             if events & selectors.EVENT_READ:
                 for message in peer.connection.receive():
                     peer.heard_at = now
@@ -287,14 +287,7 @@ class Hub:
                 self.peers[number].connection.put(message)
             for number in dict.fromkeys(number for number, _ in there):
                 with suppress(OSError):  # its end is read, and then it is lost
-                    self._flush(number)
-
-    def _flush(self, number: int) -> None:
-        connection = self.peers[number].connection
-        connection.flush()
-        writing = selectors.EVENT_WRITE if connection.has_unsent else 0
-        if self._selector.get_key(connection.link).events != selectors.EVENT_READ | writing:
-            self._selector.modify(connection.link, selectors.EVENT_READ | writing, number)
+                    self.peers[number].connection.flush_watched(self._selector)
 
     def _refuse(self, number: int, why: str, reason: str) -> None:
         peer = self.peers[number]

@@ -213,11 +213,7 @@ class Member:
     def _send_all(self) -> None:
         while self.has_greeted and self._to_send:
             self.connection.put(self._to_send.popleft())
-        self.connection.flush()
-        writing = selectors.EVENT_WRITE if self.connection.has_unsent else 0
-        link = self.connection.link
-        if self._selector.get_key(link).events != selectors.EVENT_READ | writing:
-            self._selector.modify(link, selectors.EVENT_READ | writing)
+        self.connection.flush_watched(self._selector)
 
 
 def _addresses(link: socket.socket) -> tuple[str, str]:

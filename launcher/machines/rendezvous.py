@@ -145,6 +145,5 @@ class Rendezvous(RendezvousHandler):
         return self.run_id
 
     def shutdown(self) -> bool:
-        """Leave the run."""
         self._store = None
         return True

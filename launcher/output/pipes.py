@@ -103,7 +103,6 @@ class Output:
         return self._tails[rank].lines(most) if rank in self._tails else []
 
     def last_line(self, rank: int) -> str:
-        """Return what a rank wrote last."""
         return next((line for line in reversed(self.tail(rank)) if line.strip()), "")
 
     @property
@@ -264,7 +263,6 @@ class Log:
             on_error(error)
 
     def write(self, data: bytes) -> None:
-        """Append to the file."""
         if self._file is None:
             return
         try:

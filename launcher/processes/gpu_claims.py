@@ -37,12 +37,7 @@ _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
-def claim_idle(
-    settings: Settings,
-    look: Callable[[], Machine],
-    wait_s: float | None,
-    names: str = NAMES,
-) -> Machine:
+def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | None) -> Machine:
     """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
 
     If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `look`
@@ -57,13 +52,13 @@ def claim_idle(
     began = time.monotonic()
     is_waiting = False
     while True:
-        with _turn(names, is_quiet=is_waiting):
-            machine = with_claims(look(), names)
+        with _turn(is_quiet=is_waiting):
+            machine = with_claims(look())
             gpus = machine.gpus_of(settings.device)
             selection = settings.devices.select(gpus)
             if not selection.problems:
                 chosen = selection.indices[: settings.num_processes]
-                if _claim([gpus[index].uuid for index in chosen], names):
+                if _claim([gpus[index].uuid for index in chosen]):
                     return machine
                 continue  # a launch that did not wait for its turn was faster
         can_wait = settings.devices.may_become_idle(gpus)
@@ -75,14 +70,14 @@ def claim_idle(
         time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
 
 
-def with_claims(machine: Machine, names: str = NAMES) -> Machine:
+def with_claims(machine: Machine) -> Machine:
     """Return the machine with `claimed_by` set for GPUs that other launches have claimed."""
     return machine._replace(
         gpus=tuple(
             gpu._replace(
-                claimed_by=_claimed_by(gpu.uuid, names),
+                claimed_by=_claimed_by(gpu.uuid),
                 slices=tuple(
-                    part._replace(claimed_by=_claimed_by(part.uuid, names)) for part in gpu.slices
+                    part._replace(claimed_by=_claimed_by(part.uuid)) for part in gpu.slices
                 ),
             )
             for gpu in machine.gpus
@@ -90,13 +85,13 @@ def with_claims(machine: Machine, names: str = NAMES) -> Machine:
     )
 
 
-def _claimed_by(uuid: str, names: str) -> str:
+def _claimed_by(uuid: str) -> str:
     if not _HAS_NAMES:
         return ""
     with closing(socket.socket(socket.AF_UNIX)) as asking:
         asking.setblocking(False)
         try:
-            asking.connect(_address(uuid, names))
+            asking.connect(_address(uuid))
         except ConnectionRefusedError:  # nobody has the name
             return ""
         except OSError:  # more have asked since than the kernel keeps
@@ -107,9 +102,9 @@ def _claimed_by(uuid: str, names: str) -> str:
     return f"another launch ({process}of {_user(uid)})"
 
 
-def _claim(uuids: Sequence[str], names: str) -> bool:
+def _claim(uuids: Sequence[str]) -> bool:
     """Claim these GPUs until this process, or the script that replaces it, ends; all or none."""
-    claims = [_bind(uuid, names) for uuid in uuids]
+    claims = [_bind(uuid) for uuid in uuids]
     for claim in claims:
         if claim is not None and None in claims:
             claim.close()
@@ -120,14 +115,14 @@ def _claim(uuids: Sequence[str], names: str) -> bool:
 
 
 @contextmanager
-def _turn(names: str, is_quiet: bool) -> Iterator[None]:
+def _turn(is_quiet: bool) -> Iterator[None]:
     """Let launches choose one after the other, so that none sees what another gives back at once.
 
     A turn that somebody keeps is not waited for: each GPU is claimed by one launch without it too.
     """
     deadline = time.monotonic() + _TURN_WITHIN_S
     with waiting_for("another launch that is selecting GPUs", is_quiet=is_quiet):
-        while (turn := _bind("turn", names)) is None and time.monotonic() < deadline:
+        while (turn := _bind("turn")) is None and time.monotonic() < deadline:
             time.sleep(_TURN_POLL_S)
     try:
         yield
@@ -136,11 +131,11 @@ def _turn(names: str, is_quiet: bool) -> Iterator[None]:
             turn.close()
 
 
-def _bind(name: str, names: str) -> socket.socket | None:
+def _bind(name: str) -> socket.socket | None:
     """Return a socket with this name; None if another process has it."""
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(_address(name, names))
+        claim.bind(_address(name))
         claim.listen()
     except OSError as error:
         claim.close()
@@ -150,8 +145,8 @@ def _bind(name: str, names: str) -> socket.socket | None:
     return claim
 
 
-def _address(name: str, names: str) -> str:
-    return f"\0{names}-{name}"
+def _address(name: str) -> str:
+    return f"\0{NAMES}-{name}"
 
 
 def _user(uid: int) -> str:

@@ -102,7 +102,6 @@ class RankProcesses(PContext):
         return {local_rank: pid for pid, local_rank in self.local_ranks.items()}
 
     def ranks_by_pid(self) -> dict[int, int]:
-        """Return the global ranks, by pid."""
         return {pid: int(self.envs[one]["RANK"]) for pid, one in self.local_ranks.items()}
 
     def _start(self) -> None:

@@ -52,12 +52,9 @@ def test_a_kill_while_saving_loses_and_mixes_nothing(words: tuple[str, ...], at_
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="adopts what killed ranks leave")
 @pytest.mark.parametrize(
-    ("first", "trials"),
-    [
-        *((0, 10), (10, 10)),
-        pytest.param(1000, 300, marks=[LONG, pytest.mark.timeout(3600)]),
-    ],
+    ("first", "trials"), [(0, 10), (10, 10), pytest.param(1000, 300, marks=LONG)]
 )
+@pytest.mark.timeout(3600)
 def test_random_trainings_that_are_killed_end_as_if_they_were_not(first: int, trials: int) -> None:
     limit_s = 290 if trials < 300 else 3500
     done = ended("trainings", "--first", str(first), "--trials", str(trials), limit_s=limit_s)

@@ -16,7 +16,7 @@ import pytest
 from headway.commands import launch
 from headway.contract import notes
 from headway.contract.notes import named, ranges, waiting_for
-from headway.launcher.processes.gpu_claims import claim_idle
+from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for, bound
 
 
@@ -56,10 +56,12 @@ def test_a_short_or_a_quiet_wait_says_nothing(
 
 
 def test_a_wait_for_a_launch_that_selects_gpus_is_announced(
-    announced: threading.Event, capsys: pytest.CaptureFixture[str]
+    announced: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    names = f"headway-test-{uuid.uuid4().hex}"
-    turn = bound(names, "turn")  # another launch's
+    monkeypatch.setattr(gpu_claims, "NAMES", f"headway-test-{uuid.uuid4().hex}")
+    turn = bound("turn")  # another launch's
 
     def let_go() -> None:
         announced.wait(30)
@@ -67,7 +69,7 @@ def test_a_wait_for_a_launch_that_selects_gpus_is_announced(
 
     helper = threading.Thread(target=let_go)
     helper.start()
-    claim_idle(asking_for("idle:9"), lambda: FOUR, None, names)
+    gpu_claims.claim_idle(asking_for("idle:9"), lambda: FOUR, None)
     helper.join()
     assert "another launch that is selecting GPUs" in capsys.readouterr().err
 
@@ -82,9 +84,7 @@ def test_a_slow_look_at_the_gpus_is_announced(
         return FOUR
 
     monkeypatch.setattr(launch, "detect_machine", detect)
-    monkeypatch.setattr(
-        "headway.launcher.processes.gpu_claims.claim_idle", lambda _, look, __: look()
-    )
+    monkeypatch.setattr(gpu_claims, "claim_idle", lambda _, look, __: look())
     flags = SimpleNamespace(dry_run=False, wait=None)
     asked: Any = SimpleNamespace(
         settings=asking_for("idle:1"), parsed=flags, environ={}, problems=[]

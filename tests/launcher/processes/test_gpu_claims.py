@@ -31,22 +31,26 @@ from tests.waiting import wait_until
 IDLE = GpuUse(0, 0, ())
 FOUR = Machine(gpus=tuple(Gpu("H100", f"GPU-{i}", 2**36, (9, 0), use=IDLE) for i in range(4)))
 
-CLAIM = """\
-import sys
+OF_THE_TEST = """\
+import os, sys
+from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
-from headway.launcher.processes.gpu_claims import claim_idle
+gpu_claims.NAMES = sys.argv[1]
+"""
+CLAIM = """\
 settings = asking_for(sys.argv[2])
-machine = claim_idle(settings, lambda: FOUR, float(sys.argv[3]), sys.argv[1])
+machine = gpu_claims.claim_idle(settings, lambda: FOUR, float(sys.argv[3]))
 print(*settings.devices.select(machine.visible_gpus).indices, flush=True)
 sys.stdin.read()  # until the test has seen what all have
 """
 
 
-@pytest.fixture
-def names() -> Iterator[str]:
-    """What the names of a test's claims begin with; claims of this process end with the test."""
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let claims have names of the test's own; those of this process end with it."""
     before = open_sockets()
-    yield f"headway-test-{uuid.uuid4().hex}"
+    monkeypatch.setattr(gpu_claims, "NAMES", f"headway-test-{uuid.uuid4().hex}")
+    yield
     for fd in open_sockets() - before:
         os.close(fd)
 
@@ -63,7 +67,7 @@ def asking_for(devices: str) -> Settings:
 
 def run_code(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", OF_THE_TEST + code, gpu_claims.NAMES, *arguments],
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -72,8 +76,8 @@ def run_code(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def start(names: str, devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
-    return run_code(CLAIM, names, devices, str(wait_s))
+def start(devices: str, wait_s: float = 0) -> subprocess.Popen[str]:
+    return run_code(CLAIM, devices, str(wait_s))
 
 
 def chosen_by(process: subprocess.Popen[str]) -> list[int]:
@@ -87,43 +91,41 @@ def end(*processes: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.processes
-def test_launches_at_the_same_moment_share_the_gpus_out(names: str) -> None:
-    claims = [start(names, "idle:1") for _ in range(6)]
+def test_launches_at_the_same_moment_share_the_gpus_out() -> None:
+    claims = [start("idle:1") for _ in range(6)]
     chosen = [chosen_by(claim) for claim in claims]
     end(*claims)
     assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
     assert chosen.count([]) == 2
 
 
-def bound(names: str, name: str) -> socket.socket:
+def bound(name: str) -> socket.socket:
     """Return a socket that has the name, as any process of any user may have."""
     held = socket.socket(socket.AF_UNIX)
-    held.bind(f"\0{names}-{name}")
+    held.bind(f"\0{gpu_claims.NAMES}-{name}")
     held.listen(1)
     return held
 
 
 @pytest.mark.processes
-def test_launches_choose_one_after_the_other(names: str) -> None:
-    with bound(names, "turn"):
-        claim = start(names, "idle:1")
+def test_launches_choose_one_after_the_other() -> None:
+    with bound("turn"):
+        claim = start("idle:1")
         assert claim.stdout is not None
         assert not select.select([claim.stdout], [], [], 1)[0]
     assert chosen_by(claim) == [0]
     end(claim)
 
 
-def test_a_turn_that_somebody_keeps_stops_no_launch(
-    names: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_that_somebody_keeps_stops_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_claims, "_TURN_WITHIN_S", 0.1)
-    with bound(names, "turn"):
-        machine = claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
+    with bound("turn"):
+        machine = claim_idle(asking_for("idle:1"), lambda: FOUR, None)
     assert machine == FOUR
 
 
 def test_a_claim_opens_no_file_in_whose_place_another_user_could_put_a_link_or_a_pipe(
-    names: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a file is opened or made")
@@ -131,58 +133,59 @@ def test_a_claim_opens_no_file_in_whose_place_another_user_could_put_a_link_or_a
     with monkeypatch.context() as patched:
         for function in ("os.open", "os.makedirs", "os.mkdir", "builtins.open"):
             patched.setattr(function, refuse)
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
-    assert with_claims(FOUR, names).gpus[0].claimed_by
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None)
+    assert with_claims(FOUR).gpus[0].claimed_by
 
 
 def test_a_launch_that_is_overtaken_between_looking_and_claiming_chooses_again(
-    names: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     held: list[socket.socket] = []
+    claimed_by = gpu_claims._claimed_by
 
     def look() -> Machine:
         if not held:  # after this look another launch takes GPU 1, and not in its turn
-            held.append(bound(names, "GPU-1"))
+            held.append(bound("GPU-1"))
             monkeypatch.setattr(gpu_claims, "_claimed_by", lambda *_: "")
         else:
-            monkeypatch.undo()
+            monkeypatch.setattr(gpu_claims, "_claimed_by", claimed_by)
         return FOUR
 
-    machine = claim_idle(asking_for("idle:2"), look, None, names)
+    machine = claim_idle(asking_for("idle:2"), look, None)
     assert asking_for("idle:2").devices.select(machine.visible_gpus).indices == (0, 2)
     held[0].close()
 
 
 @needs_root
 @pytest.mark.processes
-def test_a_gpu_that_another_user_has_claimed_is_passed_over_with_the_process(names: str) -> None:
+def test_a_gpu_that_another_user_has_claimed_is_passed_over_with_the_process() -> None:
     def claim() -> None:
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None)
         signal.pause()
 
     pid = fork_as(NOBODY, claim)
     try:
-        wait_until(lambda: with_claims(FOUR, names).gpus[0].claimed_by)
-        claimed = with_claims(FOUR, names)
+        wait_until(lambda: with_claims(FOUR).gpus[0].claimed_by)
+        claimed = with_claims(FOUR)
         assert f"process {pid} of nobody" in claimed.gpus[0].claimed_by
         assert not any(gpu.claimed_by for gpu in claimed.gpus[1:])
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert with_claims(FOUR, names) == FOUR
+    assert with_claims(FOUR) == FOUR
 
 
-def test_who_only_looks_makes_no_gpu_seem_claimed_however_often(names: str) -> None:
+def test_who_only_looks_makes_no_gpu_seem_claimed_however_often() -> None:
     for _ in range(500):
-        assert with_claims(FOUR, names) == FOUR
-    with bound(names, "GPU-0"):
+        assert with_claims(FOUR) == FOUR
+    with bound("GPU-0"):
         for _ in range(500):
-            assert with_claims(FOUR, names).gpus[0].claimed_by.startswith("another launch")
+            assert with_claims(FOUR).gpus[0].claimed_by.startswith("another launch")
 
 
 @pytest.mark.processes
-def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(names: str) -> None:
-    claims = [start(names, "idle:3") for _ in range(2)]
+def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them() -> None:
+    claims = [start("idle:3") for _ in range(2)]
     chosen = [chosen_by(claim) for claim in claims]
     end(*claims)
     assert sorted(map(len, chosen)) == [1, 3]  # the second sees what is left, and is refused
@@ -190,25 +193,23 @@ def test_of_two_launches_that_both_want_the_last_gpus_one_gets_them(names: str) 
 
 
 @pytest.mark.processes
-def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends(
-    names: str,
-) -> None:
-    first = start(names, "idle:3")
+def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends() -> None:
+    first = start("idle:3")
     assert chosen_by(first) == [0, 1, 2]
-    selection = asking_for("idle:2").devices.select(with_claims(FOUR, names).visible_gpus)
+    selection = asking_for("idle:2").devices.select(with_claims(FOUR).visible_gpus)
     assert selection.indices == (3,)
     assert "GPU 0: claimed by another launch" in selection.passed_over[0]
     first.kill()  # however it ends
     end(first)
-    assert with_claims(FOUR, names) == FOUR
+    assert with_claims(FOUR) == FOUR
 
 
 @pytest.mark.wording
 @pytest.mark.processes
-def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(names: str) -> None:
-    first = start(names, "idle:4")
+def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends() -> None:
+    first = start("idle:4")
     chosen_by(first)
-    second = start(names, "idle:2", wait_s=300)
+    second = start("idle:2", wait_s=300)
     assert second.stderr is not None
     assert "waiting: only 0 of 4 GPUs are idle" in second.stderr.readline()
     end(first)
@@ -216,7 +217,7 @@ def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends(names: str) -> None:
     end(second)
 
 
-def test_waiting_ends_after_the_seconds_that_were_allowed(names: str) -> None:
+def test_waiting_ends_after_the_seconds_that_were_allowed() -> None:
     began = time.monotonic()
     busy = FOUR._replace(gpus=(FOUR.gpus[0]._replace(use=GpuUse(0, 90, ())), *FOUR.gpus[1:]))
     looks: list[Machine] = []
@@ -225,78 +226,70 @@ def test_waiting_ends_after_the_seconds_that_were_allowed(names: str) -> None:
         looks.append(busy)
         return busy
 
-    machine = claim_idle(asking_for("idle:4"), look, 0.1, names)
+    machine = claim_idle(asking_for("idle:4"), look, 0.1)
     assert asking_for("idle:4").devices.select(machine.visible_gpus).problems
     assert time.monotonic() - began >= 0.1
     assert len(looks) <= 2  # at the beginning and at the end
 
 
-def test_nobody_waits_for_more_gpus_than_there_are(names: str) -> None:
-    machine = claim_idle(asking_for("idle:5"), lambda: FOUR, float("inf"), names)
+def test_nobody_waits_for_more_gpus_than_there_are() -> None:
+    machine = claim_idle(asking_for("idle:5"), lambda: FOUR, float("inf"))
     assert machine == FOUR
 
 
 @pytest.mark.parametrize("change", [{"use": None}, {"compute_mode": "prohibited"}])
-def test_nobody_waits_for_gpus_that_never_become_idle(names: str, change: dict[str, Any]) -> None:
+def test_nobody_waits_for_gpus_that_never_become_idle(change: dict[str, Any]) -> None:
     machine = FOUR._replace(gpus=tuple(gpu._replace(**change) for gpu in FOUR.gpus))
-    assert claim_idle(asking_for("idle:1"), lambda: machine, float("inf"), names) == machine
+    assert claim_idle(asking_for("idle:1"), lambda: machine, float("inf")) == machine
 
 
-def test_only_what_is_used_is_claimed(names: str) -> None:
+def test_only_what_is_used_is_claimed() -> None:
     slices = FOUR._replace(gpus=tuple(gpu._replace(slice_of="GPU-x") for gpu in FOUR.gpus))
     entry = Entry("idle:2", Origin(Layer.FLAG, flag="--devices"))
-    claim_idle(resolve([{"devices": entry}], slices, {}), lambda: slices, None, names)
-    assert [bool(gpu.claimed_by) for gpu in with_claims(FOUR, names).gpus] == [True] + [False] * 3
+    claim_idle(resolve([{"devices": entry}], slices, {}), lambda: slices, None)
+    assert [bool(gpu.claimed_by) for gpu in with_claims(FOUR).gpus] == [True] + [False] * 3
 
 
 @pytest.mark.processes
-def test_a_script_that_replaces_the_launcher_keeps_the_claim(names: str) -> None:
+def test_a_script_that_replaces_the_launcher_keeps_the_claim() -> None:
     text = (
-        "import os, sys\n"
-        "from tests.launcher.processes.test_gpu_claims import FOUR, asking_for\n"
-        "from headway.launcher.processes.gpu_claims import claim_idle\n"
-        "claim_idle(asking_for('idle:4'), lambda: FOUR, None, sys.argv[1])\n"
+        "gpu_claims.claim_idle(asking_for('idle:4'), lambda: FOUR, None)\n"
         "os.execv(sys.executable, [sys.executable, '-c', "
         "'import sys; print(\"up\", flush=True); sys.stdin.read()'])"
     )
-    script = run_code(text, names)
+    script = run_code(text)
     assert script.stdout is not None
     assert script.stdout.readline() == "up\n"
-    assert all(gpu.claimed_by for gpu in with_claims(FOUR, names).gpus)
+    assert all(gpu.claimed_by for gpu in with_claims(FOUR).gpus)
     end(script)
-    assert not any(gpu.claimed_by for gpu in with_claims(FOUR, names).gpus)
+    assert not any(gpu.claimed_by for gpu in with_claims(FOUR).gpus)
 
 
 def test_a_system_without_such_names_refuses_idle_gpus_and_claims_none(
-    names: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gpu_claims, "_HAS_NAMES", False)
-    assert with_claims(FOUR, names) == FOUR
+    assert with_claims(FOUR) == FOUR
     with pytest.raises(MachineError, match="needs Linux"):
-        claim_idle(asking_for("idle:1"), lambda: FOUR, None, names)
+        claim_idle(asking_for("idle:1"), lambda: FOUR, None)
 
 
 LAUNCH = """\
-import sys
-from functools import partial
 from headway.commands import launch
 from headway.commands.main import main
-from headway.launcher.processes import gpu_claims as claims
-from tests.launcher.processes.test_gpu_claims import FOUR
 launch.machine_from_flags = lambda parsed, environ: (FOUR, environ)
 launch.detect_machine = lambda environ, full: FOUR
-claims.claim_idle = partial(claims.claim_idle, names=sys.argv[1])
 raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 """
 
 
 @pytest.mark.wording
 @pytest.mark.processes
-def test_real_launches_at_once_give_each_script_a_gpu_of_its_own(names: str) -> None:
+def test_real_launches_at_once_give_each_script_a_gpu_of_its_own() -> None:
     Path("script.py").write_text(
         "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
     )
-    launches = [run_code(LAUNCH, names) for _ in range(5)]
+    launches = [run_code(LAUNCH) for _ in range(5)]
     chosen = [chosen_by(launch) for launch in launches]
     refused = launches[chosen.index([])]
     _, said = refused.communicate("", timeout=120)
