@@ -13,8 +13,7 @@ from headway.errors import ConfigError
 from headway.migration.alone import AloneCall, calls_alone
 from headway.migration.judging import Status, Verdict, verdicts
 from headway.migration.reading import Need, Script
-from headway.migration.rewriting import Source, rewritten
-from headway.migration.scripts import find_scripts, read_script, replace_script
+from headway.migration.scripts import Source, find_scripts, read_script, replace_script, rewritten
 
 _LISTED = 5  # lines of one name; --json lists all
 SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"

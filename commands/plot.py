@@ -9,9 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headway.commands.flags import Parser
-from headway.commands.plotting.charts import charts_of, read_runs
-from headway.commands.plotting.picture import save_picture
-from headway.commands.plotting.terminal import draw_chart
+from headway.commands.plotting import charts_of, draw_chart, read_runs, save_picture
 from headway.contract.notes import say
 from headway.errors import MachineError
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from headway.commands.plotting.charts import Curve, number
-from headway.commands.plotting.terminal import ticks_between
+from headway.commands.plotting import Curve, number, ticks_between
 from headway.commands.runs import ended, slow_rank, took, when
 from headway.contract.figures import Figures
 from headway.history.changes import Change

@@ -1,4 +1,4 @@
-"""What is drawn: a chart for each metric, with a curve for each run. Pure, but for reading runs."""
+"""Metrics of runs: a chart for each, as text by plotext, or in a picture by matplotlib."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
 from headway.trackers.run_file import SUFFIX, Run, is_run, read_run_file
 
-_MOST_DIFFERENCES = 3  # of configs, in a label
+NARROWEST = 24  # columns of a terminal; narrower ones wrap
 FIX = 'train with `Accelerator(log_with="jsonl", project_dir="runs")`, or name another run'
+_MOST_DIFFERENCES = 3  # of configs, in a label
+_ROWS = 14
+_MARKERS = "ox+*#@%&"
+_ASCII = str.maketrans("│─┌┐└┘┤├┬┴┼", "|-++++++++" + "+")
+_WIDTH, _HEIGHT = 6.0, 3.6  # inches, of one chart in a picture
+_MOST = 1e300
+_FEW = 50  # points; a curve of so few shows each
 
 
 class Curve(NamedTuple):
@@ -160,3 +167,119 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         if special:
             names[index] += f" ({', '.join(special)})"
     return names
+
+
+def draw_chart(chart: Chart, width: int, encoding: str) -> str:
+    """Return a chart as lines of text, with a summary of each curve below it.
+
+    Args:
+        width: of the terminal, in columns.
+        encoding: of the terminal; without Unicode the chart is ASCII.
+    """
+    markers = [_marker(index, len(chart.curves), encoding) for index in range(len(chart.curves))]
+    lines = []
+    curves = [curve.finite() for curve in chart.curves]
+    if any(curve.values for curve in curves):
+        lines.append(_as_text(chart.metric, curves, markers, max(width, NARROWEST)))
+    else:
+        lines.append(chart.metric)
+    for curve, marker in zip(chart.curves, markers, strict=True):
+        name = f"{marker} {curve.label}: " if len(chart.curves) > 1 else ""
+        lines.append(f"{name}{curve.summary()}")
+    text = "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
+    return text if _is_unicode(encoding) else text.translate(_ASCII)
+
+
+def _as_text(title: str, curves: Sequence[Curve], markers: Sequence[str], width: int) -> str:
+    from plotext import figure, terminal
+
+    terminal.limit(width=False, height=False)  # `width` is the limit
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, _ROWS)
+    figure.title(title)
+    for curve, marker in zip(curves, markers, strict=True):
+        if curve.values:
+            thin = curve.thinned(2 * width)
+            signal = figure.signal(thin.steps, thin.values, marker=marker)
+            signal.lines(len(thin.values) > 1)
+            figure.draw(signal)
+    steps = [step for curve in curves for step in curve.steps]
+    values = [value for curve in curves for value in curve.values]
+    _set_axis(figure.ruler("x"), steps, max(2, width // 16))
+    _set_axis(figure.ruler("y"), values, 5)
+    text: str = figure.build().string(True)
+    return text.strip("\n")
+
+
+def _set_axis(ruler: object, numbers: Sequence[float], count: int) -> None:
+    low, high = min(numbers), max(numbers)
+    ticks = ticks_between(low, high, count)
+    ruler.ticks(ticks, list(map(number, ticks)))  # type: ignore[attr-defined]
+
+
+def ticks_between(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` round numbers from `low` to `high`; at least one number."""
+    if low == high:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    first = math.ceil(low / step)
+    ticks = [index * step for index in range(first, math.floor(high / step) + 1)]
+    return ticks or [low]
+
+
+def _marker(index: int, curves: int, encoding: str) -> str:
+    if curves == 1 and _is_unicode(encoding):
+        return "braille"
+    return _MARKERS[index % len(_MARKERS)]
+
+
+def _is_unicode(encoding: str) -> bool:
+    return encoding.lower().replace("-", "").startswith("utf")
+
+
+def save_picture(charts: Sequence[Chart], title: str, path: Path) -> None:
+    """Write the charts into one picture; the file's ending says of which kind.
+
+    Raises:
+        ConfigError: there is no such kind, or the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    columns = 1 if len(charts) == 1 else 2
+    rows = math.ceil(len(charts) / columns)
+    figure = Figure((columns * _WIDTH, rows * _HEIGHT + 0.4), layout="constrained")
+    figure.suptitle(title, parse_math=False)
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise ConfigError(
+            f"{path.name!r} does not end in the name of a kind of picture",
+            where="--output",
+            fix="use a name such as loss.png or loss.svg",
+        )
+    for index, chart in enumerate(charts):
+        _add_to(figure.add_subplot(rows, columns, index + 1), chart)
+    try:
+        figure.savefig(path, dpi=144)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}",
+            where="--output",
+            fix="name a file in a folder that exists and that you may write",
+        ) from None
+
+
+def _add_to(axes: Any, chart: Chart) -> None:
+    for curve in chart.curves:
+        # a value that is not finite is a gap, as is one of which matplotlib has no multiples
+        values = [value if abs(value) < _MOST else math.nan for value in curve.values]
+        marker = "o" if len(values) <= _FEW else ""
+        label = curve.label.lstrip("_") or "run"  # matplotlib hides names that begin with "_"
+        axes.plot(curve.steps, values, label=label, marker=marker, markersize=3, linewidth=1.2)
+    axes.set_title(chart.metric, fontsize="medium", parse_math=False)
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.3)
+    if len(chart.curves) > 1:
+        axes.legend(fontsize="small")
