@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.plan.libraries import LIBRARIES
-from headway.launcher.plan.program import RUNTIMES, Program
+from headway.launcher.plan.program import LIBRARIES, RUNTIMES, Program
 from headway.settings.profile_files import chmod_fix
 
 _WHERE = "the command line"

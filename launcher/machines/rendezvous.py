@@ -23,7 +23,7 @@ from headway.contract.notes import say
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.machines.addresses import host_port, listening_socket
 from headway.launcher.machines.store_calls import AnsweringStore, begin, is_done, result_of
-from headway.launcher.plan.plan import LOOPBACK
+from headway.launcher.plan.variables import LOOPBACK
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed, Restart

@@ -35,7 +35,8 @@ from headway.launcher.machines.messages import (
 )
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded, no_answer, own_store
 from headway.launcher.machines.store_calls import begin, is_done
-from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.variables import LOOPBACK
 
 _POLL_INTERVAL_S = 0.1
 _STORE_TIMEOUT_S = 60.0

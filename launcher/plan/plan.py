@@ -12,12 +12,13 @@ from headway.contract.run import Ranks
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, MachineError, Problem
 from headway.launcher.plan.accelerate import accelerate_problems
-from headway.launcher.plan.libraries import why_not_joined
 from headway.launcher.plan.notes import notes
 from headway.launcher.plan.program import Program
 from headway.launcher.plan.supervision import (
     is_world_of_one,
     program_problems,
+    task_problems,
+    why_not_joined,
     why_supervised,
 )
 from headway.launcher.plan.variables import variables_of
@@ -25,8 +26,6 @@ from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
 from headway.settings.setting import Value
 from headway.settings.table import NO_CLUSTER, YES, Settings
-
-LOOPBACK = "127.0.0.1"
 
 
 class LaunchPlan(NamedTuple):
@@ -113,8 +112,6 @@ def build_plan(
         *settings_problems(settings, machine),
     ]
     if task is not None:
-        from headway.launcher.plan.task import task_problems
-
         found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
         found += task_problems(task, settings, machine, supervised)
     if found:
@@ -124,13 +121,6 @@ def build_plan(
     if kind_of(settings.device).is_numbered:
         selected = settings.devices.select(machine.gpus_of(settings.device)).indices
         gpus = selected[: settings.num_processes]
-    environment = variables_of(
-        settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
-    )
-    if task is not None:
-        from headway.launcher.plan.task import task_variables
-
-        environment |= task_variables(task, settings, settings.main_address or LOOPBACK)
     return LaunchPlan(
         program=program,
         python=python,
@@ -138,7 +128,9 @@ def build_plan(
         gpus=gpus,
         supervised=supervised,
         in_process=in_process,
-        environment=environment,
+        environment=variables_of(
+            settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
+        ),
         notes=tuple(notes(settings, machine, program, supervised, in_process)),
         task=task,
         estimated_bytes=estimated_bytes,

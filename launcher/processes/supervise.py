@@ -26,8 +26,8 @@ from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.output.status_line import StatusLine
+from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.unused import unused
 from headway.launcher.processes.agent import Agent
 from headway.launcher.processes.failure_record import (
     place_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.launcher.plan.grace import grace_of
+from headway.launcher.plan.supervision import grace_of
 from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
 from tests.machines.recorded import load
