@@ -26,11 +26,7 @@ Parsed = SimpleNamespace
 
 
 class HelpShown(SystemExit):
-    """--help was printed: the command ends with exit code 0.
-
-    Args:
-        parser: the one whose help it was.
-    """
+    """--help was printed, of this parser: the command ends with exit code 0."""
 
     def __init__(self, parser: Parser) -> None:
         super().__init__(0)
@@ -76,8 +72,7 @@ class Parser:
     def add_flags_to(self, parser: ArgumentParser, *, shows_values: bool = False) -> None:
         """Declare the flags to a parser of argparse, for what is made from one.
 
-        Args:
-            shows_values: spell a flag with an optional value as `--wait[=S]`, for people.
+        With `shows_values`, for people, one with an optional value is spelled `--wait[=S]`.
         """
         headings = dict.fromkeys(filter(None, self._heading.values()))
         groups = {heading: parser.add_argument_group(heading) for heading in headings}
@@ -322,12 +317,9 @@ def flag_layer(parsed: Parsed) -> Entries:
 def machine_from_flags(
     parsed: Parsed, environ: Mapping[str, str], *, full: bool = False
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine to plan for, and its environment variables that affect training.
+    """Return the machine to plan for, that of --machine or this one, and its variables.
 
-    Args:
-        parsed: has `machine`, the file of --machine, or None for this machine.
-        environ: this machine's variables.
-        full: also detect what planning does not need.
+    Only those that affect training are known of a recorded machine.
 
     Raises:
         ConfigError: the file is not a valid snapshot.

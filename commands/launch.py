@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,20 @@ from headway.commands.remote_options import (
     nodes_flag,
     refuse_flags_of_jobs,
 )
-from headway.commands.resume_check import resume_problems
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
+from headway.contract.run import NEWEST
 from headway.devices.table import kind_of
-from headway.errors import ConfigError, HeadwayError, Problem, Stopped, WorkerFailed
+from headway.errors import (
+    CheckpointError,
+    Code,
+    ConfigError,
+    HeadwayError,
+    Problem,
+    Stopped,
+    WorkerFailed,
+)
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.plan.plan import LaunchPlan, build_plan
 from headway.launcher.plan.program import Program, interpreter
@@ -100,10 +109,8 @@ class _Launch:
 def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
     """Run `headway launch` with these words and return the exit code.
 
-    Args:
-        argv: the words.
-        tells_machines: the error of a launch that fails before it joins the others is to tell them,
-            once it is reported; no, where the caller ends them.
+    With `tells_machines`, the error of a launch that fails before it joins the others is told to
+    them, once it is reported; not so where the caller ends them.
     """
     launch = _Launch(argv, tells_machines=tells_machines)
     try:
@@ -114,7 +121,7 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
     except (HeadwayError, KeyboardInterrupt) as caught:
         error = caught if isinstance(caught, (HeadwayError, Stopped)) else Stopped(signal.SIGINT)
         if tells_machines and not error.peers_notified:
-            error.on_reported = partial(_give_up, launch, error)
+            error.on_reported = partial(give_up, launch.argv, launch.parser, launch.here, error)
         raise error from None
     finally:
         from headway.launcher.early_signals import stop_as_usual
@@ -122,10 +129,42 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
         stop_as_usual()
 
 
-def _give_up(launch: _Launch, error: HeadwayError | Stopped) -> None:
-    from headway.commands.notify_abort import give_up
+def give_up(
+    argv: Sequence[str],
+    parser: Parser,
+    environ: Mapping[str, str],
+    error: HeadwayError | Stopped,
+) -> None:
+    """Tell the other machines, which would wait, of an error of this launch before it starts."""
+    settings = None
+    with suppress(HeadwayError):  # then nobody knows where the others are
+        settings = _settings_of_failed(argv, parser, environ)
+    if settings is None or settings.num_machines == 1 or task_of(environ, settings) is not None:
+        return
+    from headway.launcher.machines.abort_notice import tell_machines
 
-    give_up(launch.argv, launch.parser, launch.here, error)
+    tell_machines(settings, environ, error)
+
+
+def _settings_of_failed(
+    argv: Sequence[str], parser: Parser, environ: Mapping[str, str]
+) -> Settings | None:
+    """Return the settings, as far as they can be read; None for a launch that starts nothing here.
+
+    Raises:
+        HeadwayError: they cannot be read at all.
+    """
+    parsed = parser.parse_args(parser.split(argv)[0])
+    if parsed.dry_run or parsed.submit is not None or parsed.machine is not None:
+        return None
+    profiles = profile_layers(environ, profile=parsed.profile)
+    layers = launch_layers(profiles, environ, flag_layer(parsed))
+    settings = try_resolve(layers, Machine(), environ, cluster_layer(environ, layers))[0]
+    if any(name in layer for layer in layers for name in OF_HOSTS):
+        from headway.commands.over_ssh import hosts_of
+
+        return None if hosts_of(settings) else settings
+    return settings
 
 
 # ---------------------------------------------------------------- the tasks of a launch, in order
@@ -237,7 +276,7 @@ def _make_plan(launch: _Launch) -> None:
     if launch.is_here:
         from headway.launcher.processes.log_folder import log_dir_problems
 
-        problems += log_dir_problems(settings) + resume_problems(settings)
+        problems += log_dir_problems(settings) + _resume_problems(settings)
     plan = build_plan(
         settings,
         launch.machine,
@@ -253,6 +292,28 @@ def _make_plan(launch: _Launch) -> None:
     )
     stronger = overridden(launch.profiles) if parsed.profile else []
     launch.plan = plan._replace(notes=(*launch.notes, *plan.notes, *stronger))
+
+
+def _resume_problems(settings: Settings) -> list[Problem]:
+    """Return why a launch cannot go on from `resume`; its files are looked at by the script."""
+    if settings.resume in (None, *NEWEST) or "resume" in settings.unread:
+        return []
+    from pathlib import Path
+
+    from headway.checkpoint.manifest import read_manifest
+    from headway.checkpoint.project import resolve_checkpoint
+    from headway.libraries.folders import is_of_library
+
+    path = Path(settings.resume).expanduser()
+    if is_of_library(path):
+        return []
+    try:
+        read_manifest(resolve_checkpoint(path))
+    except CheckpointError as error:
+        (problem,) = error.problems
+        where = f"{settings.origin('resume')}; {problem.where}"
+        return [problem._replace(where=where, code=Code.BAD_VALUE, names=("resume",))]
+    return []
 
 
 def _print_plan(launch: _Launch) -> int | None:

@@ -45,12 +45,8 @@ def hosts_of(settings: Settings) -> Hosts:
 
 
 def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
-    """Run the launch on the hosts and return its exit code.
-
-    Args:
-        request: the launch.
-        hosts: at least one, in the order of their machine ranks.
-        settings: as they are resolved here.
+    """Run the launch on the hosts, which are in the order of their machine ranks; return its exit
+    code.
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.

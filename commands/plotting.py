@@ -114,10 +114,8 @@ def read_runs(words: Sequence[str]) -> list[Run]:
 
 
 def charts_of(runs: Sequence[Run], wanted: Sequence[str]) -> list[Chart]:
-    """Return the charts of runs.
-
-    Args:
-        wanted: names or shell patterns of metrics; all metrics if it is empty.
+    """Return the charts of runs, of the metrics that `wanted` names, also by shell patterns, or of
+    all.
 
     Raises:
         ConfigError: a name or pattern means no metric, or no run has any.
@@ -172,9 +170,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 def draw_chart(chart: Chart, width: int, encoding: str) -> str:
     """Return a chart as lines of text, with a summary of each curve below it.
 
-    Args:
-        width: of the terminal, in columns.
-        encoding: of the terminal; without Unicode the chart is ASCII.
+    It is as wide as the terminal, and ASCII where the terminal's encoding lacks Unicode.
     """
     markers = [_marker(index, len(chart.curves), encoding) for index in range(len(chart.curves))]
     lines = []

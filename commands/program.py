@@ -51,11 +51,7 @@ _BY_SUFFIX = {
 
 
 def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
-    """Return the program and its arguments.
-
-    Args:
-        parsed: the launcher's own flags.
-        rest: the words after them.
+    """Return the program and its arguments, from the words after the launcher's own flags.
 
     Raises:
         ConfigError: no program is given, it cannot be read, or Python cannot run it.
@@ -151,10 +147,8 @@ def _lines_with(word: bytes, text: bytes) -> Iterator[bytes]:
 def _files_of(name: str, folder: str, own: str) -> Iterator[str]:
     """Yield the files below a script's folder that an import executes.
 
-    Args:
-        name: of the module, with dots before it where it is relative.
-        folder: that absolute names are looked up in.
-        own: that of the file with the import.
+    Absolute names are looked up in `folder`, those with dots before them from `own`, the folder of
+    the file with the import.
     """
     parts = name.lstrip(".").split(".")
     depth = len(name) - len(".".join(parts))

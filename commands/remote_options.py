@@ -22,22 +22,13 @@ OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 
 
 class Request(NamedTuple):
-    """A launch that is typed here, and runs elsewhere.
-
-    Args:
-        parsed: the flags.
-        own: the same as words.
-        program: the user's, on this machine's file system.
-        layers: profiles, environment and flags.
-        machine: this one, which need not be able to run the program.
-        environ: of this process.
-    """
+    """A launch that is typed here, and runs elsewhere."""
 
     parsed: Parsed
-    own: Sequence[str]
-    program: Program
+    own: Sequence[str]  # the same flags as words
+    program: Program  # on this machine's file system
     layers: Sequence[Entries]
-    machine: Machine
+    machine: Machine  # this one, which need not be able to run the program
     environ: Mapping[str, str]
 
 
@@ -103,10 +94,6 @@ def nodes_flag(text: str, machines: Entry | None) -> Entry:
 def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
     """Check the settings as far as they do not depend on where the launch will be.
 
-    Args:
-        layers: from the weakest to the strongest.
-        machine: supplies the values that are detected.
-
     Raises:
         ConfigError: no machine could run them.
     """
@@ -119,12 +106,8 @@ def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
 
 
 def words_elsewhere(own: Sequence[str], program: Program, without: Collection[str]) -> list[str]:
-    """Return the words after `headway launch` for another machine.
-
-    Args:
-        own: the launcher's flags that were typed here.
-        program: with its arguments.
-        without: flags that concern this machine alone.
+    """Return the words after `headway launch` for another machine: the launcher's flags `own`, but
+    those that concern this one alone, and the program.
     """
     flags = [word for word in own if word.partition("=")[0] not in without]
     if program.kind == "module":  # the last of the flags names it

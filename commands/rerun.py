@@ -130,11 +130,7 @@ def _of_copy(record: Record, program: Program) -> Moved:
 
 
 def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
-    """Return the program that runs the code as it was, in a worktree that is made for it.
-
-    Args:
-        is_dry: do not make it.
-    """
+    """Return the program that runs the code as it was, in a worktree made for it unless `is_dry`."""
     commit = record.commit
     if commit is None or not commit.is_whole or not os.path.isdir(commit.root):
         reason = "its commit is not on record"

@@ -45,13 +45,7 @@ svg text{font:11px system-ui,sans-serif;fill:currentColor}
 
 
 def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
-    """Return the page.
-
-    Args:
-        record: the run.
-        good: the last run before it that ended well.
-        changes: in what it differs from that one.
-    """
+    """Return the page of a run, with the changes since `good`, the last one that ended well."""
     start = record.start
     parts = [
         f"<h1>{_text(start.program)}: {_verdict(record)}</h1>",

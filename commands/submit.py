@@ -22,8 +22,9 @@ from headway.history.repository import read_commit, top_of
 from headway.history.snapshot import files_of, take
 from headway.history.surroundings import script_path
 from headway.launcher.plan.program import Program, interpreter
-from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
 from headway.launcher.remote.environment import OF_ONE_RUN
+from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
+from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
 from headway.settings.profile import Entries
@@ -51,17 +52,11 @@ _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 
 class _Inherited(NamedTuple):
-    """What the job finds in its environment.
+    """What the job finds in its environment."""
 
-    Args:
-        written: variables that the script sets.
-        handed_on: sbatch's own environment, with the secrets that no script may hold.
-        secrets: the names of the variables with them.
-    """
-
-    written: Mapping[str, str]
-    handed_on: Mapping[str, str]
-    secrets: Sequence[str]
+    written: Mapping[str, str]  # that the script sets
+    handed_on: Mapping[str, str]  # sbatch's own, with the secrets that no script may hold
+    secrets: Sequence[str]  # the names of the variables with them
 
 
 def submit(request: Request) -> int:
@@ -96,8 +91,6 @@ def submit(request: Request) -> int:
     if parsed.dry_run:
         print(script, end="")
         return 0
-    from headway.launcher.remote.slurm_jobs import submit as sbatch
-
     _make_folder(folder, settings)
     try:
         job = sbatch(script, sbatch_words(options), inherited.handed_on)
@@ -116,13 +109,8 @@ def submit(request: Request) -> int:
 
 
 def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
-    """Return the program as a copy of its code has it, with the settings that profiles say now.
-
-    Args:
-        request: what was typed.
-        settings: resolved.
-        into: the folder of the copy.
-        written: variables that the job's script sets.
+    """Return the program as a copy of its code in `into` has it, with the settings that profiles
+    say now.
 
     Raises:
         ConfigError: the code is too large.

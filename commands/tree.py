@@ -30,14 +30,9 @@ def moved(
     tree: str,
     has: Callable[[str], bool] | None = None,
 ) -> Moved:
-    """Return a program as it is in `tree`, a copy of `root`.
+    """Return a program, typed in `folder`, as it is in `tree`, a copy of the code in `root`.
 
-    Args:
-        program: as it was typed.
-        folder: the working one, which paths are relative to.
-        root: the folder of the code.
-        tree: its copy.
-        has: returns whether a path from there is in a copy that is yet to be made.
+    `has` says whether a path from there is in a copy that is yet to be made.
 
     Raises:
         MachineError: this Python would look for a module in the working folder first.

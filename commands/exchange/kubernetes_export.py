@@ -48,14 +48,10 @@ def to_kubernetes(
     image: str,
     program: Sequence[str],
 ) -> list[Manifest]:
-    """Return the objects that run `program` on as many pods as there are machines.
+    """Return the objects that run `program`, the words after `headway launch`, on a pod for each
+    machine.
 
-    Args:
-        settings: of the launch on each machine.
-        texts: those that the pods are told, as texts, by their names.
-        name: of all objects.
-        image: with Headway and the script in it.
-        program: the words after `headway launch`.
+    `texts` are the settings that the pods are told.
     """
     is_one = settings.num_machines == 1
     grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S

@@ -37,31 +37,19 @@ class Status(Enum):
 
 
 class Verdict(NamedTuple):
-    """What becomes of one thing.
-
-    Args:
-        status: whether it is there.
-        said: how it differs, or that it is missing.
-        instead: why it differs, or what to use instead.
-    """
+    """What becomes of one thing."""
 
     status: Status
-    said: str = ""
-    instead: str = ""
+    said: str = ""  # how it differs, or that it is missing
+    instead: str = ""  # why it differs, or what to use instead
 
 
 class Difference(NamedTuple):
-    """How a call differs.
+    """How a call with `headway.Accelerator` differs from Accelerate's, for the same script."""
 
-    Args:
-        how: what a script sees.
-        why: the reason, or what to do.
-        is_in_compat: `headway.compat` differs in this, too.
-    """
-
-    how: str
-    why: str
-    is_in_compat: bool = False
+    how: str  # what a script sees
+    why: str  # the reason, or what to do
+    is_in_compat: bool = False  # `headway.compat` differs in this, too
 
 
 _CLIP = Difference(
@@ -106,10 +94,8 @@ DIFFERENCES = {
 
 
 def verdicts(script: Script, *, compat: bool = False) -> dict[Need, Verdict]:
-    """Judge all that a script takes.
-
-    Args:
-        compat: its imports become those of `headway.compat` only.
+    """Judge all that a script takes; with `compat`, its imports become those of `headway.compat`
+    only.
     """
     package = COMPAT if compat or _takes_accelerator_from_compat(script) else NATIVE
     return {need: judge(need, package) for need in script.needs}
@@ -134,12 +120,11 @@ def judge(need: Need, package: str) -> Verdict:
 
 
 def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
-    """Return the module of Headway to import these names of Accelerate's module from.
+    """Return the module of Headway to import names of Accelerate's module (below `accelerate`)
+    from.
 
-    Args:
-        module: below `accelerate`.
-        names: all that one statement imports; those that Headway has nowhere do not matter.
-        compat: never another than one of `headway.compat`.
+    They are all that one statement imports; those that Headway has nowhere do not matter. With
+    `compat` it is one of `headway.compat`.
     """
     native, like_original = joined(NATIVE, module), compat_module(module)
     missing = [name for name in names if not _has(native, name)]

@@ -28,15 +28,10 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 class Source(NamedTuple):
-    """A script's text, and how it is written in its file.
+    """A script's text, and how it is written in its file."""
 
-    Args:
-        text: with the line endings that it has.
-        encoding: as its first lines declare it.
-    """
-
-    text: str
-    encoding: str
+    text: str  # with the line endings that it has
+    encoding: str  # as its first lines declare it
 
     @classmethod
     def read(cls, content: bytes) -> Source:
@@ -149,10 +144,8 @@ def rewritten(source: Source, script: Script, *, compat: bool = False) -> Source
     """Return the source with the imports of Accelerate changed.
 
     `import accelerate` becomes `import headway.compat as accelerate`; `from accelerate import ...`
-    imports from `headway` if all names are right there, and from `headway.compat` otherwise.
-
-    Args:
-        compat: import from `headway.compat` only.
+    imports from `headway` if all names are right there, and from `headway.compat` otherwise, or
+    always with `compat`.
 
     Raises:
         ValueError: an import is written in a way that cannot be changed.

@@ -108,19 +108,12 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts
 
 
 class Allocation(NamedTuple):
-    """The machines of a job, or of the step of an interactive shell in it.
+    """The machines of a job, or of the step of an interactive shell in it."""
 
-    Args:
-        groups: the names of the machines, for each component of a heterogeneous job.
-        cpus: the CPUs of the job on each machine, in the same order.
-        is_here: this process is on one of the machines.
-        shell_nodes: the list of machines of the step that this shell is a task of; else empty.
-    """
-
-    groups: tuple[tuple[str, ...], ...]
-    cpus: tuple[tuple[int, ...], ...]
-    is_here: bool
-    shell_nodes: str = ""
+    groups: tuple[tuple[str, ...], ...]  # names, for each component of a heterogeneous job
+    cpus: tuple[tuple[int, ...], ...]  # of the job on each machine, in the same order
+    is_here: bool  # this process is on one of the machines
+    shell_nodes: str = ""  # the list of the step that this shell is a task of, if it is
 
     @property
     def num_machines(self) -> int:
@@ -280,17 +273,11 @@ class Step(NamedTuple):
 def step_of(
     environ: Environ, settings: Settings, launch: Sequence[str], *, has_terminal: bool
 ) -> Step | None:
-    """Return the step that a launch is to become; None if it runs where it is.
+    """Return the step that a launch, by its command, is to become; None if it runs where it is.
 
     A job on one machine gets a step too, since SLURM signals steps, and not a batch script: before
-    its time is up, and when it is preempted. A person's own terminal is worth more.
-
-    Args:
-        environ: of this process.
-        settings: resolved, without a problem. Whoever says which machine this is, or where machine
-            0 is, starts the launch on each machine by hand.
-        launch: the command of the launch.
-        has_terminal: a person sees what it prints as it comes.
+    its time is up, and when it is preempted. A person's own terminal is worth more. Whoever says
+    which machine this is, or where machine 0 is, starts the launch on each machine by hand.
 
     Raises:
         ConfigError: the job has fewer machines than are asked for.

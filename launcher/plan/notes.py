@@ -215,11 +215,8 @@ def _too_late(settings: Settings) -> list[str]:
 def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     """Return one note for all settings that had no effect, or none.
 
-    Nothing is said of what a library may have used, or where a rank did not report its end.
-
-    Args:
-        settings: those of the run.
-        ranks: what each rank on this machine has used.
+    `ranks` are what each rank on this machine has used. Nothing is said of what a library may have
+    used, or where a rank did not report its end.
     """
     known = [uses for uses in ranks if uses is not None]
     if len(known) < len(ranks):

@@ -83,18 +83,9 @@ def build_plan(
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
-    Args:
-        settings: resolved.
-        machine: this machine, or a recorded one.
-        program: the user's script or module.
-        python: the interpreter that runs it, and its own flags.
-        environ: the environment that the processes inherit.
-        supervise: supervise even a single process.
-        in_process: run a single process in this interpreter.
-        began_at: when the job began, in seconds since the epoch; its time limit counts from then.
-        problems: those that `try_resolve` found; reported with all others.
-        task: this process's place, if its scheduler has started it as one of several ranks.
-        estimated_bytes: what tensors were estimated to take on each rank; None without an estimate.
+    The processes inherit `environ`; `began_at`, from which the time limit counts, is in seconds
+    since the epoch; `problems`, those that `try_resolve` found, are reported with all others;
+    `task` is this process's place, if its scheduler has started it as one of several ranks.
 
     Raises:
         ConfigError: there are such problems, or settings contradict each other.

@@ -26,10 +26,7 @@ _ONE_EACH = "srun --ntasks-per-node=1, or mpirun --map-by ppr:1:node"
 def why_supervised(settings: Settings, supervise: bool, task: Ranks | None = None) -> str | None:
     """Return why the launcher supervises the script; None: the script may replace it.
 
-    Args:
-        settings: resolved.
-        supervise: whether the command line asks for it.
-        task: this process's place, if its scheduler has started it as one of several ranks.
+    The command line may ask for it by `supervise`; a `task` is one of several ranks already.
     """
     name = _setting_for_a_launcher(settings, is_rank=task is not None)
     if name is not None:
@@ -129,11 +126,7 @@ def task_problems(
 ) -> list[Problem]:
     """Return why this process cannot be the rank that its scheduler has started it as.
 
-    Args:
-        task: its place.
-        settings: resolved.
-        machine: as this process sees it.
-        supervised: why a launcher would have to stay beside the rank.
+    `supervised` is why a launcher would have to stay beside the rank.
     """
     cluster, tasks = settings.cluster, task.local_world_size
     what = []
@@ -175,19 +168,12 @@ def why_not_joined(
 
 
 class Grace(NamedTuple):
-    """How long ranks may take to stop, in seconds.
+    """How long ranks may take to stop, in seconds."""
 
-    Args:
-        usual_s: after a stop signal.
-        victim_s: after another rank has failed.
-        to_save_s: after a stop signal, where ranks have told that they will save.
-        job_ends_at: when the scheduler kills all of the job, since the epoch.
-    """
-
-    usual_s: float
-    victim_s: float
-    to_save_s: float
-    job_ends_at: float = float("inf")
+    usual_s: float  # after a stop signal
+    victim_s: float  # after another rank has failed
+    to_save_s: float  # after a stop signal, where ranks have told that they will save
+    job_ends_at: float = float("inf")  # when the scheduler kills all of the job, since the epoch
 
     def saving_s(self, now: float) -> float:
         """Return how long a save may take that begins `now`, seconds since the epoch."""

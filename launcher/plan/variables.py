@@ -37,17 +37,10 @@ def variables_of(
     task: Ranks | None = None,
     estimated_bytes: int | None = None,
 ) -> dict[str, Value]:
-    """Return the changes of the environment; None removes a variable.
+    """Return the changes of the environment `environ` that the script inherits; None removes a
+    variable.
 
-    Args:
-        settings: resolved.
-        machine: the machine that the script runs on.
-        gpus: indices of the selected GPUs among the visible ones.
-        supervised: why the launcher supervises the script, if it does.
-        environ: the environment that the script inherits.
-        began_at: when the job began, in seconds since the epoch.
-        task: this process's place, if its scheduler has started it as one of several ranks.
-        estimated_bytes: what tensors were estimated to take on each rank.
+    `gpus` are indices among the visible ones; the other arguments are as for `build_plan`.
     """
     device, kind = settings.device, kind_of(settings.device)
     run = _contract(settings, supervised, began_at)._replace(estimated_bytes=estimated_bytes)

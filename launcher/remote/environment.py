@@ -30,12 +30,7 @@ def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_there(own: Mapping[str, str], handed_on: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a launch: the caller's, but for what belongs to the host.
-
-    Args:
-        own: the environment that the host gives this process.
-        handed_on: by the caller.
-    """
+    """Return the environment of a launch: the caller's, but for what belongs to the host, its own."""
     return {**{name: own[name] for name in own if _is_of_one_host(name)}, **handed_on}
 
 
