@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from headway.checkpoint.listing import Listed, listed_in
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.checkpoint.project import candidates, resolve_checkpoint
 from headway.commands.flags import Parser
-from headway.commands.tables import print_table
+from headway.commands.tables import print_table, when
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import CheckpointError
@@ -140,7 +139,7 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
         if 0 < manifest.num_parts < manifest.world_size
         else str(manifest.world_size),
         f"{_size(manifest) / 2**20:.1f} MiB",
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at)),
+        when(manifest.saved_at),
     )
 
 

@@ -246,6 +246,13 @@ class Parser:
             self.error(f"unexpected argument {words[0]!r}")
         return parsed
 
+    def parse_one(self, argv: Sequence[str], what: str) -> tuple[Parsed, str | None]:
+        """Return the flags of a command line, and the one word that it may have besides."""
+        parsed, words = self.parse_words(argv)
+        if len(words) > 1:
+            self.error(f"{self.prog} takes one {what}, and got {len(words)} words")
+        return parsed, words[0] if words else None
+
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError about the command line."""
         raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")

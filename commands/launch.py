@@ -34,7 +34,7 @@ from headway.errors import (
     WorkerFailed,
 )
 from headway.launcher.clusters.cluster import cluster_layer, task_of
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import LaunchPlan, build_plan, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -57,31 +57,18 @@ headway launch [flags] script.py [args of the script]
 
 
 class _Launch:
-    """One launch, as far as its tasks have come.
+    """One launch, as far as its tasks have come."""
 
-    Attributes:
-        parsed: the launcher's own flags; `own` has their words.
-        rest: the words of the script, as they were typed.
-        machine: the one to plan for.
-        environ: its variables.
-        profiles: what they say.
-        layers: all that is said, from the weakest to the strongest.
-        cluster: what the scheduler says.
-        settings: what holds, as far as `problems` let it.
-        notes: how the launch was adapted to this machine.
-        plan: what is to be started.
-    """
-
-    own: list[str]
-    rest: list[str]
+    own: list[str]  # the words of the launcher's own flags
+    rest: list[str]  # the words of the script, as they were typed
     parsed: Parsed
     program: Program
-    machine: Machine
-    environ: Mapping[str, str]
+    machine: Machine  # the one to plan for
+    environ: Mapping[str, str]  # its variables
     profiles: Sequence[Entries]
-    layers: list[Entries]
-    cluster: Entries
-    settings: Settings
+    layers: list[Entries]  # all that is said, from the weakest to the strongest
+    cluster: Entries  # what the scheduler says
+    settings: Settings  # what holds, as far as `problems` let it
     plan: LaunchPlan
 
     def __init__(self, argv: Sequence[str], *, tells_machines: bool) -> None:
@@ -91,7 +78,7 @@ class _Launch:
         self.parser = make_parser()
         self.tells_machines = tells_machines
         self.problems: list[Problem] = []
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # how the launch was adapted to this machine
         self.estimated_bytes: int | None = None
 
     @property
@@ -338,8 +325,6 @@ def _print_plan(launch: _Launch) -> int | None:
     for note in plan.notes:
         say(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):
-        from headway.launcher.plan.summary import summary
-
         say(summary(plan))
     return None
 

@@ -25,12 +25,10 @@ _FIX = "launch with --log-dir DIR, which keeps all output"
 def main(argv: Sequence[str]) -> int:
     """Run `headway logs` with these words and return the exit code."""
     parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway logs takes one run, and got {len(words)} words")
+    parsed, name = parser.parse_one(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
         parser.error(f"--rank is the number of a rank, not {parsed.rank!r}")
-    record = find(words[0] if words else None)
+    record = find(name)
     rank = None if parsed.rank is None else int(parsed.rank)
     files = list(_files(record, rank))
     if parsed.follow:

@@ -22,7 +22,6 @@ from headway.contract.forking import die_with_parent, reap, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, LaunchError, Stopped
-from headway.launcher.remote.environment import environment_there
 from headway.launcher.remote.orders import (
     End,
     Found,
@@ -31,6 +30,7 @@ from headway.launcher.remote.orders import (
     Route,
     Signal,
     Start,
+    environment_there,
 )
 
 _CHUNK_BYTES = 1 << 16

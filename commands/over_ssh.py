@@ -62,7 +62,8 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             flags["num_processes"] = str(hosts[rank].num_processes)
         ours = [f"{TABLE[name].flag}={value}" for name, value in flags.items()]
         quiet = ["--quiet"] * (rank > 0 and not parsed.quiet)
-        return [*ours, *quiet, *words_elsewhere(own, program, _without(flags))]
+        not_there = [*_HERE, *(TABLE[name].flag for name in flags)]
+        return [*ours, *quiet, *words_elsewhere(own, program, not_there)]
 
     if parsed.dry_run:
         address = settings.main_address or hosts[0].name
@@ -71,8 +72,7 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             shown = shown if parsed.show_secrets else masked_command(shown)
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
-    from headway.launcher.remote.environment import handed_on
-    from headway.launcher.remote.orders import Order
+    from headway.launcher.remote.orders import Order, handed_on
     from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 
     order = Order(
@@ -110,10 +110,6 @@ def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
         "main_address": address,
         "main_port": str(port) if port else AUTO,
     }
-
-
-def _without(flags: Mapping[str, str]) -> list[str]:
-    return [*_HERE, *(TABLE[name].flag for name in flags)]
 
 
 def _refuse_contradictions(

@@ -12,13 +12,10 @@ from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry
-from headway.settings.table import OF_JOBS, TABLE
+from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE
 
 SCHEDULERS = ("slurm",)
 """That --submit knows."""
-
-OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
-"""Settings that say which machine of a run this is; not known before the run is there."""
 
 
 class Request(NamedTuple):

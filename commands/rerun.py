@@ -22,7 +22,7 @@ from headway.history.repository import git
 from headway.history.snapshot import Snapshot, code_in, snapshot_of
 from headway.history.store import find
 from headway.launcher.plan.program import Program
-from headway.launcher.remote.environment import OF_ONE_RUN
+from headway.launcher.remote.orders import OF_ONE_RUN
 
 _WHERE = "the record of the run"
 
@@ -32,10 +32,8 @@ def main(argv: Sequence[str]) -> int:
     from headway.commands.launch import main as launch
 
     parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway rerun takes one run, and got {len(words)} words")
-    record = find(words[0] if words else None)
+    parsed, name = parser.parse_one(argv, "run")
+    record = find(name)
     _refuse_unknown(record)
     start = record.start
     program = Program(start.program, start.arguments, start.kind)
@@ -130,7 +128,7 @@ def _of_copy(record: Record, program: Program) -> Moved:
 
 
 def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
-    """Return the program that runs the code as it was, in a worktree made for it unless `is_dry`."""
+    """Return the program that runs the code as it was, in a worktree, made unless `is_dry`."""
     commit = record.commit
     if commit is None or not commit.is_whole or not os.path.isdir(commit.root):
         reason = "its commit is not on record"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from headway.commands.plotting import Curve, number, ticks_between
-from headway.commands.runs import ended, slow_rank, took, when
+from headway.commands.plot import Curve, number, ticks_between
+from headway.commands.runs import ended, slow_rank, took
+from headway.commands.tables import when
 from headway.contract.figures import Figures
 from headway.history.changes import Change
 from headway.history.record import Record

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
-from headway.commands.tables import print_table
+from headway.commands.tables import print_table, when
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, shown
 from headway.history.changes import Change, changes
@@ -95,14 +94,6 @@ def ended(record: Record) -> str:
     if code == 0:
         return "well"
     return "saved and stopped" if code == STOPPED_AND_SAVED else f"exit code {code}"
-
-
-def when(seconds: float) -> str:
-    """Return a time as a table has it."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return "-"
 
 
 def took(record: Record) -> str:

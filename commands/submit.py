@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed
-from headway.commands.remote_options import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
+from headway.commands.remote_options import Request, refuse_everywhere, words_elsewhere
 from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
 from headway.contract.origin import Layer
@@ -22,7 +22,7 @@ from headway.history.repository import read_commit, top_of
 from headway.history.snapshot import files_of, take
 from headway.history.surroundings import script_path
 from headway.launcher.plan.program import Program, interpreter
-from headway.launcher.remote.environment import OF_ONE_RUN
+from headway.launcher.remote.orders import OF_ONE_RUN
 from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
 from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
@@ -32,7 +32,7 @@ from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.setting import job_seconds
-from headway.settings.table import OF_HOSTS, OF_JOBS, OFF, TABLE, Settings
+from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
@@ -155,17 +155,14 @@ def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
 def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
     """Refuse what concerns this machine, or one launch of several."""
     given = [name for name in _SAID_BY_SLURM if settings.origin(name).is_for_this_launch]
-    flags = [flag for flag in ("--in-process", "--machine") if _is_given(parsed, flag)]
+    asked = {"--in-process": parsed.in_process, "--machine": parsed.machine is not None}
+    flags = [flag for flag, is_given in asked.items() if is_given]
     if given or flags:
         raise ConfigError(
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
             where=settings.where(*given) if given else "the command line, beside --submit",
             fix=f"leave {' and '.join(given + flags)} out; --nodes N says how many machines",
         )
-
-
-def _is_given(parsed: Parsed, flag: str) -> bool:
-    return getattr(parsed, flag[2:].replace("-", "_")) not in (None, False)
 
 
 def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
@@ -256,7 +253,8 @@ def _own_options(parsed: Parsed) -> dict[str, str]:
             )
         flags = ["--sbatch"] * (key in options)
         flags += [f"--{key}"] * (key in OF_JOBS and getattr(parsed, key) is not None)
-        flags += ["--nodes"] * (key == "nodes" and _are_nodes_given(parsed))
+        are_given = parsed.nodes is not None or parsed.num_machines is not None
+        flags += ["--nodes"] * (key == "nodes" and are_given)
         if flags:
             raise ConfigError(
                 f"{key} is given twice",
@@ -265,10 +263,6 @@ def _own_options(parsed: Parsed) -> dict[str, str]:
             )
         options[key] = value
     return options
-
-
-def _are_nodes_given(parsed: Parsed) -> bool:
-    return parsed.nodes is not None or parsed.num_machines is not None
 
 
 def _refuse_unwritable(key: str, value: str) -> None:

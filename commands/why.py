@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.commands.flags import Parser
-from headway.commands.runs import RUN, as_json, ended, print_changes, slow_rank, took, when
+from headway.commands.runs import RUN, as_json, ended, print_changes, slow_rank, took
+from headway.commands.tables import when
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import ConfigError
@@ -19,12 +20,10 @@ from headway.history.store import find, last_good, read_all
 def main(argv: Sequence[str]) -> int:
     """Run `headway why` with these words and return the exit code."""
     parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway why takes one run, and got {len(words)} words")
+    parsed, name = parser.parse_one(argv, "run")
     if parsed.json and parsed.html is not None:
         parser.error("--json and --html cannot both be: pass one of them")
-    record = find(words[0] if words else None)
+    record = find(name)
     good = last_good(record, read_all()[0])
     found = [] if good is None else changes(good, record)
     if record.damaged:

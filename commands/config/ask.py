@@ -44,6 +44,7 @@ from headway.config_wizard.questions import (
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
+from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.hosts import read_hostfile
 from headway.settings.layers import environment_layer
@@ -289,8 +290,6 @@ def introduction(facts: Facts) -> str:
 
 def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
-    from headway.launcher.plan.summary import summary
-
     place, values = place_of(facts, answers), profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)
@@ -310,7 +309,7 @@ def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers:
             lines.append(f"A launch: {plan.program.name} on {number} over ssh: {hosts}\n")
         else:
             notes = [f"  note: {note}" for note in plan.notes]
-            lines += [f"A launch: {summary(plan)}", *notes, ""]
+            lines += [f"A launch: {summary_of(plan)}", *notes, ""]
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)

@@ -14,14 +14,17 @@ from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
 from headway.devices.table import kind_of
 from headway.launcher.plan.supervision import grace_of
-from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
+from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, TABLE, Settings
 
 _PORT = 29500  # each pod has an address of its own, so that any port is free
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
-_OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 _NOT_THERE = (*OF_HOSTS, *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a host name, with an index after it
+_RUN_AGAIN_ONCE_SAVED = {
+    "action": "Ignore",
+    "onExitCodes": {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]},
+}
 
 Manifest = Mapping[str, Any]
 
@@ -81,7 +84,7 @@ def to_kubernetes(
             "completions": int(settings.num_machines),
             "parallelism": int(settings.num_machines),
             "backoffLimit": 0,
-            "podFailurePolicy": {"rules": [_run_again_once_saved()]},
+            "podFailurePolicy": {"rules": [_RUN_AGAIN_ONCE_SAVED]},
             "template": {"spec": pod},
         },
     }
@@ -120,17 +123,12 @@ def _service(name: str) -> Manifest:
     }
 
 
-def _run_again_once_saved() -> Manifest:
-    codes = {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]}
-    return {"action": "Ignore", "onExitCodes": codes}
-
-
 def _variables(settings: Settings, texts: Mapping[str, str], name: str) -> Iterator[Manifest]:
     """Yield the variables of the pods; the index of a pod in its Job is its machine rank."""
     place: dict[str, object] = {"num_machines": settings.num_machines}
     if settings.num_machines > 1:
         place |= {"main_address": f"{name}-0.{name}", "main_port": settings.main_port or _PORT}
-    told = {key: text for key, text in texts.items() if key not in ("env", *_OF_MACHINES)}
+    told = {key: text for key, text in texts.items() if key not in ("env", *OF_MACHINES)}
     for key, value in {**place, **told}.items():
         if key not in _NOT_THERE:
             yield {"name": TABLE[key].variable, "value": _literal(str(value))}

@@ -58,6 +58,14 @@ OF_JOBS = ("partition", "account", "time")
 OF_HOSTS = ("hosts", "hostfile")
 """Settings that name the hosts of a launch over ssh."""
 
+OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
+"""Settings that say which machine of a run this is; not known before the run is there."""
+
+
+def _switch(help: str) -> Setting[str]:
+    """Return a setting that is off unless its flag is given, alone or with a value."""
+    return Setting(Choice(YES, NO, same=_YES_OR_NO), NO, help, bare=YES)
+
 
 class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
@@ -117,25 +125,16 @@ class Settings:
         metavar="auto|CLASSES|N",
         shape=Shape.LIST,
     )
-    activation_checkpointing = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    activation_checkpointing = _switch(
         "compute the activations of each block again in the backward pass, instead of keeping them",
-        bare=YES,
     )
-    cpu_offload = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    cpu_offload = _switch(
         "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
         "CPU",
-        bare=YES,
     )
-    replace_accelerate = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    replace_accelerate = _switch(
         "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
         ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts",
-        bare=YES,
     )
     threads_per_process = Setting(
         Count(1),
@@ -205,12 +204,9 @@ class Settings:
         "to wait for processes that the ranks have left",
         metavar="S",
     )
-    leave_children = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    leave_children = _switch(
         "after a success, let processes that the ranks have left run on (yes), instead of ending "
         "them after the grace period",
-        bare=YES,
     )
     hang_timeout = Setting[int | None](
         Seconds(1),
@@ -386,7 +382,9 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
     ),
     "several machines": (
-        *("num_machines", "machine_rank", "main_address", "main_port", "cluster", *OF_HOSTS),
+        *OF_MACHINES,
+        "cluster",
+        *OF_HOSTS,
         "machine_timeout_s",
     ),
     "failing and stopping": (

@@ -11,6 +11,7 @@ from headway.errors import Code, Problem
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]
+FIX = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
 _FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 
@@ -35,10 +36,16 @@ def said_by(variable: str, reason: str = "") -> Origin:
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
-def faulty(name: str, text: str, variable: str, what: str, fix: str) -> Entry:
+def faulty(name: str, text: str, variable: str, what: str, fix: str = FIX) -> Entry:
     """Return the entry of the setting `name` for a variable whose value cannot be used."""
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=(name,))
     return Entry(text, said_by(variable), faults=(problem,))
+
+
+def unreadable(variable: str, what: str, error: Exception) -> Entries:
+    """Return what is said of a cluster whose variables cannot be read, by the error of that."""
+    reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
+    return {"num_machines": faulty("num_machines", "1", variable, f"{what}: {reason}")}
 
 
 def port_from(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
+from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
@@ -36,7 +36,7 @@ def read_nodelist(text: str) -> list[str]:
         ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
     """
     nodes: list[str] = []
-    for pattern in _split(text):
+    for pattern in re.split(r",(?![^[]*\])", text):  # at the commas that are outside of brackets
         parts = re.split(r"\[([^][]*)\]", pattern)  # a name's fixed parts, and the ranges between
         if not pattern or any(char in part for part in parts for char in "[]"):
             raise ValueError(f"{text!r} is not a list of nodes")
@@ -62,11 +62,6 @@ def read_repeated(text: str) -> list[int]:
             raise ValueError(f"{text!r} is not a list of numbers for nodes")
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas that are outside of brackets."""
-    return re.split(r",(?![^[]*\])", text)
 
 
 def _numbers(ranges: str) -> Iterator[str]:
@@ -159,10 +154,7 @@ def _derive(environ: Environ) -> Entries:
     try:
         return _of_step(environ) if is_step(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
-        reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
-        what = f"SLURM's variables cannot be read: {reason}"
-        fix = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
-        return {"num_machines": faulty("num_machines", "1", JOB_VARIABLE, what, fix)}
+        return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
 
 
 def _of_job(environ: Environ) -> Entries:
@@ -246,11 +238,13 @@ def _index(environ: Environ) -> int:
     return read_nodelist(environ[_STEP_NODES]).index(environ["SLURMD_NODENAME"])
 
 
-def _is_here(environ: Environ) -> bool:
-    return JOB_VARIABLE in environ and _JOB_NODES in environ
-
-
-SLURM = Cluster("slurm", _is_here, {}, _derive, _task)
+SLURM = Cluster(
+    "slurm",
+    lambda environ: JOB_VARIABLE in environ and _JOB_NODES in environ,
+    {},
+    _derive,
+    _task,
+)
 
 
 _PLACE = ("machine_rank", "main_address")

@@ -4,7 +4,7 @@ library; and checks that program and scheduler allow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.origin import Layer
@@ -73,52 +73,42 @@ def program_problems(
     supervise: bool,
     in_process: bool,
     task: Ranks | None = None,
-) -> list[Problem]:
-    """Return why the program cannot run in the requested way."""
+) -> Iterator[Problem]:
+    """Yield why the program cannot run in the requested way."""
     supervised = why_supervised(settings, supervise, task)
-    found = []
     if in_process and supervised is not None:
         name = _setting_for_a_launcher(settings, is_rank=task is not None)
         origin = "flag --supervise" if name is None else settings.where(name)
-        found.append(
-            Problem(
-                f"--in-process runs one process without a launcher, but {supervised}",
-                f"flag --in-process; {origin}",
-                "pass --num-processes 1, and remove settings that need a launcher",
-                code=Code.LAUNCHER_IN_PROCESS,
-                names=() if name is None else (name,),
-            )
+        yield Problem(
+            f"--in-process runs one process without a launcher, but {supervised}",
+            f"flag --in-process; {origin}",
+            "pass --num-processes 1, and remove settings that need a launcher",
+            code=Code.LAUNCHER_IN_PROCESS,
+            names=() if name is None else (name,),
         )
     if in_process and program.kind == "program":
-        found.append(
-            Problem(
-                f"--in-process runs Python, but {program.name} is another program",
-                "flag --in-process; flag --no-python",
-                "remove one of the two",
-                code=Code.PROGRAM_IN_PROCESS,
-            )
+        yield Problem(
+            f"--in-process runs Python, but {program.name} is another program",
+            "flag --in-process; flag --no-python",
+            "remove one of the two",
+            code=Code.PROGRAM_IN_PROCESS,
         )
     if supervised is not None and program.is_stream:
-        found.append(
-            Problem(
-                f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
-                f"a launcher cannot, but {supervised}",
-                "the command line",
-                "save the script to a file, or run one process without a launcher",
-                code=Code.SCRIPT_FROM_STREAM,
-            )
+        yield Problem(
+            f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
+            f"a launcher cannot, but {supervised}",
+            "the command line",
+            "save the script to a file, or run one process without a launcher",
+            code=Code.SCRIPT_FROM_STREAM,
         )
     if supervised is not None and "-i" in python:
-        found.append(
-            Problem(
-                "python -i shows a prompt after the script, which ranks under a launcher cannot, "
-                f"but {supervised}",
-                "Python's flag -i",
-                "remove -i, or run one process",
-                code=Code.PYTHON_PROMPT,
-            )
+        yield Problem(
+            "python -i shows a prompt after the script, which ranks under a launcher cannot, "
+            f"but {supervised}",
+            "Python's flag -i",
+            "remove -i, or run one process",
+            code=Code.PYTHON_PROMPT,
         )
-    return found
 
 
 def task_problems(

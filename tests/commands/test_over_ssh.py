@@ -13,8 +13,7 @@ import pytest
 from headway.commands.on_host import address_towards, found_here
 from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
-from headway.launcher.remote.environment import environment_there, handed_on
-from headway.launcher.remote.orders import End, Order, Start
+from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
 from headway.settings import hosts, profile_files
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.commands.plotting import Chart, Curve, draw_chart, number, ticks_between
+from headway.commands.plot import Chart, Curve, draw_chart, number, ticks_between
 from tests.commands.running import run
 
 

@@ -12,9 +12,8 @@ from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.plan.describe import describe
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import LaunchPlan, build_plan, summary
 from headway.launcher.plan.program import Program, flags_in
-from headway.launcher.plan.summary import summary
 from headway.launcher.processes.starter import unbuffered
 from headway.launcher.run import changed
 from headway.machine.facts import Gpu, Machine
