@@ -30,6 +30,7 @@ from headway.settings.profile_edit import (
 from headway.settings.profile_files import MAX_BYTES
 from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
+from tests.distributed.launching import environment
 
 TEXT = """\
 # for the big machine
@@ -253,9 +254,8 @@ while True:
 
 
 def started(script: str, *arguments: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("kills", [50, pytest.param(500, marks=pytest.mark.long)])

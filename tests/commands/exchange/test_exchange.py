@@ -10,23 +10,16 @@ import pytest
 import yaml
 
 from headway.commands.main import main
-from headway.contract.origin import Layer
 from headway.settings.layers import environment_layer, profile_layers
-from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.resolve import resolve
-from headway.settings.setting import Raw
 from headway.settings.table import Settings
 from tests.commands.exchange.accelerate_files import FOLDER, KINDS
+from tests.commands.running import profile
 from tests.machines.recorded import FOLDER as MACHINES
 from tests.machines.recorded import load
 
 Capture = pytest.CaptureFixture[str]
-
-
-def profile() -> dict[str, Raw]:
-    entries = read_profile(choose_profile().path, Layer.USER_PROFILE)
-    return {name: entry.raw for name, entry in entries.items()}
 
 
 def in_profile(**values: str) -> Settings:
