@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
+from headway.contract.origin import Layer
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.plan.describe import describe
-from headway.launcher.plan.plan import LaunchPlan, build_plan, summary
+from headway.launcher.plan.plan import summary
 from headway.launcher.plan.program import Program, flags_in
 from headway.launcher.processes.starter import unbuffered
 from headway.launcher.run import changed
 from headway.machine.facts import Gpu, Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
+from tests.launcher.plan.planning import LAPTOP, SCRIPT, plan, set_by
 
 H100 = Gpu("NVIDIA H100", "GPU-h", 80 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", "GPU-t", 16 * 2**30, (7, 5))
-LAPTOP = Machine(cores=8, cores_reason="8 usable cores")
 SERVER = Machine(cores=64, gpus=tuple(H100._replace(uuid=f"GPU-{i}") for i in range(8)))
 MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
-SCRIPT = Program("train.py", ("--lr", "3"))
-
-
-def plan(
-    machine: Machine = LAPTOP,
-    environ: Mapping[str, str] | None = None,
-    *,
-    layer: Layer = Layer.FLAG,
-    program: Program = SCRIPT,
-    supervise: bool = False,
-    in_process: bool = False,
-    python: Sequence[str] = ("/bin/python",),
-    **values: Any,
-) -> LaunchPlan:
-    entries = {
-        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
-        for name, raw in values.items()
-    }
-    environ = environ or {}
-    return build_plan(
-        resolve([entries], machine, environ),
-        machine,
-        program,
-        python=python,
-        environ=environ,
-        supervise=supervise,
-        in_process=in_process,
-    )
-
-
-def set_by(launch: LaunchPlan) -> dict[str, str | None]:
-    return {name: change.value for name, change in launch.environment.items()}
 
 
 def test_one_process_replaces_the_launcher() -> None:

@@ -3,8 +3,8 @@ flags and variables, row by row; where those tools are wrong, what is right."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +12,20 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.records import Crash
-from headway.errors import ConfigError, HeadwayError, MachineError
+from headway.errors import ConfigError, MachineError
 from headway.launcher.diagnosis.failures import RankExit, find_failure
 from headway.launcher.plan.describe import describe
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.snapshot import load_machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE
 from tests.commands.running import python
+from tests.launcher.plan.planning import plan as plan_for
+from tests.launcher.plan.planning import planned, refusal
+from tests.launcher.plan.planning import set_by as variables
 from tests.machines.recorded import FOLDER, Recorded, Recording, mac
-
-
-def planned(
-    machine: str,
-    environ: Mapping[str, str] | None = None,
-    *,
-    layer: Layer = Layer.FLAG,
-    **values: Any,
-) -> LaunchPlan:
-    """Return the plan for a recorded machine."""
-    there = load_machine(str(FOLDER / f"{machine}.json"))
-    entries = {
-        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
-        for name, raw in values.items()
-    }
-    settings = resolve([entries], there, environ or {})
-    script = Program("train.py")
-    return build_plan(settings, there, script, python=["python"], environ=environ or {})
-
-
-def variables(plan: LaunchPlan) -> dict[str, str | None]:
-    return {name: change.value for name, change in plan.environment.items()}
-
-
-def refusal(machine: str, kind: type[HeadwayError] = MachineError, **values: Any) -> str:
-    with pytest.raises(kind) as caught:
-        planned(machine, **values)
-    return str(caught.value)
-
 
 # ------------------------------------------------------------------ GPUs (Ludwig, Lightning)
 
@@ -192,16 +165,10 @@ def test_gpus_that_are_not_used_get_a_note_unless_the_cpu_was_asked_for(
 def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "1,9,2"}
     cut = load_machine(str(FOLDER / "gpu_4.json"))._replace(cuda_visible_devices="1,9,2")
-    entries = {"devices": Entry("2", Origin(Layer.FLAG, flag="--devices"))}
-    script = Program("train.py")
-    plan = build_plan(resolve([], cut, environ), cut, script, python=["python"], environ=environ)
-    assert any(
-        "CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU that does not exist" in n for n in plan.notes
-    )
-    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU"):
-        build_plan(
-            resolve([entries], cut, environ), cut, script, python=["python"], environ=environ
-        )
+    what = "CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU that does not exist"
+    assert any(what in note for note in plan_for(cut, environ).notes)
+    with pytest.raises(MachineError, match=what):
+        plan_for(cut, environ, devices="2")
 
 
 @pytest.mark.parametrize("devices", ["2", "idle:2", "0,1"])
@@ -449,15 +416,11 @@ def test_precision_on_mps_depends_on_the_versions_of_torch_and_macos(
     from tests.machines.recorded import torch as version_file
 
     machine = detect_machine({}, Recorded(mac(macos, torch=version_file(torch))))
-    entry = Entry(precision, Origin(Layer.FLAG, flag="--mixed-precision"))
-    settings = resolve([{"mixed_precision": entry}], machine, {})
-    try:
-        build_plan(settings, machine, Program("a.py"), python=["python"], environ={})
-        refused = ""
-    except MachineError as error:
-        refused = str(error)
-    assert reason in refused
-    assert bool(reason) == bool(refused)
+    if reason:
+        with pytest.raises(MachineError, match=re.escape(reason)):
+            plan_for(machine, mixed_precision=precision)
+    else:
+        assert plan_for(machine, mixed_precision=precision).settings.mixed_precision == precision
 
 
 def test_a_failure_of_mps_says_where_to_report_it() -> None:
