@@ -46,26 +46,6 @@ class _Report(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway adopt` with these words; return 1 when a script needs what is not there."""
-    parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if not words:
-        parser.error("no script given")
-    reports, problems = _read_all(words, parsed.compat)
-    if parsed.write:
-        for report in reports:
-            if report.after != report.before:
-                replace_script(report.path, report.after)
-    if parsed.json:
-        print(json.dumps(_as_json(reports, problems), indent=2))
-    else:
-        _print(reports, parsed.write)
-    if problems:
-        raise ConfigError.of([problem for error in problems for problem in error.problems])
-    return 0 if all(report.has_all for report in reports) else 1
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
     parser = Parser(
         "adopt",
         "List what scripts take from Hugging Face Accelerate: what works alike, what differs and "
@@ -81,7 +61,21 @@ def make_parser() -> Parser:
         "differ",
     )
     parser.flag("--json", help="print one JSON object: {scripts, problems}")
-    return parser
+    parsed, words = parser.parse_words(argv)
+    if not words:
+        parser.error("no script given")
+    reports, problems = _read_all(words, parsed.compat)
+    if parsed.write:
+        for report in reports:
+            if report.after != report.before:
+                replace_script(report.path, report.after)
+    if parsed.json:
+        print(json.dumps(_as_json(reports, problems), indent=2))
+    else:
+        _print(reports, parsed.write)
+    if problems:
+        raise ConfigError.of([problem for error in problems for problem in error.problems])
+    return 0 if all(report.has_all for report in reports) else 1
 
 
 def _read_all(words: Sequence[str], compat: bool) -> tuple[list[_Report], list[ConfigError]]:

@@ -136,11 +136,7 @@ def give_up(
 def _settings_of_failed(
     argv: Sequence[str], parser: Parser, environ: Mapping[str, str]
 ) -> Settings | None:
-    """Return the settings, as far as they can be read; None for a launch that starts nothing here.
-
-    Raises:
-        HeadwayError: they cannot be read at all.
-    """
+    """Return the settings that can be read; None for a launch that starts nothing here."""
     parsed = parser.parse_args(parser.split(argv)[0])
     if parsed.dry_run or parsed.submit is not None or parsed.machine is not None:
         return None

@@ -24,7 +24,17 @@ _FIX = "launch with --log-dir DIR, which keeps all output"
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway logs` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "logs",
+        "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
+        "lines of each rank, once they have ended.",
+        usage="headway logs [--rank R] [--follow] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--rank", metavar="R", help="of this rank alone")
+    parser.flag(
+        "--follow", short="-f", help="go on until the run has ended; of a job, as `headway follow`"
+    )
     parsed, name = parser.parse_one(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
         parser.error(f"--rank is the number of a rank, not {parsed.rank!r}")
@@ -46,22 +56,6 @@ def main(argv: Sequence[str]) -> int:
             prefix = f"[{one}] " if len(tails) > 1 else ""
             print(f"{prefix}{line}")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "logs",
-        "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
-        "lines of each rank, once they have ended.",
-        usage="headway logs [--rank R] [--follow] [RUN]",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag("--rank", metavar="R", help="of this rank alone")
-    parser.flag(
-        "--follow", short="-f", help="go on until the run has ended; of a job, as `headway follow`"
-    )
-    return parser
 
 
 def _files(record: Record, rank: int | None) -> Iterator[str]:

@@ -27,11 +27,7 @@ _HERE = (
 
 
 def hosts_of(settings: Settings) -> Hosts:
-    """Return the hosts to run on; none where the launch stays here.
-
-    Raises:
-        ConfigError: the hostfile cannot be used, or hosts are given twice.
-    """
+    """Return the hosts to run on; none where the launch stays here."""
     hosts, file = settings.hosts, settings.hostfile
     if file is None or settings.is_overridden("hostfile", "hosts"):
         return hosts or Hosts()

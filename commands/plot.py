@@ -38,7 +38,23 @@ _FEW = 50  # points; a curve of so few shows each
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway plot` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "plot",
+        "Draw the metrics of runs that the jsonl tracker wrote: in the terminal, or as a picture. "
+        "It needs the extra: pip install 'headway[plot]'.",
+        usage="headway plot [--metrics NAMES] [--output FILE] RUN ...",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag(
+        "--metrics",
+        metavar="NAMES",
+        help="the metrics to draw, separated by commas; a name may have wildcards: 'train/*'",
+    )
+    parser.flag(
+        "--output",
+        metavar="FILE",
+        help="write a picture instead: its kind is that of the name, such as .png or .svg",
+    )
     parsed, words = parser.parse_words(argv)
     if not words:
         parser.error("headway plot requires a run: a file or a folder")
@@ -59,28 +75,6 @@ def main(argv: Sequence[str]) -> int:
     for chart in charts:
         print(f"\n{draw_chart(chart, width, encoding)}")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "plot",
-        "Draw the metrics of runs that the jsonl tracker wrote: in the terminal, or as a picture. "
-        "It needs the extra: pip install 'headway[plot]'.",
-        usage="headway plot [--metrics NAMES] [--output FILE] RUN ...",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag(
-        "--metrics",
-        metavar="NAMES",
-        help="the metrics to draw, separated by commas; a name may have wildcards: 'train/*'",
-    )
-    parser.flag(
-        "--output",
-        metavar="FILE",
-        help="write a picture instead: its kind is that of the name, such as .png or .svg",
-    )
-    return parser
 
 
 def _require(package: str) -> None:
@@ -159,11 +153,7 @@ def number(value: float) -> str:
 
 
 def find_run(word: str) -> Path:
-    """Return the file that a word of the command line means: itself, or a folder's newest run.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the file that a word of the command line means: itself, or a folder's newest run."""
     path = Path(word)
     if path.is_file():
         return path
@@ -189,9 +179,6 @@ def read_runs(words: Sequence[str]) -> list[Run]:
 def charts_of(runs: Sequence[Run], wanted: Sequence[str]) -> list[Chart]:
     """Return the charts of runs, of the metrics that `wanted` names, also by shell patterns, or of
     all.
-
-    Raises:
-        ConfigError: a name or pattern means no metric, or no run has any.
     """
     there = list(dict.fromkeys(name for run in runs for name in run.metrics))
     if not there:
@@ -310,11 +297,7 @@ def _is_unicode(encoding: str) -> bool:
 
 
 def save_picture(charts: Sequence[Chart], title: str, path: Path) -> None:
-    """Write the charts into one picture; the file's ending says of which kind.
-
-    Raises:
-        ConfigError: there is no such kind, or the file cannot be written.
-    """
+    """Write the charts into one picture; the file's ending says of which kind."""
     from matplotlib.figure import Figure
 
     columns = 1 if len(charts) == 1 else 2

@@ -16,18 +16,6 @@ HEAD = ("pid", "program", "ranks", "since")
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway ps` with these words and return the exit code."""
-    parser = make_parser()
-    parsed = parser.parse_flags(argv)
-    runs = [*list_runs(), *map(run_of, list_alone())]
-    if parsed.json:
-        print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
-    else:
-        print_runs(runs)
-    return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
     parser = Parser(
         "ps",
         "List your running launches on this machine: the launcher's process id, the program, its "
@@ -35,7 +23,13 @@ def make_parser() -> Parser:
         "has made an Accelerator.",
     )
     parser.flag("--json", help="print one JSON object: {runs}")
-    return parser
+    parsed = parser.parse_flags(argv)
+    runs = [*list_runs(), *map(run_of, list_alone())]
+    if parsed.json:
+        print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
+    else:
+        print_runs(runs)
+    return 0
 
 
 def print_runs(runs: Sequence[Run]) -> None:

@@ -89,11 +89,7 @@ def nodes_flag(text: str, machines: Entry | None) -> Entry:
 
 
 def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
-    """Check the settings as far as they do not depend on where the launch will be.
-
-    Raises:
-        ConfigError: no machine could run them.
-    """
+    """Check the settings as far as they do not depend on where the launch will be."""
     anywhere = [
         {name: entry for name, entry in layer.items() if name not in OF_MACHINES}
         for layer in layers

@@ -31,7 +31,19 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway rerun` with these words and return the exit code."""
     from headway.commands.launch import main as launch
 
-    parser = make_parser()
+    parser = Parser(
+        "rerun",
+        "Launch once more what a run has launched, with the same words, in the same folder, and "
+        "with the settings that it had from variables. The command line is printed first.",
+        usage="headway rerun [--at-commit] [--dry-run] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag(
+        "--at-commit",
+        help="run the code as it was: the commit of the run with its uncommitted changes, in a "
+        "worktree of its own",
+    )
+    parser.flag("--dry-run", help="print the command line, and launch nothing")
     parsed, name = parser.parse_one(argv, "run")
     record = find(name)
     _refuse_unknown(record)
@@ -57,24 +69,6 @@ def main(argv: Sequence[str]) -> int:
     return launch(words)
 
 
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "rerun",
-        "Launch once more what a run has launched, with the same words, in the same folder, and "
-        "with the settings that it had from variables. The command line is printed first.",
-        usage="headway rerun [--at-commit] [--dry-run] [RUN]",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag(
-        "--at-commit",
-        help="run the code as it was: the commit of the run with its uncommitted changes, in a "
-        "worktree of its own",
-    )
-    parser.flag("--dry-run", help="print the command line, and launch nothing")
-    return parser
-
-
 def _refuse_unknown(record: Record) -> None:
     """Refuse what the record does not say whole."""
     start = record.start
@@ -94,11 +88,7 @@ def _refuse_unknown(record: Record) -> None:
 
 
 def _variables(record: Record) -> Mapping[str, str]:
-    """Return the variables from which the run had settings.
-
-    Raises:
-        ConfigError: one held a secret.
-    """
+    """Return the variables from which the run had settings."""
     held = {
         name: value
         for name, value in record.start.variables.items()

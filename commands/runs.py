@@ -21,7 +21,15 @@ _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway runs` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "runs",
+        "List the runs that have a record, the newest last: when each began, how it ended, how "
+        "far it came and how fast. `headway launch` keeps a record of each run, 200 of them or 30 "
+        "days, unless the setting record is off.",
+        usage="headway runs [--json]\n       headway runs diff [--json] A B",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--json", help="print one JSON list, of runs or of what is different")
     parsed, words = parser.parse_words(argv)
     if words:
         if words[0] != "diff" or len(words) != 3:
@@ -35,20 +43,6 @@ def main(argv: Sequence[str]) -> int:
     for line in refused:
         say(f"note: {line}")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "runs",
-        "List the runs that have a record, the newest last: when each began, how it ended, how "
-        "far it came and how fast. `headway launch` keeps a record of each run, 200 of them or 30 "
-        "days, unless the setting record is off.",
-        usage="headway runs [--json]\n       headway runs diff [--json] A B",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag("--json", help="print one JSON list, of runs or of what is different")
-    return parser
 
 
 def as_json(record: Record) -> dict[str, object]:

@@ -21,7 +21,19 @@ PID = (
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway stack` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "stack",
+        "Print the stacks of all ranks of a running `headway launch`, and which rank keeps the "
+        "others waiting; that takes up to 15 s if the ranks seem to stand still. Nothing in the "
+        "ranks is interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
+        usage="headway stack [--interrupt] [PID]",
+        appendix=f"\n{PID}\n",
+    )
+    parser.flag(
+        "--interrupt",
+        help="send SIGQUIT to ranks that do not answer, as C code holds Python's global lock: "
+        "they print their stacks, and system calls in them are interrupted",
+    )
     parsed, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
@@ -45,24 +57,6 @@ def _stacks(pid: int, interrupts: bool) -> str:
     except TimeoutError:
         failure = f"the launcher did not answer within {_TIMEOUT_S:.0f} s"
     raise LaunchError(failure, where=f"process {pid}", fix="look at its own output")
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "stack",
-        "Print the stacks of all ranks of a running `headway launch`, and which rank keeps the "
-        "others waiting; that takes up to 15 s if the ranks seem to stand still. Nothing in the "
-        "ranks is interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
-        usage="headway stack [--interrupt] [PID]",
-        appendix=f"\n{PID}\n",
-    )
-    parser.flag(
-        "--interrupt",
-        help="send SIGQUIT to ranks that do not answer, as C code holds Python's global lock: "
-        "they print their stacks, and system calls in them are interrupted",
-    )
-    return parser
 
 
 def _process(text: str) -> psutil.Process:

@@ -111,10 +111,6 @@ def submit(request: Request) -> int:
 def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
     """Return the program as a copy of its code in `into` has it, with the settings that profiles
     say now.
-
-    Raises:
-        ConfigError: the code is too large.
-        MachineError: it cannot be copied.
     """
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
@@ -166,11 +162,7 @@ def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
 
 
 def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
-    """Return the settings, of which those that are detected are this machine's.
-
-    Raises:
-        ConfigError: no machine could run them, or they say where to run.
-    """
+    """Return the settings, of which those that are detected are this machine's."""
     refuse_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
     given = [name for name in ("hosts", "hostfile") if settings.values[name].value]
@@ -236,11 +228,7 @@ def _gpus(settings: Settings) -> dict[str, str]:
 
 
 def _own_options(parsed: Parsed) -> dict[str, str]:
-    """Return the options of --sbatch.
-
-    Raises:
-        ConfigError: one is not KEY or KEY=VALUE, or is given twice.
-    """
+    """Return the options of --sbatch."""
     options: dict[str, str] = {}
     for word in parsed.sbatch or ():
         key, _, value = word.partition("=")
@@ -278,11 +266,7 @@ def _refuse_unwritable(key: str, value: str) -> None:
 def _inherited(
     parsed: Parsed, environ: Mapping[str, str], options: Mapping[str, str]
 ) -> _Inherited:
-    """Return the job's environment; a secret reaches it through sbatch alone.
-
-    Raises:
-        ConfigError: there are secrets, and sbatch is not to hand them on.
-    """
+    """Return the job's environment; a secret reaches it through sbatch alone."""
     flagged = [word for word in parsed.env or () if masked_pairs([word]) != [word]]
     kept = environ.get(_ENV.variable, "")
     both = {**Settings.env.kind(kept), **Settings.env.kind(flagged)}

@@ -50,7 +50,15 @@ class Watched(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway top` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "top",
+        "Show your running launches on this machine, and one row for each rank of one of them: "
+        "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
+        "Where the time of a step goes is known of scripts that use an Accelerator.",
+        usage="headway top [RUN] [--json]",
+        appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
+    )
+    parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
     parsed, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway top takes one run, and got {len(words)}")
@@ -62,20 +70,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         _print_once(_chosen(chosen))
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "top",
-        "Show your running launches on this machine, and one row for each rank of one of them: "
-        "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
-        "Where the time of a step goes is known of scripts that use an Accelerator.",
-        usage="headway top [RUN] [--json]",
-        appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
-    )
-    parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
-    return parser
 
 
 def watched() -> list[Watched]:
@@ -103,11 +97,7 @@ def _watched_alone(alone: Alone) -> Watched:
 
 
 def _chosen(word: str | None) -> list[Watched]:
-    """Return the run that a word names alone; all without one.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the run that a word names alone; all without one."""
     runs = watched()
     if word is None:
         return runs

@@ -19,7 +19,20 @@ from headway.history.store import find, last_good, read_all
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway why` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "why",
+        "Say how a run ended, with the report of its failure, and what has changed since the last "
+        "run of the same script that ended well: settings, arguments, code and commit, variables, "
+        "machine, data and packages.",
+        usage="headway why [--json | --html FILE] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--json", help="print one JSON object")
+    parser.flag(
+        "--html",
+        metavar="FILE",
+        help="write one page to send to somebody, with curves and pictures; it needs no network",
+    )
     parsed, name = parser.parse_one(argv, "run")
     if parsed.json and parsed.html is not None:
         parser.error("--json and --html cannot both be: pass one of them")
@@ -48,25 +61,6 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"\nnothing that is recorded has changed since run {good.name} ended well")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "why",
-        "Say how a run ended, with the report of its failure, and what has changed since the last "
-        "run of the same script that ended well: settings, arguments, code and commit, variables, "
-        "machine, data and packages.",
-        usage="headway why [--json | --html FILE] [RUN]",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag("--json", help="print one JSON object")
-    parser.flag(
-        "--html",
-        metavar="FILE",
-        help="write one page to send to somebody, with curves and pictures; it needs no network",
-    )
-    return parser
 
 
 def _print(record: Record) -> None:

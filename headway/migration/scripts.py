@@ -54,9 +54,6 @@ def find_scripts(path: str) -> Iterator[str]:
     """Return `path` itself, or all `.py` files below it, in order.
 
     Hidden folders and virtual environments are left out.
-
-    Raises:
-        ConfigError: there is no such file, or it is a notebook.
     """
     if path.endswith(_NOTEBOOK):
         raise ConfigError(
@@ -81,11 +78,7 @@ def find_scripts(path: str) -> Iterator[str]:
 
 
 def read_script(path: str) -> tuple[Source, Script]:
-    """Read and parse a script.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not Python.
-    """
+    """Read and parse a script."""
     try:
         with open(path, "rb") as file:
             source = Source.read(file.read())
@@ -100,11 +93,7 @@ def read_script(path: str) -> tuple[Source, Script]:
 
 
 def replace_script(path: str, source: Source) -> None:
-    """Replace a script in full or not at all; it keeps its permissions, and a link stays one.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Replace a script in full or not at all; it keeps its permissions, and a link stays one."""
     target = os.path.realpath(path)
     temporary = None
     try:
@@ -146,9 +135,6 @@ def rewritten(source: Source, script: Script, *, compat: bool = False) -> Source
     `import accelerate` becomes `import headway.compat as accelerate`; `from accelerate import ...`
     imports from `headway` if all names are right there, and from `headway.compat` otherwise, or
     always with `compat`.
-
-    Raises:
-        ValueError: an import is written in a way that cannot be changed.
     """
     positions = _Positions(source.text)
     edits: list[_Edit] = []
