@@ -165,7 +165,4 @@ def _as_json(reports: Sequence[_Report], problems: Sequence[ConfigError]) -> dic
         }
         for report in reports
     ]
-    return {
-        "scripts": scripts,
-        "problems": [str(error) for error in problems],
-    }
+    return {"scripts": scripts, "problems": [str(error) for error in problems]}

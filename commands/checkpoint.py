@@ -12,13 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
-from headway.checkpoint.folders import (
-    leftovers_in,
-    own_checkpoints_in,
-    prune,
-    recover,
-    remove,
-)
+from headway.checkpoint.folders import leftovers_in, own_checkpoints_in, prune, recover, remove
 from headway.checkpoint.listing import Listed, listed_in
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.checkpoint.project import candidates, resolve_checkpoint

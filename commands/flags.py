@@ -302,9 +302,7 @@ class Parser:
 
     def _raise_missing_value(self, name: str) -> NoReturn:
         raise ConfigError(
-            f"{name} requires a value",
-            where="the command line",
-            fix=f"see `{self.prog} --help`",
+            f"{name} requires a value", where="the command line", fix=f"see `{self.prog} --help`"
         )
 
 

@@ -117,10 +117,7 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
 
 
 def give_up(
-    argv: Sequence[str],
-    parser: Parser,
-    environ: Mapping[str, str],
-    error: HeadwayError | Stopped,
+    argv: Sequence[str], parser: Parser, environ: Mapping[str, str], error: HeadwayError | Stopped
 ) -> None:
     """Tell the other machines, which would wait, of an error of this launch before it starts."""
     settings = None
@@ -226,15 +223,17 @@ def _fit(launch: _Launch) -> None:
         launch.layers, launch.notes = fit(launch.layers, launch.machine, resolved)
         launch.resolve()
     settings = launch.settings
-    if launch.parsed.fit_memory and not _problems(launch):
-        from headway.commands.estimate import fit_memory
+    is_asked = launch.parsed.fit_memory
+    if not is_asked or launch.problems or settings_problems(settings, launch.machine):
+        return
+    from headway.commands.estimate import fit_memory
 
-        environ = launch.environ
-        seen = detect_machine(environ, full=True) if launch.is_here else launch.machine
-        fitted = fit_memory(settings, seen, launch.program, python=interpreter(), environ=environ)
-        launch.notes.append(fitted.note)
-        launch.estimated_bytes = fitted.estimated_bytes
-        launch.resolve(fitted.entries)
+    environ = launch.environ
+    seen = detect_machine(environ, full=True) if launch.is_here else launch.machine
+    fitted = fit_memory(settings, seen, launch.program, python=interpreter(), environ=environ)
+    launch.notes.append(fitted.note)
+    launch.estimated_bytes = fitted.estimated_bytes
+    launch.resolve(fitted.entries)
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
@@ -366,11 +365,6 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _run,
 )
 """What a launch does; it ends with the first exit code."""
-
-
-def _problems(launch: _Launch) -> list[Problem]:
-    """Return what is wrong with the settings so far."""
-    return [*launch.problems, *settings_problems(launch.settings, launch.machine)]
 
 
 def _refuse_script_as_value(flag: str) -> None:
@@ -511,9 +505,7 @@ def make_parser() -> Parser:
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag(
-        "--supervise",
-        heading=ranks,
-        help="run a single process as one rank under the launcher",
+        "--supervise", heading=ranks, help="run a single process as one rank under the launcher"
     )
     parser.flag(
         "--in-process",

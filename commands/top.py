@@ -220,6 +220,7 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     step, total = rank.get("step"), rank.get("total")
     age_s = rank.get("age_s") or 0.0
     quiet = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    memory = (rank.get("rss_bytes"), rank.get("device_bytes"))
     state = "(machine lost) " if rank.get("is_lost") else quiet
     return (
         str(rank.get("rank", _UNKNOWN)),
@@ -228,7 +229,7 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
         _number(rank.get("step_ms")),
         *(_share(rank.get(f"{name}_share")) for name in ("compute", "data", "sync", "save")),
         _number(rank.get("samples_per_s")),
-        *(_size(rank.get(name)) for name in ("rss_bytes", "device_bytes")),
+        *(size(one) if one else _UNKNOWN for one in memory),
         state + shown(str(rank.get("last_line", ""))),
     )
 
@@ -239,7 +240,3 @@ def _number(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:.0%}"
-
-
-def _size(value: int | None) -> str:
-    return size(value) if value else _UNKNOWN

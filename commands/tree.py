@@ -24,11 +24,7 @@ class Moved(NamedTuple):
 
 
 def moved(
-    program: Program,
-    folder: str,
-    root: str,
-    tree: str,
-    has: Callable[[str], bool] | None = None,
+    program: Program, folder: str, root: str, tree: str, has: Callable[[str], bool] | None = None
 ) -> Moved:
     """Return a program, typed in `folder`, as it is in `tree`, a copy of the code in `root`.
 

@@ -44,12 +44,7 @@ def why_not_image(image: str) -> str:
 
 
 def to_kubernetes(
-    settings: Settings,
-    texts: Mapping[str, str],
-    *,
-    name: str,
-    image: str,
-    program: Sequence[str],
+    settings: Settings, texts: Mapping[str, str], *, name: str, image: str, program: Sequence[str]
 ) -> list[Manifest]:
     """Return the objects that run `program`, the words after `headway launch`, on a pod for each
     machine.

@@ -10,14 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from headway.migration.homes import (
-    COMPAT,
-    NATIVE,
-    compat_module,
-    joined,
-    module_exists,
-    offered,
-)
+from headway.migration.homes import COMPAT, NATIVE, compat_module, joined, module_exists, offered
 from headway.migration.reading import ACCELERATOR, STATES, Kind, Need, Script, inside
 from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
 

@@ -71,9 +71,7 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        Choice(*DEVICES, or_auto=True),
-        AUTO,
-        "device to run on; gpu is cuda, xpu, or mps on a Mac",
+        Choice(*DEVICES, or_auto=True), AUTO, "device to run on; gpu is cuda, xpu, or mps on a Mac"
     )
     devices = Setting[DeviceSpec](
         read_devices,
@@ -126,15 +124,15 @@ class Settings:
         shape=Shape.LIST,
     )
     activation_checkpointing = _switch(
-        "compute the activations of each block again in the backward pass, instead of keeping them",
+        "compute the activations of each block again in the backward pass, instead of keeping them"
     )
     cpu_offload = _switch(
         "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
-        "CPU",
+        "CPU"
     )
     replace_accelerate = _switch(
         "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
-        ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts",
+        ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts"
     )
     threads_per_process = Setting(
         Count(1),
@@ -206,7 +204,7 @@ class Settings:
     )
     leave_children = _switch(
         "after a success, let processes that the ranks have left run on (yes), instead of ending "
-        "them after the grace period",
+        "them after the grace period"
     )
     hang_timeout = Setting[int | None](
         Seconds(1),
@@ -248,11 +246,7 @@ class Settings:
         metavar="off|auto|60s",
     )
     log_dir = Setting[str | None](
-        read_path,
-        None,
-        "folder for one log file per process",
-        metavar="DIR",
-        needs_launcher=True,
+        read_path, None, "folder for one log file per process", metavar="DIR", needs_launcher=True
     )
     ranks = Setting[tuple[int, ...] | None](
         read_ranks,
@@ -303,18 +297,10 @@ class Settings:
         example="hosts.txt",
     )
     partition = Setting[str | None](
-        read_line,
-        None,
-        "partition for --submit slurm",
-        metavar="NAME",
-        example="gpu",
+        read_line, None, "partition for --submit slurm", metavar="NAME", example="gpu"
     )
     account = Setting[str | None](
-        read_line,
-        None,
-        "account for --submit slurm",
-        metavar="NAME",
-        example="project",
+        read_line, None, "account for --submit slurm", metavar="NAME", example="project"
     )
     time = Setting[str | None](
         read_job_time,
@@ -381,12 +367,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "sharing the model out": (
         *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
     ),
-    "several machines": (
-        *OF_MACHINES,
-        "cluster",
-        *OF_HOSTS,
-        "machine_timeout_s",
-    ),
+    "several machines": (*OF_MACHINES, "cluster", *OF_HOSTS, "machine_timeout_s"),
     "failing and stopping": (
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
         *("leave_children", "library_hooks"),

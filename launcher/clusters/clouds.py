@@ -102,10 +102,7 @@ KUBERNETES = Cluster(  # the number and the address are in the manifest, as HEAD
     lambda _: {},
 )
 RANKED = Cluster(
-    "ranked",
-    _is_ranked,
-    {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"},
-    _ranked,
+    "ranked", _is_ranked, {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"}, _ranked
 )
 
 

@@ -27,11 +27,7 @@ _FOR_ANY_RUNTIME = tuple(name for name in ACCELERATE if name != "device")
 
 
 def notes(
-    settings: Settings,
-    machine: Machine,
-    program: Program,
-    supervised: str | None,
-    in_process: bool,
+    settings: Settings, machine: Machine, program: Program, supervised: str | None, in_process: bool
 ) -> list[str]:
     """Return one sentence for each note."""
     return [

@@ -21,15 +21,7 @@ from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import Connection, connect
-from headway.launcher.remote.orders import (
-    End,
-    Found,
-    Order,
-    Question,
-    Route,
-    Signal,
-    Start,
-)
+from headway.launcher.remote.orders import End, Found, Order, Question, Route, Signal, Start
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0

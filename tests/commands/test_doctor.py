@@ -15,15 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headway.commands import doctor, flags
-from headway.commands.doctor import (
-    ERROR,
-    OK,
-    SKIPPED,
-    WARNING,
-    Check,
-    Severity,
-    machine_problems,
-)
+from headway.commands.doctor import ERROR, OK, SKIPPED, WARNING, Check, Severity, machine_problems
 from headway.commands.main import main
 from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices

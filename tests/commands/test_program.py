@@ -134,11 +134,7 @@ def make_unreadable_main() -> None:
 
 @pytest.mark.wording
 @pytest.mark.parametrize(
-    ("make", "script"),
-    [
-        (make_unreadable_file, "train.py"),
-        (make_unreadable_main, "sub"),
-    ],
+    ("make", "script"), [(make_unreadable_file, "train.py"), (make_unreadable_main, "sub")]
 )
 def test_the_fix_for_an_unreadable_script_makes_it_readable(
     make: Callable[[], None], script: str, ordinary_user: None

@@ -21,12 +21,7 @@ from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.machine.facts import Machine
 from headway.settings.profile import parse_profile, read_profile
-from headway.settings.profile_edit import (
-    BLANK,
-    change_profile,
-    set_value,
-    unset_value,
-)
+from headway.settings.profile_edit import BLANK, change_profile, set_value, unset_value
 from headway.settings.profile_files import MAX_BYTES
 from headway.settings.resolve import resolve
 from headway.settings.setting import Raw

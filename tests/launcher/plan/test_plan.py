@@ -375,8 +375,7 @@ def test_the_summary_is_one_line_with_all_that_matters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "num_notes"),
-    [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)],
+    ("program", "num_notes"), [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)]
 )
 def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_none(
     program: Program, num_notes: int
