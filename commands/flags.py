@@ -25,6 +25,11 @@ Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
 
+def bad_words(what: str, *, fix: str) -> ConfigError:
+    """Return the error about words of the command line."""
+    return ConfigError(what, where="the command line", fix=fix)
+
+
 class HelpShown(SystemExit):
     """--help was printed, of this parser: the command ends with exit code 0."""
 
@@ -188,12 +193,11 @@ class Parser:
                 value = self._default_value[name]
             elif self.known[name] and not equals:
                 if not words:
-                    self._raise_missing_value(name)
+                    self.error(f"{name} requires a value")
                 value = words.pop(0)
             elif equals and not self.known[name]:
-                raise ConfigError(
+                raise bad_words(
                     f"{name} takes no value, but was given {value!r}",
-                    where="the command line",
                     fix=f"pass {name} without a value",
                 )
             # with "=", because a value may begin with a dash
@@ -201,9 +205,8 @@ class Parser:
             if name in self._last:
                 break
         if bare and words and self._reads[bare](words[0]) and not os.path.lexists(words[0]):
-            raise ConfigError(
+            raise bad_words(
                 f"{bare} is followed by {words[0]!r}, which is no script",
-                where="the command line",
                 fix=f"write {bare}={words[0]}",
             )
         return own, words
@@ -255,7 +258,7 @@ class Parser:
 
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError about the command line."""
-        raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
+        raise bad_words(message, fix=f"see `{self.prog} --help`")
 
     def _with_value(self, name: str, value: str) -> str:
         """Return a known flag as it is typed with a value, if it takes this one."""
@@ -269,22 +272,19 @@ class Parser:
         takes_settings = TABLE["num_processes"].flag in self.known
         if takes_settings and (foreign := foreign_flag(name, value)) is not None:
             what, fix = foreign
-            raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
+            raise bad_words(f"{name} {what}", fix=fix)
         by_flag = {row.flag: setting for setting, row in TABLE.items()}
         if not takes_settings and name in by_flag:
-            raise ConfigError(
+            raise bad_words(
                 f"unknown flag {name} of `{self.prog}`, which takes settings from profiles",
-                where="the command line",
                 fix=f"run `headway config set {by_flag[name]}={value or 'VALUE'}`, or set "
                 f"{TABLE[by_flag[name]].variable} for this command",
             )
         theirs = did_you_mean(name, {*FLAGS, *self.known}, likeness=_SURE) or ""
         if takes_settings and theirs not in self.known and (foreign := foreign_flag(theirs, value)):
             what, fix = foreign
-            raise ConfigError(
-                f"unknown flag {name} of `{self.prog}`; did you mean {theirs}? It {what}",
-                where="the command line",
-                fix=fix,
+            raise bad_words(
+                f"unknown flag {name} of `{self.prog}`; did you mean {theirs}? It {what}", fix=fix
             )
         names = {flag.removeprefix("--"): flag for flag in self.known}
         close = names.get(did_you_mean(name.removeprefix("--"), names) or "", "")
@@ -294,15 +294,9 @@ class Parser:
         if self.command == "launch":
             of_script = "put flags of the script after the script"
             fix = f"{fix}, or {of_script}" if close else of_script
-        raise ConfigError(
+        raise bad_words(
             f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
-            where="the command line",
             fix=fix,
-        )
-
-    def _raise_missing_value(self, name: str) -> NoReturn:
-        raise ConfigError(
-            f"{name} requires a value", where="the command line", fix=f"see `{self.prog} --help`"
         )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.contract.notes import say
-from headway.errors import ConfigError
 from headway.launcher.remote import slurm_jobs
 
 _INTERRUPTED = 130
@@ -23,9 +22,8 @@ def main(argv: Sequence[str]) -> int:
     )
     _, words = parser.parse_words(argv)
     if len(words) != 1 or not slurm_jobs.is_job_id(words[0]):
-        raise ConfigError(
+        raise bad_words(
             "headway follow takes the id of one job, such as 12 or 12_3",
-            where="the command line",
             fix="`squeue --me` lists your jobs",
         )
     return follow_job(words[0])

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
-from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
+from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
 from headway.commands.program import program_from
 from headway.commands.remote_options import (
     Request,
@@ -162,9 +162,8 @@ def _read_words(launch: _Launch) -> None:
         _refuse_script_as_value(own[-1])
     launch.program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if not launch.is_here and not parsed.dry_run:
-        raise ConfigError(
+        raise bad_words(
             f"--machine {parsed.machine} describes another machine: nothing can be started there",
-            where="the command line",
             fix="add --dry-run to see the plan for it",
         )
     refuse_flags_of_jobs(parsed)
@@ -371,9 +370,8 @@ def _refuse_script_as_value(flag: str) -> None:
     """Refuse a last flag whose value is a file, where no script follows."""
     name, _, value = flag.partition("=")
     if name != "--module" and os.path.isfile(value):
-        raise ConfigError(
+        raise bad_words(
             f"no script given: {name} has taken {value!r} as its value",
-            where="the command line",
             fix=f"write the value of {name} before the script",
         )
 
@@ -534,9 +532,7 @@ def _misplaced_flags(program: Program, parser: Parser) -> str:
 
 def _cpu_flag(device: Entry | None) -> Entry:
     if device is not None and str(device.raw).strip().lower() != "cpu":
-        raise ConfigError(
-            f"--cpu and --device {device.raw} contradict each other",
-            where="the command line",
-            fix="pass one of the two",
+        raise bad_words(
+            f"--cpu and --device {device.raw} contradict each other", fix="pass one of the two"
         )
     return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))

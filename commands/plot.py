@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.contract.notes import say
 from headway.errors import ConfigError, MachineError, did_you_mean
 from headway.trackers.run_file import SUFFIX, Run, is_run, read_run_file
@@ -158,15 +158,11 @@ def find_run(word: str) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ConfigError(f"there is no file or folder {word!r}", where="the command line", fix=FIX)
+        raise bad_words(f"there is no file or folder {word!r}", fix=FIX)
     files = sorted(path.rglob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime, reverse=True)
     newest = next(filter(is_run, files), None)
     if newest is None:
-        raise ConfigError(
-            f"the folder {word!r} has no run of the jsonl tracker",
-            where="the command line",
-            fix=FIX,
-        )
+        raise bad_words(f"the folder {word!r} has no run of the jsonl tracker", fix=FIX)
     return newest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.commands.flags import Parsed, Parser
+from headway.commands.flags import Parsed, Parser, bad_words
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
 from headway.launcher.plan.program import Program
@@ -70,9 +70,8 @@ def refuse_flags_of_jobs(parsed: Parsed) -> None:
     ]
     given += ["--sbatch"] * bool(parsed.sbatch) + ["--follow"] * parsed.follow
     if given:
-        raise ConfigError(
+        raise bad_words(
             f"{', '.join(given)} is for jobs of a scheduler, and this launch is none",
-            where="the command line",
             fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
         )
 
@@ -80,9 +79,8 @@ def refuse_flags_of_jobs(parsed: Parsed) -> None:
 def nodes_flag(text: str, machines: Entry | None) -> Entry:
     """Return the entry of --nodes; `machines` is that of --num-machines."""
     if machines is not None:
-        raise ConfigError(
+        raise bad_words(
             f"--nodes {text} and --num-machines {machines.raw} are the same setting",
-            where="the command line",
             fix="pass one of the two",
         )
     return Entry(text, Origin(Layer.FLAG, flag="--nodes"))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import psutil
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.commands.ps import print_runs
-from headway.errors import ConfigError, LaunchError
+from headway.errors import LaunchError
 from headway.launcher.diagnosis.run_socket import Run, ask_for_stacks, list_runs
 
 _TIMEOUT_S = 60.0  # the launcher watches the ranks for some seconds before it answers
@@ -63,10 +63,8 @@ def _process(text: str) -> psutil.Process:
     try:
         return psutil.Process(int(text))
     except (ValueError, psutil.NoSuchProcess):
-        raise ConfigError(
-            f"{text!r} is not the id of a running process",
-            where="the command line",
-            fix="`headway ps` lists your launches",
+        raise bad_words(
+            f"{text!r} is not the id of a running process", fix="`headway ps` lists your launches"
         ) from None
 
 
@@ -76,9 +74,8 @@ def _only_run() -> Run:
         return runs[0]
     if runs:
         print_runs(runs)
-        raise ConfigError(
+        raise bad_words(
             f"{len(runs)} launches run on this machine",
-            where="the command line",
             fix=f"pass the process id of one: `headway stack {runs[-1].pid}`",
         )
     raise LaunchError(

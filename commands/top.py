@@ -8,13 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.commands.ps import HEAD, print_runs, row_of, run_of
 from headway.commands.tables import print_table
 from headway.contract.figures_file import Alone, list_alone
 from headway.contract.memory_use import size
 from headway.contract.records import shown
-from headway.errors import ConfigError
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
 from headway.launcher.figures.figures import RunFigures
 
@@ -103,9 +102,8 @@ def _chosen(word: str | None) -> list[Watched]:
         return runs
     found = [one for one in runs if str(one.run.pid) == word]
     if not found:
-        raise ConfigError(
+        raise bad_words(
             f"{word!r} is not the process id of a running launch of yours",
-            where="the command line",
             fix="`headway ps` lists them",
         )
     return found

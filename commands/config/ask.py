@@ -24,7 +24,7 @@ from headway.commands.config.check import (
     with_idle_gpus,
 )
 from headway.commands.config.edit import apply, flat, new_profile, set_all
-from headway.commands.flags import Parsed, Parser, machine_from_flags
+from headway.commands.flags import Parsed, Parser, bad_words, machine_from_flags
 from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
@@ -143,9 +143,8 @@ def _reject_words(
     if words[0] not in subcommands:
         parser.error(f"unexpected argument {words[0]!r}")
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
-    raise ConfigError(
+    raise bad_words(
         f"the subcommand {words[0]} must come before its flags",
-        where="the command line",
         fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
     )
 

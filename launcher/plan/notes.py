@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headway.contract.origin import Layer
@@ -35,7 +35,7 @@ def notes(
         *_of_another_runtime(settings, program),
         *_of_a_trainer(settings, program),
         *_of_unjoined_libraries(settings, program, supervised, in_process),
-        *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
+        *_about_gpus(settings, machine),
         *_unused_gpus(settings, machine),
         *_of_debugging(settings, program, supervised),
         *(_too_late(settings) if in_process else []),
@@ -140,10 +140,9 @@ def _of_unjoined_libraries(
 def _of_sharing(settings: Settings) -> dict[str, str]:
     """Return which settings about sharding have no effect, and where."""
     is_alone = settings.num_processes * settings.num_machines == 1
+    where = {}
     if settings.strategy in SHARDED and is_alone:
-        where = {"strategy": "with one process: the model is not sharded"}
-    else:
-        where = {}
+        where["strategy"] = "with one process: the model is not sharded"
     is_sharded = settings.strategy in SHARDED and not is_alone
     if settings.strategy != HSDP or is_alone:
         where["shard_size"] = "without strategy hsdp and several processes"
@@ -154,47 +153,45 @@ def _of_sharing(settings: Settings) -> dict[str, str]:
     return where
 
 
-def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
+def _about_gpus(settings: Settings, machine: Machine) -> Iterator[str]:
+    if not kind_of(settings.device).is_numbered:
+        return
     devices = settings.devices
     selection = devices.select(machine.visible_gpus)
-    found = []
     if settings.origin("devices").is_for_this_launch and devices.first is not None:
-        found.append(f"devices {devices} = {devices.reading()}")
+        yield f"devices {devices} = {devices.reading()}"
     if devices.idle is not None:
-        found.append(f"devices {devices} = GPU {', '.join(map(str, selection.indices))}")
-    found += [f"skipped {reason}" for reason in selection.passed_over]
+        yield f"devices {devices} = GPU {', '.join(map(str, selection.indices))}"
+    yield from (f"skipped {reason}" for reason in selection.passed_over)
     if machine.mask_fault is not None:
-        found.append(f"{machine.mask_fault}: {machine.describe_gpus()}")
+        yield f"{machine.mask_fault}: {machine.describe_gpus()}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
-        found.append(f"only one of {slices} MIG slices is used: CUDA shows a process only one")
+        yield f"only one of {slices} MIG slices is used: CUDA shows a process only one"
     indices = [name for name in (*(devices.named or ()), *devices.without) if isinstance(name, int)]
     if machine.scheduler is not None and indices:
-        found.append(
+        yield (
             f"devices lists GPUs by index ({devices}; {settings.origin('devices')}), but "
             f"{machine.scheduler} assigns the GPUs of this node: a count such as "
             f"--devices {len(selection.indices)} works on any node"
         )
     mask = machine.mask or ""
     if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):
-        found.append(
+        yield (
             f"CUDA_VISIBLE_DEVICES={mask} numbers the fastest GPU first, but nvidia-smi numbers by "
             "PCI bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID to make them equal"
         )
-    return found
 
 
-def _of_debugging(settings: Settings, program: Program, supervised: str | None) -> list[str]:
+def _of_debugging(settings: Settings, program: Program, supervised: str | None) -> Iterator[str]:
     if settings.debug_rank is None or supervised is None:
-        return []
-    found = []
+        return
     if settings.log_dir is not None:
-        found.append(f"rank {settings.debug_rank} writes to the terminal, not to a log file")
+        yield f"rank {settings.debug_rank} writes to the terminal, not to a log file"
     if program.kind == "program":
-        found.append(
+        yield (
             f"debug_rank does not disable timeouts in {program.name}, which is not a Python script"
         )
-    return found
 
 
 def _too_late(settings: Settings) -> list[str]:
