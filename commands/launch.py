@@ -11,14 +11,14 @@ from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
-from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
-from headway.commands.program import program_from
-from headway.commands.remote_options import (
+from headway.commands.elsewhere import (
     Request,
     add_flags_of_jobs,
     nodes_flag,
     refuse_flags_of_jobs,
 )
+from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
+from headway.commands.program import program_from
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin

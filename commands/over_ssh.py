@@ -7,8 +7,8 @@ import secrets
 import shlex
 from collections.abc import Mapping
 
+from headway.commands.elsewhere import Request, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.commands.remote_options import Request, refuse_everywhere, words_elsewhere
 from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
 from headway.launcher.plan.program import Program, interpreter

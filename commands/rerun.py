@@ -9,10 +9,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from headway.commands.elsewhere import Moved, moved, words_elsewhere
 from headway.commands.flags import Parser
-from headway.commands.remote_options import words_elsewhere
 from headway.commands.runs import RUN
-from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.contract.secrets import MASK

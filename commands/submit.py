@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from headway.commands.elsewhere import Moved, Request, moved, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.commands.remote_options import Request, refuse_everywhere, words_elsewhere
-from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
