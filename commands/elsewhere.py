@@ -102,9 +102,7 @@ def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
 
 
 def words_elsewhere(own: Sequence[str], program: Program, without: Collection[str]) -> list[str]:
-    """Return the words after `headway launch` for another machine: the launcher's flags `own`, but
-    those that concern this one alone, and the program.
-    """
+    """Return the words after `headway launch` for another machine, without flags for this one."""
     flags = [word for word in own if word.partition("=")[0] not in without]
     if program.kind == "module":  # the last of the flags names it
         return [*flags, *program.args]

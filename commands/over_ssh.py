@@ -41,8 +41,7 @@ def hosts_of(settings: Settings) -> Hosts:
 
 
 def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
-    """Run the launch on the hosts, which are in the order of their machine ranks; return its exit
-    code.
+    """Run the launch on the hosts, in the order of their machine ranks, and return its exit code.
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.

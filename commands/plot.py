@@ -24,7 +24,6 @@ RUN = (
     "\nseveral are compared."
 )
 
-
 NARROWEST = 24  # columns of a terminal; narrower ones wrap
 FIX = 'train with `Accelerator(log_with="jsonl", project_dir="runs")`, or name another run'
 _MOST_DIFFERENCES = 3  # of configs, in a label
@@ -173,9 +172,7 @@ def read_runs(words: Sequence[str]) -> list[Run]:
 
 
 def charts_of(runs: Sequence[Run], wanted: Sequence[str]) -> list[Chart]:
-    """Return the charts of runs, of the metrics that `wanted` names, also by shell patterns, or of
-    all.
-    """
+    """Return the charts of the metrics that names or shell patterns in `wanted` mean, or of all."""
     there = list(dict.fromkeys(name for run in runs for name in run.metrics))
     if not there:
         raise ConfigError(

@@ -108,9 +108,7 @@ def submit(request: Request) -> int:
 
 
 def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
-    """Return the program as a copy of its code in `into` has it, with the settings that profiles
-    say now.
-    """
+    """Return the program as a copy of its code in `into` has it, and what profiles say now."""
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
         return Moved(program, {})

@@ -46,8 +46,7 @@ def why_not_image(image: str) -> str:
 def to_kubernetes(
     settings: Settings, texts: Mapping[str, str], *, name: str, image: str, program: Sequence[str]
 ) -> list[Manifest]:
-    """Return the objects that run `program`, the words after `headway launch`, on a pod for each
-    machine.
+    """Return the objects that run `headway launch` with the words of `program`, a pod a machine.
 
     `texts` are the settings that the pods are told.
     """

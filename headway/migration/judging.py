@@ -87,9 +87,7 @@ DIFFERENCES = {
 
 
 def verdicts(script: Script, *, compat: bool = False) -> dict[Need, Verdict]:
-    """Judge all that a script takes; with `compat`, its imports become those of `headway.compat`
-    only.
-    """
+    """Judge all that a script takes; with `compat` it imports from `headway.compat` alone."""
     package = COMPAT if compat or _takes_accelerator_from_compat(script) else NATIVE
     return {need: judge(need, package) for need in script.needs}
 
@@ -113,8 +111,7 @@ def judge(need: Need, package: str) -> Verdict:
 
 
 def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
-    """Return the module of Headway to import names of Accelerate's module (below `accelerate`)
-    from.
+    """Return the module of Headway to import names of a module of Accelerate's from.
 
     They are all that one statement imports; those that Headway has nowhere do not matter. With
     `compat` it is one of `headway.compat`.

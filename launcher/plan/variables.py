@@ -37,8 +37,7 @@ def variables_of(
     task: Ranks | None = None,
     estimated_bytes: int | None = None,
 ) -> dict[str, Value]:
-    """Return the changes of the environment `environ` that the script inherits; None removes a
-    variable.
+    """Return the changes of the environment that the script inherits; None removes a variable.
 
     `gpus` are indices among the visible ones; the other arguments are as for `build_plan`.
     """
