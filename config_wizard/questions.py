@@ -20,7 +20,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.setting import AUTO, Raw, Shape, as_words
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import NO, TABLE, YES, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are not settings: which profile to write, ask more?, what to do with it."""
@@ -58,7 +58,6 @@ WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
 UNCONFIRMED = "unconfirmed"
 """What FINISH is when the input ends before it is answered; nobody can choose it."""
 
-YES, NO = "yes", "no"
 NONE = "-"
 """The answer that removes an optional setting from the profile."""
 

@@ -295,14 +295,12 @@ SUPERVISED = ("launch", "-q", "--cpu", "--supervise")
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (["--num-processes", "2"], "--num-processes stands after script.py and was passed to it"),
         (["--num_processes=2"], "--num_processes stands after script.py and was passed to it"),
         (
             ["--cpu", "--device=x", "--cpu"],
             "--cpu, --device stand after script.py and were passed to it",
         ),
-        (["--num", "2"], ""),
-        (["--epochs", "--help-me"], ""),
+        (["--num", "2", "--epochs", "--help-me"], ""),
     ],
 )
 @pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
