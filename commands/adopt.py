@@ -13,8 +13,7 @@ from headway.errors import ConfigError
 from headway.migration.alone import AloneCall, calls_alone
 from headway.migration.judging import Status, Verdict, verdicts
 from headway.migration.reading import Need, Script
-from headway.migration.rewriting import Source, rewritten
-from headway.migration.scripts import find_scripts, read_script, replace_script
+from headway.migration.scripts import Source, find_scripts, read_script, replace_script, rewritten
 
 _LISTED = 5  # lines of one name; --json lists all
 SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"
@@ -47,26 +46,6 @@ class _Report(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway adopt` with these words; return 1 when a script needs what is not there."""
-    parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if not words:
-        parser.error("no script given")
-    reports, problems = _read_all(words, parsed.compat)
-    if parsed.write:
-        for report in reports:
-            if report.after != report.before:
-                replace_script(report.path, report.after)
-    if parsed.json:
-        print(json.dumps(_as_json(reports, problems), indent=2))
-    else:
-        _print(reports, parsed.write)
-    if problems:
-        raise ConfigError.of([problem for error in problems for problem in error.problems])
-    return 0 if all(report.has_all for report in reports) else 1
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
     parser = Parser(
         "adopt",
         "List what scripts take from Hugging Face Accelerate: what works alike, what differs and "
@@ -82,7 +61,21 @@ def make_parser() -> Parser:
         "differ",
     )
     parser.flag("--json", help="print one JSON object: {scripts, problems}")
-    return parser
+    parsed, words = parser.parse_words(argv)
+    if not words:
+        parser.error("no script given")
+    reports, problems = _read_all(words, parsed.compat)
+    if parsed.write:
+        for report in reports:
+            if report.after != report.before:
+                replace_script(report.path, report.after)
+    if parsed.json:
+        print(json.dumps(_as_json(reports, problems), indent=2))
+    else:
+        _print(reports, parsed.write)
+    if problems:
+        raise ConfigError.of([problem for error in problems for problem in error.problems])
+    return 0 if all(report.has_all for report in reports) else 1
 
 
 def _read_all(words: Sequence[str], compat: bool) -> tuple[list[_Report], list[ConfigError]]:
@@ -172,7 +165,4 @@ def _as_json(reports: Sequence[_Report], problems: Sequence[ConfigError]) -> dic
         }
         for report in reports
     ]
-    return {
-        "scripts": scripts,
-        "problems": [str(error) for error in problems],
-    }
+    return {"scripts": scripts, "problems": [str(error) for error in problems]}

@@ -8,22 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
-from headway.checkpoint.folders import (
-    leftovers_in,
-    own_checkpoints_in,
-    prune,
-    recover,
-    remove,
-)
+from headway.checkpoint.folders import leftovers_in, own_checkpoints_in, prune, recover, remove
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.checkpoint.project import Listed, candidates, listed_in, resolve_checkpoint
 from headway.commands.flags import Parser
-from headway.commands.tables import print_table
+from headway.commands.tables import print_table, when
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import CheckpointError
@@ -139,7 +132,7 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
         if 0 < manifest.num_parts < manifest.world_size
         else str(manifest.world_size),
         f"{_size(manifest) / 2**20:.1f} MiB",
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at)),
+        when(manifest.saved_at),
     )
 
 

@@ -126,11 +126,7 @@ def _complete(action: Action, complete: Complete | None) -> None:
 
 
 def _completers(folder: str) -> dict[str, Complete]:
-    """Return what completes a value, by its metavar.
-
-    Args:
-        folder: of the user's profiles.
-    """
+    """Return what completes a value, by its metavar; profiles are in `folder`."""
     import shtab
 
     profiles = f"{shlex.quote(folder)}/*.yaml"

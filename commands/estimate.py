@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.commands.flags import Parsed, Parser
+from headway.commands.flags import Parsed, Parser, bad_words
 from headway.commands.program import program_from
 from headway.contract.memory_use import size
 from headway.contract.notes import waiting_for
@@ -116,9 +116,8 @@ def make_parser() -> Parser:
 
 def _devices(parsed: Parsed) -> Devices:
     if parsed.devices is not None and parsed.machine is not None:
-        raise ConfigError(
+        raise bad_words(
             "--devices and --machine both say what the script is to be trained on",
-            where="the command line",
             fix="pass one of them",
         )
     here = parsed.machine is None

@@ -111,9 +111,7 @@ FLAGS = (*RENAMED, *_OTHERS)
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     """Return what another tool's flag is here, and the fix; None for a flag that none has.
 
-    Args:
-        name: with dashes between its words.
-        value: what was typed as its value; empty if nothing was.
+    `name` has dashes between its words; `value` is what was typed after it, or empty.
     """
     if name in RENAMED:
         row = TABLE[RENAMED[name]]

@@ -25,12 +25,13 @@ Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
 
-class HelpShown(SystemExit):
-    """--help was printed: the command ends with exit code 0.
+def bad_words(what: str, *, fix: str) -> ConfigError:
+    """Return the error about words of the command line."""
+    return ConfigError(what, where="the command line", fix=fix)
 
-    Args:
-        parser: the one whose help it was.
-    """
+
+class HelpShown(SystemExit):
+    """--help was printed, of this parser: the command ends with exit code 0."""
 
     def __init__(self, parser: Parser) -> None:
         super().__init__(0)
@@ -76,8 +77,7 @@ class Parser:
     def add_flags_to(self, parser: ArgumentParser, *, shows_values: bool = False) -> None:
         """Declare the flags to a parser of argparse, for what is made from one.
 
-        Args:
-            shows_values: spell a flag with an optional value as `--wait[=S]`, for people.
+        With `shows_values`, for people, one with an optional value is spelled `--wait[=S]`.
         """
         headings = dict.fromkeys(filter(None, self._heading.values()))
         groups = {heading: parser.add_argument_group(heading) for heading in headings}
@@ -193,12 +193,11 @@ class Parser:
                 value = self._default_value[name]
             elif self.known[name] and not equals:
                 if not words:
-                    self._raise_missing_value(name)
+                    self.error(f"{name} requires a value")
                 value = words.pop(0)
             elif equals and not self.known[name]:
-                raise ConfigError(
+                raise bad_words(
                     f"{name} takes no value, but was given {value!r}",
-                    where="the command line",
                     fix=f"pass {name} without a value",
                 )
             # with "=", because a value may begin with a dash
@@ -206,9 +205,8 @@ class Parser:
             if name in self._last:
                 break
         if bare and words and self._reads[bare](words[0]) and not os.path.lexists(words[0]):
-            raise ConfigError(
+            raise bad_words(
                 f"{bare} is followed by {words[0]!r}, which is no script",
-                where="the command line",
                 fix=f"write {bare}={words[0]}",
             )
         return own, words
@@ -251,9 +249,16 @@ class Parser:
             self.error(f"unexpected argument {words[0]!r}")
         return parsed
 
+    def parse_one(self, argv: Sequence[str], what: str) -> tuple[Parsed, str | None]:
+        """Return the flags of a command line, and the one word that it may have besides."""
+        parsed, words = self.parse_words(argv)
+        if len(words) > 1:
+            self.error(f"{self.prog} takes one {what}, and got {len(words)} words")
+        return parsed, words[0] if words else None
+
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigError about the command line."""
-        raise ConfigError(message, where="the command line", fix=f"see `{self.prog} --help`")
+        raise bad_words(message, fix=f"see `{self.prog} --help`")
 
     def _with_value(self, name: str, value: str) -> str:
         """Return a known flag as it is typed with a value, if it takes this one."""
@@ -267,22 +272,19 @@ class Parser:
         takes_settings = TABLE["num_processes"].flag in self.known
         if takes_settings and (foreign := foreign_flag(name, value)) is not None:
             what, fix = foreign
-            raise ConfigError(f"{name} {what}", where="the command line", fix=fix)
+            raise bad_words(f"{name} {what}", fix=fix)
         by_flag = {row.flag: setting for setting, row in TABLE.items()}
         if not takes_settings and name in by_flag:
-            raise ConfigError(
+            raise bad_words(
                 f"unknown flag {name} of `{self.prog}`, which takes settings from profiles",
-                where="the command line",
                 fix=f"run `headway config set {by_flag[name]}={value or 'VALUE'}`, or set "
                 f"{TABLE[by_flag[name]].variable} for this command",
             )
         theirs = did_you_mean(name, {*FLAGS, *self.known}, likeness=_SURE) or ""
         if takes_settings and theirs not in self.known and (foreign := foreign_flag(theirs, value)):
             what, fix = foreign
-            raise ConfigError(
-                f"unknown flag {name} of `{self.prog}`; did you mean {theirs}? It {what}",
-                where="the command line",
-                fix=fix,
+            raise bad_words(
+                f"unknown flag {name} of `{self.prog}`; did you mean {theirs}? It {what}", fix=fix
             )
         names = {flag.removeprefix("--"): flag for flag in self.known}
         close = names.get(did_you_mean(name.removeprefix("--"), names) or "", "")
@@ -292,17 +294,9 @@ class Parser:
         if self.command == "launch":
             of_script = "put flags of the script after the script"
             fix = f"{fix}, or {of_script}" if close else of_script
-        raise ConfigError(
+        raise bad_words(
             f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
-            where="the command line",
             fix=fix,
-        )
-
-    def _raise_missing_value(self, name: str) -> NoReturn:
-        raise ConfigError(
-            f"{name} requires a value",
-            where="the command line",
-            fix=f"see `{self.prog} --help`",
         )
 
 
@@ -322,12 +316,9 @@ def flag_layer(parsed: Parsed) -> Entries:
 def machine_from_flags(
     parsed: Parsed, environ: Mapping[str, str], *, full: bool = False
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine to plan for, and its environment variables that affect training.
+    """Return the machine to plan for, that of --machine or this one, and its variables.
 
-    Args:
-        parsed: has `machine`, the file of --machine, or None for this machine.
-        environ: this machine's variables.
-        full: also detect what planning does not need.
+    Only those that affect training are known of a recorded machine.
 
     Raises:
         ConfigError: the file is not a valid snapshot.

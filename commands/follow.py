@@ -5,33 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.contract.notes import say
-from headway.errors import ConfigError
+from headway.launcher.remote import slurm_jobs
 
 _INTERRUPTED = 130
 
 
-def make_parser() -> Parser:
-    """Return the parser of `headway follow`."""
-    return Parser(
+def main(argv: Sequence[str]) -> int:
+    """Run `headway follow` with these words and return the exit code."""
+    parser = Parser(
         "follow",
         "Show the output of a job of SLURM until it has ended, and end with its exit code. Ctrl-C "
         "leaves the job alone.",
         usage="headway follow JOB",
     )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run `headway follow` with these words and return the exit code."""
-    from headway.launcher.remote.slurm_jobs import is_job_id
-
-    parser = make_parser()
     _, words = parser.parse_words(argv)
-    if len(words) != 1 or not is_job_id(words[0]):
-        raise ConfigError(
+    if len(words) != 1 or not slurm_jobs.is_job_id(words[0]):
+        raise bad_words(
             "headway follow takes the id of one job, such as 12 or 12_3",
-            where="the command line",
             fix="`squeue --me` lists your jobs",
         )
     return follow_job(words[0])
@@ -43,12 +35,10 @@ def follow_job(job: str) -> int:
     Raises:
         LaunchError: SLURM does not know the job.
     """
-    from headway.launcher.remote.slurm_jobs import follow, state_of
-
     try:
-        ended = follow(job, write, say)
+        ended = slurm_jobs.follow(job, write, say)
     except KeyboardInterrupt:
-        ended = state_of(job)
+        ended = slurm_jobs.state_of(job)
         if not ended.has_ended:
             again = f"`headway follow {job}` shows it again, `scancel {job}` ends it"
             say(f"job {job} goes on; {again}")

@@ -6,26 +6,35 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
-from headway.commands.flags import Parsed, Parser, flag_layer, machine_from_flags
-from headway.commands.program import program_from
-from headway.commands.remote_options import (
+from headway.commands.elsewhere import (
     Request,
     add_flags_of_jobs,
     nodes_flag,
     refuse_flags_of_jobs,
 )
-from headway.commands.resume_check import resume_problems
+from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
+from headway.commands.program import program_from
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
+from headway.contract.run import NEWEST
 from headway.devices.table import kind_of
-from headway.errors import ConfigError, HeadwayError, Problem, Stopped, WorkerFailed
+from headway.errors import (
+    CheckpointError,
+    Code,
+    ConfigError,
+    HeadwayError,
+    Problem,
+    Stopped,
+    WorkerFailed,
+)
 from headway.launcher.clusters.cluster import cluster_layer, task_of
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import LaunchPlan, build_plan, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -48,31 +57,18 @@ headway launch [flags] script.py [args of the script]
 
 
 class _Launch:
-    """One launch, as far as its tasks have come.
+    """One launch, as far as its tasks have come."""
 
-    Attributes:
-        parsed: the launcher's own flags; `own` has their words.
-        rest: the words of the script, as they were typed.
-        machine: the one to plan for.
-        environ: its variables.
-        profiles: what they say.
-        layers: all that is said, from the weakest to the strongest.
-        cluster: what the scheduler says.
-        settings: what holds, as far as `problems` let it.
-        notes: how the launch was adapted to this machine.
-        plan: what is to be started.
-    """
-
-    own: list[str]
-    rest: list[str]
+    own: list[str]  # the words of the launcher's own flags
+    rest: list[str]  # the words of the script, as they were typed
     parsed: Parsed
     program: Program
-    machine: Machine
-    environ: Mapping[str, str]
+    machine: Machine  # the one to plan for
+    environ: Mapping[str, str]  # its variables
     profiles: Sequence[Entries]
-    layers: list[Entries]
-    cluster: Entries
-    settings: Settings
+    layers: list[Entries]  # all that is said, from the weakest to the strongest
+    cluster: Entries  # what the scheduler says
+    settings: Settings  # what holds, as far as `problems` let it
     plan: LaunchPlan
 
     def __init__(self, argv: Sequence[str], *, tells_machines: bool) -> None:
@@ -82,7 +78,7 @@ class _Launch:
         self.parser = make_parser()
         self.tells_machines = tells_machines
         self.problems: list[Problem] = []
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # how the launch was adapted to this machine
         self.estimated_bytes: int | None = None
 
     @property
@@ -100,10 +96,8 @@ class _Launch:
 def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
     """Run `headway launch` with these words and return the exit code.
 
-    Args:
-        argv: the words.
-        tells_machines: the error of a launch that fails before it joins the others is to tell them,
-            once it is reported; no, where the caller ends them.
+    With `tells_machines`, the error of a launch that fails before it joins the others is told to
+    them, once it is reported; not so where the caller ends them.
     """
     launch = _Launch(argv, tells_machines=tells_machines)
     try:
@@ -114,7 +108,7 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
     except (HeadwayError, KeyboardInterrupt) as caught:
         error = caught if isinstance(caught, (HeadwayError, Stopped)) else Stopped(signal.SIGINT)
         if tells_machines and not error.peers_notified:
-            error.on_reported = partial(_give_up, launch, error)
+            error.on_reported = partial(give_up, launch.argv, launch.parser, launch.here, error)
         raise error from None
     finally:
         from headway.launcher.early_signals import stop_as_usual
@@ -122,10 +116,35 @@ def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
         stop_as_usual()
 
 
-def _give_up(launch: _Launch, error: HeadwayError | Stopped) -> None:
-    from headway.commands.notify_abort import give_up
+def give_up(
+    argv: Sequence[str], parser: Parser, environ: Mapping[str, str], error: HeadwayError | Stopped
+) -> None:
+    """Tell the other machines, which would wait, of an error of this launch before it starts."""
+    settings = None
+    with suppress(HeadwayError):  # then nobody knows where the others are
+        settings = _settings_of_failed(argv, parser, environ)
+    if settings is None or settings.num_machines == 1 or task_of(environ, settings) is not None:
+        return
+    from headway.launcher.machines.abort_notice import tell_machines
 
-    give_up(launch.argv, launch.parser, launch.here, error)
+    tell_machines(settings, environ, error)
+
+
+def _settings_of_failed(
+    argv: Sequence[str], parser: Parser, environ: Mapping[str, str]
+) -> Settings | None:
+    """Return the settings that can be read; None for a launch that starts nothing here."""
+    parsed = parser.parse_args(parser.split(argv)[0])
+    if parsed.dry_run or parsed.submit is not None or parsed.machine is not None:
+        return None
+    profiles = profile_layers(environ, profile=parsed.profile)
+    layers = launch_layers(profiles, environ, flag_layer(parsed))
+    settings = try_resolve(layers, Machine(), environ, cluster_layer(environ, layers))[0]
+    if any(name in layer for layer in layers for name in OF_HOSTS):
+        from headway.commands.over_ssh import hosts_of
+
+        return None if hosts_of(settings) else settings
+    return settings
 
 
 # ---------------------------------------------------------------- the tasks of a launch, in order
@@ -143,9 +162,8 @@ def _read_words(launch: _Launch) -> None:
         _refuse_script_as_value(own[-1])
     launch.program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if not launch.is_here and not parsed.dry_run:
-        raise ConfigError(
+        raise bad_words(
             f"--machine {parsed.machine} describes another machine: nothing can be started there",
-            where="the command line",
             fix="add --dry-run to see the plan for it",
         )
     refuse_flags_of_jobs(parsed)
@@ -204,15 +222,17 @@ def _fit(launch: _Launch) -> None:
         launch.layers, launch.notes = fit(launch.layers, launch.machine, resolved)
         launch.resolve()
     settings = launch.settings
-    if launch.parsed.fit_memory and not _problems(launch):
-        from headway.commands.estimate import fit_memory
+    is_asked = launch.parsed.fit_memory
+    if not is_asked or launch.problems or settings_problems(settings, launch.machine):
+        return
+    from headway.commands.estimate import fit_memory
 
-        environ = launch.environ
-        seen = detect_machine(environ, full=True) if launch.is_here else launch.machine
-        fitted = fit_memory(settings, seen, launch.program, python=interpreter(), environ=environ)
-        launch.notes.append(fitted.note)
-        launch.estimated_bytes = fitted.estimated_bytes
-        launch.resolve(fitted.entries)
+    environ = launch.environ
+    seen = detect_machine(environ, full=True) if launch.is_here else launch.machine
+    fitted = fit_memory(settings, seen, launch.program, python=interpreter(), environ=environ)
+    launch.notes.append(fitted.note)
+    launch.estimated_bytes = fitted.estimated_bytes
+    launch.resolve(fitted.entries)
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
@@ -237,7 +257,7 @@ def _make_plan(launch: _Launch) -> None:
     if launch.is_here:
         from headway.launcher.processes.log_folder import log_dir_problems
 
-        problems += log_dir_problems(settings) + resume_problems(settings)
+        problems += log_dir_problems(settings) + _resume_problems(settings)
     plan = build_plan(
         settings,
         launch.machine,
@@ -253,6 +273,28 @@ def _make_plan(launch: _Launch) -> None:
     )
     stronger = overridden(launch.profiles) if parsed.profile else []
     launch.plan = plan._replace(notes=(*launch.notes, *plan.notes, *stronger))
+
+
+def _resume_problems(settings: Settings) -> list[Problem]:
+    """Return why a launch cannot go on from `resume`; its files are looked at by the script."""
+    if settings.resume in (None, *NEWEST) or "resume" in settings.unread:
+        return []
+    from pathlib import Path
+
+    from headway.checkpoint.manifest import read_manifest
+    from headway.checkpoint.project import resolve_checkpoint
+    from headway.libraries.folders import is_of_library
+
+    path = Path(settings.resume).expanduser()
+    if is_of_library(path):
+        return []
+    try:
+        read_manifest(resolve_checkpoint(path))
+    except CheckpointError as error:
+        (problem,) = error.problems
+        where = f"{settings.origin('resume')}; {problem.where}"
+        return [problem._replace(where=where, code=Code.BAD_VALUE, names=("resume",))]
+    return []
 
 
 def _print_plan(launch: _Launch) -> int | None:
@@ -277,8 +319,6 @@ def _print_plan(launch: _Launch) -> int | None:
     for note in plan.notes:
         say(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):
-        from headway.launcher.plan.summary import summary
-
         say(summary(plan))
     return None
 
@@ -326,18 +366,12 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
 """What a launch does; it ends with the first exit code."""
 
 
-def _problems(launch: _Launch) -> list[Problem]:
-    """Return what is wrong with the settings so far."""
-    return [*launch.problems, *settings_problems(launch.settings, launch.machine)]
-
-
 def _refuse_script_as_value(flag: str) -> None:
     """Refuse a last flag whose value is a file, where no script follows."""
     name, _, value = flag.partition("=")
     if name != "--module" and os.path.isfile(value):
-        raise ConfigError(
+        raise bad_words(
             f"no script given: {name} has taken {value!r} as its value",
-            where="the command line",
             fix=f"write the value of {name} before the script",
         )
 
@@ -469,9 +503,7 @@ def make_parser() -> Parser:
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag(
-        "--supervise",
-        heading=ranks,
-        help="run a single process as one rank under the launcher",
+        "--supervise", heading=ranks, help="run a single process as one rank under the launcher"
     )
     parser.flag(
         "--in-process",
@@ -500,9 +532,7 @@ def _misplaced_flags(program: Program, parser: Parser) -> str:
 
 def _cpu_flag(device: Entry | None) -> Entry:
     if device is not None and str(device.raw).strip().lower() != "cpu":
-        raise ConfigError(
-            f"--cpu and --device {device.raw} contradict each other",
-            where="the command line",
-            fix="pass one of the two",
+        raise bad_words(
+            f"--cpu and --device {device.raw} contradict each other", fix="pass one of the two"
         )
     return Entry("cpu", Origin(Layer.FLAG, flag="--cpu"))

@@ -24,13 +24,21 @@ _FIX = "launch with --log-dir DIR, which keeps all output"
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway logs` with these words and return the exit code."""
-    parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway logs takes one run, and got {len(words)} words")
+    parser = Parser(
+        "logs",
+        "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
+        "lines of each rank, once they have ended.",
+        usage="headway logs [--rank R] [--follow] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--rank", metavar="R", help="of this rank alone")
+    parser.flag(
+        "--follow", short="-f", help="go on until the run has ended; of a job, as `headway follow`"
+    )
+    parsed, name = parser.parse_one(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
         parser.error(f"--rank is the number of a rank, not {parsed.rank!r}")
-    record = find(words[0] if words else None)
+    record = find(name)
     rank = None if parsed.rank is None else int(parsed.rank)
     files = list(_files(record, rank))
     if parsed.follow:
@@ -48,22 +56,6 @@ def main(argv: Sequence[str]) -> int:
             prefix = f"[{one}] " if len(tails) > 1 else ""
             print(f"{prefix}{line}")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "logs",
-        "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
-        "lines of each rank, once they have ended.",
-        usage="headway logs [--rank R] [--follow] [RUN]",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag("--rank", metavar="R", help="of this rank alone")
-    parser.flag(
-        "--follow", short="-f", help="go on until the run has ended; of a job, as `headway follow`"
-    )
-    return parser
 
 
 def _files(record: Record, rank: int | None) -> Iterator[str]:

@@ -22,18 +22,19 @@ from headway.contract.forking import die_with_parent, reap, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import HeadwayError, LaunchError, Stopped
-from headway.launcher.remote.environment import environment_there
-from headway.launcher.remote.facts import address_towards, found_here
 from headway.launcher.remote.orders import (
     End,
+    Found,
     Order,
     Question,
     Route,
     Signal,
     Start,
+    environment_there,
 )
 
 _CHUNK_BYTES = 1 << 16
+_DISCARD_PORT = 9  # nothing is sent there
 _BEAT_EVERY_S = 30.0  # with nothing on its way, ssh's server would notice a cut after hours
 
 
@@ -52,6 +53,36 @@ def main() -> None:
             _answer(mark + encode(_run(asked, order.variables, lines)))
             return
         _answer(mark + encode(Route(address_towards(asked.reaches))))
+
+
+def found_here(order: Order, environ: Mapping[str, str]) -> Found:
+    """Return what an order finds on this host, and go to its working directory.
+
+    What must be the same on all machines is compared by the launches themselves.
+    """
+    try:
+        os.chdir(order.folder)
+        if order.script is not None:
+            os.stat(order.script)
+    except OSError as error:
+        return Found(fault=f"{error.filename or order.folder}: {error.strerror}")
+    # sshd(8): address and port of the client, then of the server
+    address = (environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2]
+    with socket.create_server(("", 0)) as server:
+        return Found("", address, server.getsockname()[1])
+
+
+def address_towards(address: str) -> str:
+    """Return the address of this host from which it reaches another one; empty for none."""
+    with suppress(OSError):
+        family, kind, protocol, _, there = socket.getaddrinfo(
+            address, _DISCARD_PORT, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)  # of a datagram socket: chooses a route, and sends nothing
+            source: str = probe.getsockname()[0]
+            return source
+    return ""
 
 
 class _Lines:

@@ -7,8 +7,8 @@ import secrets
 import shlex
 from collections.abc import Mapping
 
+from headway.commands.elsewhere import Request, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.commands.remote_options import Request, refuse_everywhere, words_elsewhere
 from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
 from headway.launcher.plan.program import Program, interpreter
@@ -27,11 +27,7 @@ _HERE = (
 
 
 def hosts_of(settings: Settings) -> Hosts:
-    """Return the hosts to run on; none where the launch stays here.
-
-    Raises:
-        ConfigError: the hostfile cannot be used, or hosts are given twice.
-    """
+    """Return the hosts to run on; none where the launch stays here."""
     hosts, file = settings.hosts, settings.hostfile
     if file is None or settings.is_overridden("hostfile", "hosts"):
         return hosts or Hosts()
@@ -45,12 +41,7 @@ def hosts_of(settings: Settings) -> Hosts:
 
 
 def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
-    """Run the launch on the hosts and return its exit code.
-
-    Args:
-        request: the launch.
-        hosts: at least one, in the order of their machine ranks.
-        settings: as they are resolved here.
+    """Run the launch on the hosts, in the order of their machine ranks, and return its exit code.
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.
@@ -66,7 +57,8 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             flags["num_processes"] = str(hosts[rank].num_processes)
         ours = [f"{TABLE[name].flag}={value}" for name, value in flags.items()]
         quiet = ["--quiet"] * (rank > 0 and not parsed.quiet)
-        return [*ours, *quiet, *words_elsewhere(own, program, _without(flags))]
+        not_there = [*_HERE, *(TABLE[name].flag for name in flags)]
+        return [*ours, *quiet, *words_elsewhere(own, program, not_there)]
 
     if parsed.dry_run:
         address = settings.main_address or hosts[0].name
@@ -75,8 +67,7 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             shown = shown if parsed.show_secrets else masked_command(shown)
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
-    from headway.launcher.remote.environment import handed_on
-    from headway.launcher.remote.orders import Order
+    from headway.launcher.remote.orders import Order, handed_on
     from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 
     order = Order(
@@ -114,10 +105,6 @@ def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
         "main_address": address,
         "main_port": str(port) if port else AUTO,
     }
-
-
-def _without(flags: Mapping[str, str]) -> list[str]:
-    return [*_HERE, *(TABLE[name].flag for name in flags)]
 
 
 def _refuse_contradictions(

@@ -7,13 +7,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from headway.commands.flags import Parsed
+from headway.commands.flags import Parsed, bad_words
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.plan.libraries import LIBRARIES
-from headway.launcher.plan.program import RUNTIMES, Program
+from headway.launcher.plan.program import LIBRARIES, RUNTIMES, Program
 from headway.settings.profile_files import chmod_fix
 
-_WHERE = "the command line"
 _HEAD_BYTES = 512
 _SCRIPT_BYTES, _MAX_MODULES = 2**20, 50  # that are looked at
 _MAIN = "__main__.py"
@@ -52,11 +50,7 @@ _BY_SUFFIX = {
 
 
 def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
-    """Return the program and its arguments.
-
-    Args:
-        parsed: the launcher's own flags.
-        rest: the words after them.
+    """Return the program and its arguments, from the words after the launcher's own flags.
 
     Raises:
         ConfigError: no program is given, it cannot be read, or Python cannot run it.
@@ -67,14 +61,13 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
         read = [(b"", {package}), *_read(files, "")]
         return Program(parsed.module, tuple(rest), "module", libraries=_libraries_in(read))
     if not rest:
-        raise ConfigError("no script given", where=_WHERE, fix="headway launch train.py")
+        raise bad_words("no script given", fix="headway launch train.py")
     name, *args = rest
     if parsed.no_python:
         return Program(_executable(name), tuple(args), "program")
     if _is_interpreter(name):
-        raise ConfigError(
+        raise bad_words(
             f"{name!r} is the Python interpreter, not a script",
-            where=_WHERE,
             fix="leave it out: headway launch train.py",
         )
     _check_script(name)
@@ -152,10 +145,8 @@ def _lines_with(word: bytes, text: bytes) -> Iterator[bytes]:
 def _files_of(name: str, folder: str, own: str) -> Iterator[str]:
     """Yield the files below a script's folder that an import executes.
 
-    Args:
-        name: of the module, with dots before it where it is relative.
-        folder: that absolute names are looked up in.
-        own: that of the file with the import.
+    Absolute names are looked up in `folder`, those with dots before them from `own`, the folder of
+    the file with the import.
     """
     parts = name.lstrip(".").split(".")
     depth = len(name) - len(".".join(parts))
@@ -179,22 +170,20 @@ def _check_script(script: str) -> None:
         mode = os.stat(file).st_mode
         head = _head(file) if stat.S_ISREG(mode) else b""  # a pipe can be read only once
     except PermissionError:
-        raise ConfigError(
-            f"no permission to read script {script!r}", where=_WHERE, fix=_permission_fix(file)
+        raise bad_words(
+            f"no permission to read script {script!r}", fix=_permission_fix(file)
         ) from None
     except OSError as error:
         if is_folder:
-            raise ConfigError(
+            raise bad_words(
                 f"{script!r} is a directory without a {_MAIN}, not a script",
-                where=_WHERE,
                 fix="name the script inside it",
             ) from None
         raise _missing(script, error) from None
     kind = _kind_of(file, head)
     if kind is not None:
-        raise ConfigError(
+        raise bad_words(
             f"{script!r} is {kind.name}, not a Python script",
-            where=_WHERE,
             fix=kind.fix.format(script=_quoted(script)),
         )
 
@@ -246,15 +235,12 @@ def _is_interpreter(name: str) -> bool:
 
 def _missing(script: str, error: OSError) -> ConfigError:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return ConfigError(
-            f"script {script!r} cannot be read: {error.strerror}",
-            where=_WHERE,
-            fix="check the path",
+        return bad_words(
+            f"script {script!r} cannot be read: {error.strerror}", fix="check the path"
         )
     close = _similar_file(script)
-    return ConfigError(
+    return bad_words(
         f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
-        where=_WHERE,
         fix="check the path; a module is run with -m",
     )
 
@@ -288,9 +274,8 @@ def _executable(name: str) -> str:
 
     path = which(name)
     if path is None and os.path.dirname(name) and os.path.isfile(name):
-        raise ConfigError(
+        raise bad_words(
             f"{name!r} is not executable",
-            where=_WHERE,
             fix=(chmod_fix("+x", name) or "name a program that you may execute")
             + "; a Python script needs no --no-python",
         )

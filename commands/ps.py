@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
-from headway.commands.tables import print_table
+from headway.commands.tables import print_table, when
 from headway.contract.figures_file import Alone, list_alone
 from headway.contract.records import shown
 from headway.launcher.diagnosis.run_socket import Run, list_runs
@@ -17,20 +16,6 @@ HEAD = ("pid", "program", "ranks", "since")
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway ps` with these words and return the exit code."""
-    parser = make_parser()
-    own, rest = parser.split(argv)
-    if rest:
-        parser.error(f"unexpected argument {rest[0]!r}")
-    runs = [*list_runs(), *map(run_of, list_alone())]
-    if parser.parse_args(own).json:
-        print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
-    else:
-        print_runs(runs)
-    return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
     parser = Parser(
         "ps",
         "List your running launches on this machine: the launcher's process id, the program, its "
@@ -38,7 +23,13 @@ def make_parser() -> Parser:
         "has made an Accelerator.",
     )
     parser.flag("--json", help="print one JSON object: {runs}")
-    return parser
+    parsed = parser.parse_flags(argv)
+    runs = [*list_runs(), *map(run_of, list_alone())]
+    if parsed.json:
+        print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
+    else:
+        print_runs(runs)
+    return 0
 
 
 def print_runs(runs: Sequence[Run]) -> None:
@@ -54,9 +45,5 @@ def run_of(alone: Alone) -> Run:
 def row_of(run: Run) -> tuple[str, ...]:
     """Return the cells of a launch."""
     if run.is_suspended:
-        return str(run.pid), "-", "its launcher is suspended", _since(run.began_at)
-    return str(run.pid), shown(run.program), run.ranks, _since(run.began_at)
-
-
-def _since(began_at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began_at))
+        return str(run.pid), "-", "its launcher is suspended", when(run.began_at)
+    return str(run.pid), shown(run.program), run.ranks, when(run.began_at)

@@ -9,10 +9,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from headway.commands.elsewhere import Moved, moved, words_elsewhere
 from headway.commands.flags import Parser
-from headway.commands.remote_options import words_elsewhere
 from headway.commands.runs import RUN
-from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.contract.secrets import MASK
@@ -22,7 +21,7 @@ from headway.history.repository import git
 from headway.history.snapshot import Snapshot, code_in, snapshot_of
 from headway.history.store import find
 from headway.launcher.plan.program import Program
-from headway.launcher.remote.environment import OF_ONE_RUN
+from headway.launcher.remote.orders import OF_ONE_RUN
 
 _WHERE = "the record of the run"
 
@@ -31,11 +30,21 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway rerun` with these words and return the exit code."""
     from headway.commands.launch import main as launch
 
-    parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway rerun takes one run, and got {len(words)} words")
-    record = find(words[0] if words else None)
+    parser = Parser(
+        "rerun",
+        "Launch once more what a run has launched, with the same words, in the same folder, and "
+        "with the settings that it had from variables. The command line is printed first.",
+        usage="headway rerun [--at-commit] [--dry-run] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag(
+        "--at-commit",
+        help="run the code as it was: the commit of the run with its uncommitted changes, in a "
+        "worktree of its own",
+    )
+    parser.flag("--dry-run", help="print the command line, and launch nothing")
+    parsed, name = parser.parse_one(argv, "run")
+    record = find(name)
     _refuse_unknown(record)
     start = record.start
     program = Program(start.program, start.arguments, start.kind)
@@ -59,24 +68,6 @@ def main(argv: Sequence[str]) -> int:
     return launch(words)
 
 
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "rerun",
-        "Launch once more what a run has launched, with the same words, in the same folder, and "
-        "with the settings that it had from variables. The command line is printed first.",
-        usage="headway rerun [--at-commit] [--dry-run] [RUN]",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag(
-        "--at-commit",
-        help="run the code as it was: the commit of the run with its uncommitted changes, in a "
-        "worktree of its own",
-    )
-    parser.flag("--dry-run", help="print the command line, and launch nothing")
-    return parser
-
-
 def _refuse_unknown(record: Record) -> None:
     """Refuse what the record does not say whole."""
     start = record.start
@@ -96,11 +87,7 @@ def _refuse_unknown(record: Record) -> None:
 
 
 def _variables(record: Record) -> Mapping[str, str]:
-    """Return the variables from which the run had settings.
-
-    Raises:
-        ConfigError: one held a secret.
-    """
+    """Return the variables from which the run had settings."""
     held = {
         name: value
         for name, value in record.start.variables.items()
@@ -130,11 +117,7 @@ def _of_copy(record: Record, program: Program) -> Moved:
 
 
 def _at_commit(record: Record, program: Program, *, is_dry: bool) -> Moved:
-    """Return the program that runs the code as it was, in a worktree that is made for it.
-
-    Args:
-        is_dry: do not make it.
-    """
+    """Return the program that runs the code as it was, in a worktree, made unless `is_dry`."""
     commit = record.commit
     if commit is None or not commit.is_whole or not os.path.isdir(commit.root):
         reason = "its commit is not on record"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from headway.commands.plotting.charts import Curve, number
-from headway.commands.plotting.terminal import ticks_between
-from headway.commands.runs import ended, slow_rank, took, when
+from headway.commands.plot import Curve, number, ticks_between
+from headway.commands.runs import ended, slow_rank, took
+from headway.commands.tables import when
 from headway.contract.step_clock import Figures
 from headway.history.changes import Change
 from headway.history.record import Record
@@ -46,13 +46,7 @@ svg text{font:11px system-ui,sans-serif;fill:currentColor}
 
 
 def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
-    """Return the page.
-
-    Args:
-        record: the run.
-        good: the last run before it that ended well.
-        changes: in what it differs from that one.
-    """
+    """Return the page of a run, with the changes since `good`, the last one that ended well."""
     start = record.start
     parts = [
         f"<h1>{_text(start.program)}: {_verdict(record)}</h1>",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
-from headway.commands.tables import print_table
+from headway.commands.tables import print_table, when
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, shown
 from headway.history.changes import Change, changes
@@ -22,7 +21,15 @@ _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway runs` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "runs",
+        "List the runs that have a record, the newest last: when each began, how it ended, how "
+        "far it came and how fast. `headway launch` keeps a record of each run, 200 of them or 30 "
+        "days, unless the setting record is off.",
+        usage="headway runs [--json]\n       headway runs diff [--json] A B",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--json", help="print one JSON list, of runs or of what is different")
     parsed, words = parser.parse_words(argv)
     if words:
         if words[0] != "diff" or len(words) != 3:
@@ -36,20 +43,6 @@ def main(argv: Sequence[str]) -> int:
     for line in refused:
         say(f"note: {line}")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "runs",
-        "List the runs that have a record, the newest last: when each began, how it ended, how "
-        "far it came and how fast. `headway launch` keeps a record of each run, 200 of them or 30 "
-        "days, unless the setting record is off.",
-        usage="headway runs [--json]\n       headway runs diff [--json] A B",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag("--json", help="print one JSON list, of runs or of what is different")
-    return parser
 
 
 def as_json(record: Record) -> dict[str, object]:
@@ -95,14 +88,6 @@ def ended(record: Record) -> str:
     if code == 0:
         return "well"
     return "saved and stopped" if code == STOPPED_AND_SAVED else f"exit code {code}"
-
-
-def when(seconds: float) -> str:
-    """Return a time as a table has it."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return "-"
 
 
 def took(record: Record) -> str:

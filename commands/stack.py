@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import psutil
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.commands.ps import print_runs
-from headway.errors import ConfigError, LaunchError
+from headway.errors import LaunchError
 from headway.launcher.diagnosis.run_socket import Run, ask_for_stacks, list_runs
 
 _TIMEOUT_S = 60.0  # the launcher watches the ranks for some seconds before it answers
@@ -21,7 +21,19 @@ PID = (
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway stack` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "stack",
+        "Print the stacks of all ranks of a running `headway launch`, and which rank keeps the "
+        "others waiting; that takes up to 15 s if the ranks seem to stand still. Nothing in the "
+        "ranks is interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
+        usage="headway stack [--interrupt] [PID]",
+        appendix=f"\n{PID}\n",
+    )
+    parser.flag(
+        "--interrupt",
+        help="send SIGQUIT to ranks that do not answer, as C code holds Python's global lock: "
+        "they print their stacks, and system calls in them are interrupted",
+    )
     parsed, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
@@ -47,32 +59,12 @@ def _stacks(pid: int, interrupts: bool) -> str:
     raise LaunchError(failure, where=f"process {pid}", fix="look at its own output")
 
 
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "stack",
-        "Print the stacks of all ranks of a running `headway launch`, and which rank keeps the "
-        "others waiting; that takes up to 15 s if the ranks seem to stand still. Nothing in the "
-        "ranks is interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
-        usage="headway stack [--interrupt] [PID]",
-        appendix=f"\n{PID}\n",
-    )
-    parser.flag(
-        "--interrupt",
-        help="send SIGQUIT to ranks that do not answer, as C code holds Python's global lock: "
-        "they print their stacks, and system calls in them are interrupted",
-    )
-    return parser
-
-
 def _process(text: str) -> psutil.Process:
     try:
         return psutil.Process(int(text))
     except (ValueError, psutil.NoSuchProcess):
-        raise ConfigError(
-            f"{text!r} is not the id of a running process",
-            where="the command line",
-            fix="`headway ps` lists your launches",
+        raise bad_words(
+            f"{text!r} is not the id of a running process", fix="`headway ps` lists your launches"
         ) from None
 
 
@@ -82,9 +74,8 @@ def _only_run() -> Run:
         return runs[0]
     if runs:
         print_runs(runs)
-        raise ConfigError(
+        raise bad_words(
             f"{len(runs)} launches run on this machine",
-            where="the command line",
             fix=f"pass the process id of one: `headway stack {runs[-1].pid}`",
         )
     raise LaunchError(

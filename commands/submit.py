@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from headway.commands.elsewhere import Moved, Request, moved, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.commands.remote_options import OF_MACHINES, Request, refuse_everywhere, words_elsewhere
-from headway.commands.tree import Moved, moved
 from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
@@ -22,8 +21,9 @@ from headway.history.repository import read_commit, top_of
 from headway.history.snapshot import files_of, take
 from headway.history.surroundings import script_path
 from headway.launcher.plan.program import Program, interpreter
-from headway.launcher.remote.batch_script import Job, batch_script, sbatch_words
-from headway.launcher.remote.environment import OF_ONE_RUN
+from headway.launcher.remote.orders import OF_ONE_RUN
+from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
+from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
 from headway.settings.profile import Entries
@@ -31,7 +31,7 @@ from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.setting import job_seconds
-from headway.settings.table import OF_HOSTS, OF_JOBS, OFF, TABLE, Settings
+from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
@@ -51,17 +51,11 @@ _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 
 class _Inherited(NamedTuple):
-    """What the job finds in its environment.
+    """What the job finds in its environment."""
 
-    Args:
-        written: variables that the script sets.
-        handed_on: sbatch's own environment, with the secrets that no script may hold.
-        secrets: the names of the variables with them.
-    """
-
-    written: Mapping[str, str]
-    handed_on: Mapping[str, str]
-    secrets: Sequence[str]
+    written: Mapping[str, str]  # that the script sets
+    handed_on: Mapping[str, str]  # sbatch's own, with the secrets that no script may hold
+    secrets: Sequence[str]  # the names of the variables with them
 
 
 def submit(request: Request) -> int:
@@ -96,8 +90,6 @@ def submit(request: Request) -> int:
     if parsed.dry_run:
         print(script, end="")
         return 0
-    from headway.launcher.remote.slurm_jobs import submit as sbatch
-
     _make_folder(folder, settings)
     try:
         job = sbatch(script, sbatch_words(options), inherited.handed_on)
@@ -116,18 +108,7 @@ def submit(request: Request) -> int:
 
 
 def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
-    """Return the program as a copy of its code has it, with the settings that profiles say now.
-
-    Args:
-        request: what was typed.
-        settings: resolved.
-        into: the folder of the copy.
-        written: variables that the job's script sets.
-
-    Raises:
-        ConfigError: the code is too large.
-        MachineError: it cannot be copied.
-    """
+    """Return the program as a copy of its code in `into` has it, and what profiles say now."""
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
         return Moved(program, {})
@@ -167,7 +148,8 @@ def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
 def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
     """Refuse what concerns this machine, or one launch of several."""
     given = [name for name in _SAID_BY_SLURM if settings.origin(name).is_for_this_launch]
-    flags = [flag for flag in ("--in-process", "--machine") if _is_given(parsed, flag)]
+    asked = {"--in-process": parsed.in_process, "--machine": parsed.machine is not None}
+    flags = [flag for flag, is_given in asked.items() if is_given]
     if given or flags:
         raise ConfigError(
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
@@ -176,16 +158,8 @@ def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
         )
 
 
-def _is_given(parsed: Parsed, flag: str) -> bool:
-    return getattr(parsed, flag[2:].replace("-", "_")) not in (None, False)
-
-
 def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
-    """Return the settings, of which those that are detected are this machine's.
-
-    Raises:
-        ConfigError: no machine could run them, or they say where to run.
-    """
+    """Return the settings, of which those that are detected are this machine's."""
     refuse_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
     given = [name for name in ("hosts", "hostfile") if settings.values[name].value]
@@ -251,11 +225,7 @@ def _gpus(settings: Settings) -> dict[str, str]:
 
 
 def _own_options(parsed: Parsed) -> dict[str, str]:
-    """Return the options of --sbatch.
-
-    Raises:
-        ConfigError: one is not KEY or KEY=VALUE, or is given twice.
-    """
+    """Return the options of --sbatch."""
     options: dict[str, str] = {}
     for word in parsed.sbatch or ():
         key, _, value = word.partition("=")
@@ -268,7 +238,8 @@ def _own_options(parsed: Parsed) -> dict[str, str]:
             )
         flags = ["--sbatch"] * (key in options)
         flags += [f"--{key}"] * (key in OF_JOBS and getattr(parsed, key) is not None)
-        flags += ["--nodes"] * (key == "nodes" and _are_nodes_given(parsed))
+        are_given = parsed.nodes is not None or parsed.num_machines is not None
+        flags += ["--nodes"] * (key == "nodes" and are_given)
         if flags:
             raise ConfigError(
                 f"{key} is given twice",
@@ -277,10 +248,6 @@ def _own_options(parsed: Parsed) -> dict[str, str]:
             )
         options[key] = value
     return options
-
-
-def _are_nodes_given(parsed: Parsed) -> bool:
-    return parsed.nodes is not None or parsed.num_machines is not None
 
 
 def _refuse_unwritable(key: str, value: str) -> None:
@@ -296,11 +263,7 @@ def _refuse_unwritable(key: str, value: str) -> None:
 def _inherited(
     parsed: Parsed, environ: Mapping[str, str], options: Mapping[str, str]
 ) -> _Inherited:
-    """Return the job's environment; a secret reaches it through sbatch alone.
-
-    Raises:
-        ConfigError: there are secrets, and sbatch is not to hand them on.
-    """
+    """Return the job's environment; a secret reaches it through sbatch alone."""
     flagged = [word for word in parsed.env or () if masked_pairs([word]) != [word]]
     kept = environ.get(_ENV.variable, "")
     both = {**Settings.env.kind(kept), **Settings.env.kind(flagged)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Sequence
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red", "skipped": "dim"}
@@ -41,3 +42,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         console.print(table)
     for line in captured.get().splitlines():
         print(line.rstrip())
+
+
+def when(seconds: float) -> str:
+    """Return a time as a table has it, `-` for one that no clock shows."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "-"

@@ -19,7 +19,17 @@ from headway.launcher.plan.program import interpreter
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway test` with these words; return 1 when a check fails."""
-    parser = make_parser()
+    parser = Parser(
+        "test",
+        "Train for a few seconds as `headway launch` would here. The checks: all ranks start, "
+        "all-reduce, the chosen precision, a training step that equals one process's, a sharded "
+        "data loader, and a checkpoint that is saved and loaded.",
+    )
+    parser.flag("--json", help="print one JSON object: {checks}")
+    parser.flag("--cpu", help="the same as --device cpu")
+    parser.flag("--fit", help="adapt profile and environment to this machine")
+    parser.profile_flag()
+    parser.setting_flags()
     own, rest = parser.split(argv)
     if rest:
         parser.error(f"unexpected argument {rest[0]!r}")
@@ -59,19 +69,3 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
             where="environment TMPDIR, /tmp and other default folders",
             fix=TEMPORARY_FIX,
         ) from None
-
-
-def make_parser() -> Parser:
-    """Return the parser: the settings of a launch, and the output format."""
-    parser = Parser(
-        "test",
-        "Train for a few seconds as `headway launch` would here. The checks: all ranks start, "
-        "all-reduce, the chosen precision, a training step that equals one process's, a sharded "
-        "data loader, and a checkpoint that is saved and loaded.",
-    )
-    parser.flag("--json", help="print one JSON object: {checks}")
-    parser.flag("--cpu", help="the same as --device cpu")
-    parser.flag("--fit", help="adapt profile and environment to this machine")
-    parser.profile_flag()
-    parser.setting_flags()
-    return parser

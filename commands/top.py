@@ -8,13 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.commands.ps import HEAD, print_runs, row_of, run_of
 from headway.commands.tables import print_table
 from headway.contract.figures_file import Alone, list_alone
 from headway.contract.memory_use import size
 from headway.contract.records import shown
-from headway.errors import ConfigError
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
 from headway.launcher.figures.figures import RunFigures
 
@@ -50,7 +49,15 @@ class Watched(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway top` with these words and return the exit code."""
-    parser = make_parser()
+    parser = Parser(
+        "top",
+        "Show your running launches on this machine, and one row for each rank of one of them: "
+        "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
+        "Where the time of a step goes is known of scripts that use an Accelerator.",
+        usage="headway top [RUN] [--json]",
+        appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
+    )
+    parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
     parsed, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway top takes one run, and got {len(words)}")
@@ -62,20 +69,6 @@ def main(argv: Sequence[str]) -> int:
     else:
         _print_once(_chosen(chosen))
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "top",
-        "Show your running launches on this machine, and one row for each rank of one of them: "
-        "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
-        "Where the time of a step goes is known of scripts that use an Accelerator.",
-        usage="headway top [RUN] [--json]",
-        appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
-    )
-    parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
-    return parser
 
 
 def watched() -> list[Watched]:
@@ -103,19 +96,14 @@ def _watched_alone(alone: Alone) -> Watched:
 
 
 def _chosen(word: str | None) -> list[Watched]:
-    """Return the run that a word names alone; all without one.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the run that a word names alone; all without one."""
     runs = watched()
     if word is None:
         return runs
     found = [one for one in runs if str(one.run.pid) == word]
     if not found:
-        raise ConfigError(
+        raise bad_words(
             f"{word!r} is not the process id of a running launch of yours",
-            where="the command line",
             fix="`headway ps` lists them",
         )
     return found
@@ -230,6 +218,7 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
     step, total = rank.get("step"), rank.get("total")
     age_s = rank.get("age_s") or 0.0
     quiet = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
+    memory = (rank.get("rss_bytes"), rank.get("device_bytes"))
     state = "(machine lost) " if rank.get("is_lost") else quiet
     return (
         str(rank.get("rank", _UNKNOWN)),
@@ -238,7 +227,7 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
         _number(rank.get("step_ms")),
         *(_share(rank.get(f"{name}_share")) for name in ("compute", "data", "sync", "save")),
         _number(rank.get("samples_per_s")),
-        *(_size(rank.get(name)) for name in ("rss_bytes", "device_bytes")),
+        *(size(one) if one else _UNKNOWN for one in memory),
         state + shown(str(rank.get("last_line", ""))),
     )
 
@@ -249,7 +238,3 @@ def _number(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:.0%}"
-
-
-def _size(value: int | None) -> str:
-    return size(value) if value else _UNKNOWN

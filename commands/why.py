@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.commands.flags import Parser
-from headway.commands.runs import RUN, as_json, ended, print_changes, slow_rank, took, when
+from headway.commands.runs import RUN, as_json, ended, print_changes, slow_rank, took
+from headway.commands.tables import when
 from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import ConfigError
@@ -18,13 +19,24 @@ from headway.history.store import find, last_good, read_all
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway why` with these words and return the exit code."""
-    parser = make_parser()
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway why takes one run, and got {len(words)} words")
+    parser = Parser(
+        "why",
+        "Say how a run ended, with the report of its failure, and what has changed since the last "
+        "run of the same script that ended well: settings, arguments, code and commit, variables, "
+        "machine, data and packages.",
+        usage="headway why [--json | --html FILE] [RUN]",
+        appendix=f"\n{RUN}\n",
+    )
+    parser.flag("--json", help="print one JSON object")
+    parser.flag(
+        "--html",
+        metavar="FILE",
+        help="write one page to send to somebody, with curves and pictures; it needs no network",
+    )
+    parsed, name = parser.parse_one(argv, "run")
     if parsed.json and parsed.html is not None:
         parser.error("--json and --html cannot both be: pass one of them")
-    record = find(words[0] if words else None)
+    record = find(name)
     good = last_good(record, read_all()[0])
     found = [] if good is None else changes(good, record)
     if record.damaged:
@@ -49,25 +61,6 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"\nnothing that is recorded has changed since run {good.name} ended well")
     return 0
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
-    parser = Parser(
-        "why",
-        "Say how a run ended, with the report of its failure, and what has changed since the last "
-        "run of the same script that ended well: settings, arguments, code and commit, variables, "
-        "machine, data and packages.",
-        usage="headway why [--json | --html FILE] [RUN]",
-        appendix=f"\n{RUN}\n",
-    )
-    parser.flag("--json", help="print one JSON object")
-    parser.flag(
-        "--html",
-        metavar="FILE",
-        help="write one page to send to somebody, with curves and pictures; it needs no network",
-    )
-    return parser
 
 
 def _print(record: Record) -> None:

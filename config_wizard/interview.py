@@ -11,10 +11,8 @@ from headway.config_wizard.questions import (
     BACK,
     CANCEL,
     FINISH,
-    NO,
     NONE,
     UNCONFIRMED,
-    YES,
     Answers,
     Facts,
     Question,
@@ -23,7 +21,7 @@ from headway.config_wizard.questions import (
     problems_so_far,
 )
 from headway.errors import ConfigError, Problem
-from headway.settings.table import TABLE
+from headway.settings.table import NO, TABLE, YES
 
 HELP_KEY, BACK_KEY = "?", "<"
 """Replies that are not answers: explain the question; go back to the previous one."""

@@ -20,7 +20,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.setting import AUTO, Raw, Shape, as_words
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import NO, TABLE, YES, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are not settings: which profile to write, ask more?, what to do with it."""
@@ -58,7 +58,6 @@ WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
 UNCONFIRMED = "unconfirmed"
 """What FINISH is when the input ends before it is answered; nobody can choose it."""
 
-YES, NO = "yes", "no"
 NONE = "-"
 """The answer that removes an optional setting from the profile."""
 
@@ -140,7 +139,10 @@ def next_question(facts: Facts, answers: Answers) -> Question:
     """Return the first question that has no answer yet; FINISH is the last."""
     for name in _names(facts, answers):
         if name not in answers and name not in facts.given:
-            return _question(name, facts, answers)
+            choices = _choices(name, facts, answers)
+            default, reason = _default(name, facts, answers, choices)
+            about = _HELP.get(name) or _help(name)
+            return Question(name, TEXTS[name], default, about, choices, reason)
     raise AssertionError("FINISH has been answered already")
 
 
@@ -166,7 +168,8 @@ def _names(facts: Facts, answers: Answers) -> Iterator[str]:
         if device == "cpu":
             yield "mixed_precision"
         yield from _MORE
-    if "num_machines" in {**facts.given, **answers} and _is_several(facts, answers):
+    machines = profile_after(facts, answers).get("num_machines", AUTO)
+    if "num_machines" in {**facts.given, **answers} and _is_more_than_one(machines):
         yield from _MULTI_MACHINE
     if asks_more:
         yield from _names_of_sharing(facts, answers, device)
@@ -184,19 +187,8 @@ def _names_of_sharing(facts: Facts, answers: Answers, device: str) -> Iterator[s
             yield "cpu_offload"
 
 
-def _is_several(facts: Facts, answers: Answers) -> bool:
-    return _is_more_than_one(profile_after(facts, answers).get("num_machines", AUTO))
-
-
 def _is_more_than_one(machines: Raw) -> bool:
     return TABLE["num_machines"].parse(machines) not in (1, AUTO)
-
-
-def _question(name: str, facts: Facts, answers: Answers) -> Question:
-    choices = _choices(name, facts, answers)
-    help_text = _HELP.get(name) or _help(name)
-    default, reason = _default(name, facts, answers, choices)
-    return Question(name, TEXTS[name], default, help_text, choices, reason)
 
 
 def _help(name: str) -> str:

@@ -15,7 +15,8 @@ from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.run import RECORD_VARIABLE
 from headway.errors import HeadwayError, Stopped
-from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.table import TABLE
 
 if TYPE_CHECKING:

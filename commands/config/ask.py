@@ -24,7 +24,7 @@ from headway.commands.config.check import (
     with_idle_gpus,
 )
 from headway.commands.config.edit import apply, flat, new_profile, set_all
-from headway.commands.flags import Parsed, Parser, machine_from_flags
+from headway.commands.flags import Parsed, Parser, bad_words, machine_from_flags
 from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
@@ -44,6 +44,7 @@ from headway.config_wizard.questions import (
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
+from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.hosts import read_hostfile
 from headway.settings.layers import environment_layer
@@ -142,9 +143,8 @@ def _reject_words(
     if words[0] not in subcommands:
         parser.error(f"unexpected argument {words[0]!r}")
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
-    raise ConfigError(
+    raise bad_words(
         f"the subcommand {words[0]} must come before its flags",
-        where="the command line",
         fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
     )
 
@@ -289,8 +289,6 @@ def introduction(facts: Facts) -> str:
 
 def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
-    from headway.launcher.plan.summary import summary
-
     place, values = place_of(facts, answers), profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)
@@ -310,7 +308,7 @@ def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers:
             lines.append(f"A launch: {plan.program.name} on {number} over ssh: {hosts}\n")
         else:
             notes = [f"  note: {note}" for note in plan.notes]
-            lines += [f"A launch: {summary(plan)}", *notes, ""]
+            lines += [f"A launch: {summary_of(plan)}", *notes, ""]
     except HeadwayError as error:
         lines += [f"A launch would be refused: {problem.what}\n" for problem in error.problems]
     return "\n".join(lines)

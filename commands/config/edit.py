@@ -143,14 +143,11 @@ def apply(
     requested: Collection[str] = (),
     origin: Origin | None = None,
 ) -> None:
-    """Change the profile at `path`; print the differences, and what overrules them.
+    """Change the profile at `path`, which may be missing; print the differences, and what overrules
+    them.
 
-    Args:
-        path: the profile; it may be missing.
-        change: takes the current text, empty if there is none, and returns the new one.
-        machine: this one; a profile that it cannot run is written, with a note.
-        requested: keys to report on, whether or not they change.
-        origin: of their values, for messages.
+    What this machine cannot run is written, with a note: a profile may be for another one. Reported
+    on are the keys `requested`, whether or not they change; `origin` is that of their values.
     """
     layer, weaker, stronger = _place_of(path)
     before: dict[str, Entry] = {}

@@ -16,7 +16,7 @@ from headway.contract.secrets import masked_value
 from headway.errors import ConfigError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.plan.describe import settings_table
-from headway.launcher.plan.summary import printable
+from headway.launcher.plan.plan import printable
 from headway.machine.devices import DeviceSpec
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile import VERSION, read_profile

@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from headway.settings.setting import Raw
 
-MULTI_MACHINE = ("num_machines", "machine_rank", "main_address", "main_port")
-"""The settings of a launch on several machines."""
-
 ON_ONE_MACHINE = {
     "main_address": "not needed on one machine",
     "main_port": "on one machine a free port is chosen",

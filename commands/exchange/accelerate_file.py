@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headway.commands.exchange import MULTI_MACHINE, ON_ONE_MACHINE, Imported
+from headway.commands.exchange import ON_ONE_MACHINE, Imported
 from headway.contract.strategies import DDP, FSDP, HSDP
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import CUDA, KINDS, MPS, kind_of
@@ -14,7 +14,7 @@ from headway.launcher.plan.accelerate import FSDP_CONFIG, fsdp_config
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.settings.setting import Raw
-from headway.settings.table import NO, TABLE, YES
+from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 
 _DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
 _SHARDED_TYPES = {  # on GPUs too, but no DDP; each with the key of its own settings
@@ -101,7 +101,7 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         _take_device(kind, left, values, where)
         not_imported = _take_processes(left, values, where)
         # a missing gpu_ids means all GPUs, and so on
-        reset += ["device", "devices", "num_processes", *MULTI_MACHINE]
+        reset += ["device", "devices", "num_processes", *OF_MACHINES]
     _take_precision(left, values, where)
     if _STEPS in left:
         values[_STEPS] = left.pop(_STEPS)

@@ -13,7 +13,7 @@ from headway.commands.config.edit import apply, set_all
 from headway.commands.exchange import Imported
 from headway.commands.exchange.accelerate_file import from_accelerate
 from headway.commands.exchange.torchrun import WHERE, from_torchrun, is_torchrun
-from headway.commands.flags import Parser
+from headway.commands.flags import Parser, bad_words
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
@@ -104,11 +104,7 @@ def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
         return from_torchrun(words, machine), WHERE
     if len(words) != 1:
         what = f"{shlex.join(words)!r} is" if words else "nothing is given, which is"
-        raise ConfigError(
-            f"{what} neither one file nor a torchrun command line",
-            where="the command line",
-            fix=_FIX,
-        )
+        raise bad_words(f"{what} neither one file nor a torchrun command line", fix=_FIX)
     where = shown(words[0])
     text = read_text(words[0], "configuration", may_be_pipe=True)
     # JSON is YAML, too

@@ -13,15 +13,18 @@ from headway.contract.records import STOPPED_AND_SAVED
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
 from headway.devices.table import kind_of
-from headway.launcher.plan.grace import grace_of
-from headway.settings.table import OF_HOSTS, OF_JOBS, TABLE, Settings
+from headway.launcher.plan.supervision import grace_of
+from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, TABLE, Settings
 
 _PORT = 29500  # each pod has an address of its own, so that any port is free
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
-_OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 _NOT_THERE = (*OF_HOSTS, *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a host name, with an index after it
+_RUN_AGAIN_ONCE_SAVED = {
+    "action": "Ignore",
+    "onExitCodes": {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]},
+}
 
 Manifest = Mapping[str, Any]
 
@@ -41,21 +44,11 @@ def why_not_image(image: str) -> str:
 
 
 def to_kubernetes(
-    settings: Settings,
-    texts: Mapping[str, str],
-    *,
-    name: str,
-    image: str,
-    program: Sequence[str],
+    settings: Settings, texts: Mapping[str, str], *, name: str, image: str, program: Sequence[str]
 ) -> list[Manifest]:
-    """Return the objects that run `program` on as many pods as there are machines.
+    """Return the objects that run `headway launch` with the words of `program`, a pod a machine.
 
-    Args:
-        settings: of the launch on each machine.
-        texts: those that the pods are told, as texts, by their names.
-        name: of all objects.
-        image: with Headway and the script in it.
-        program: the words after `headway launch`.
+    `texts` are the settings that the pods are told.
     """
     is_one = settings.num_machines == 1
     grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S
@@ -85,7 +78,7 @@ def to_kubernetes(
             "completions": int(settings.num_machines),
             "parallelism": int(settings.num_machines),
             "backoffLimit": 0,
-            "podFailurePolicy": {"rules": [_run_again_once_saved()]},
+            "podFailurePolicy": {"rules": [_RUN_AGAIN_ONCE_SAVED]},
             "template": {"spec": pod},
         },
     }
@@ -124,17 +117,12 @@ def _service(name: str) -> Manifest:
     }
 
 
-def _run_again_once_saved() -> Manifest:
-    codes = {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]}
-    return {"action": "Ignore", "onExitCodes": codes}
-
-
 def _variables(settings: Settings, texts: Mapping[str, str], name: str) -> Iterator[Manifest]:
     """Yield the variables of the pods; the index of a pod in its Job is its machine rank."""
     place: dict[str, object] = {"num_machines": settings.num_machines}
     if settings.num_machines > 1:
         place |= {"main_address": f"{name}-0.{name}", "main_port": settings.main_port or _PORT}
-    told = {key: text for key, text in texts.items() if key not in ("env", *_OF_MACHINES)}
+    told = {key: text for key, text in texts.items() if key not in ("env", *OF_MACHINES)}
     for key, value in {**place, **told}.items():
         if key not in _NOT_THERE:
             yield {"name": TABLE[key].variable, "value": _literal(str(value))}

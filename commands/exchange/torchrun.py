@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from headway.commands import flag_aliases
-from headway.commands.exchange import MULTI_MACHINE, ON_ONE_MACHINE, Imported
+from headway.commands.exchange import ON_ONE_MACHINE, Imported
 from headway.contract.run import RANK_VARIABLES
 from headway.devices.table import KINDS, kind_of
 from headway.errors import ConfigError, did_you_mean
@@ -16,7 +16,7 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.devices import ALL
 from headway.machine.facts import Machine
 from headway.settings.setting import Raw
-from headway.settings.table import TABLE, YES
+from headway.settings.table import OF_MACHINES, TABLE, YES
 
 _SAME = ("--max-restarts", "--log-dir")
 _OTHERS = ("--node-rank", "--master-addr", "--master-port", "--shutdown-timeout")
@@ -29,7 +29,7 @@ VARIABLES = {  # environment variables, and the setting that each is
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
 }
-_ALWAYS_DECIDED = (*(name for name in RENAMED.values() if name not in MULTI_MACHINE), "ranks")
+_ALWAYS_DECIDED = (*(name for name in RENAMED.values() if name not in OF_MACHINES), "ranks")
 """Settings that a torchrun command line decides even where it leaves their flags out."""
 
 _MEETING = ("--master-addr", "--master-port")
@@ -261,7 +261,7 @@ class _Line:
         if self.is_several:
             keeps_rank = self.is_numbered and self.is_fixed
             return (*usual, *(() if keeps_rank else ("machine_rank",)), "main_port")
-        return (*usual, *MULTI_MACHINE) if self.is_fixed else usual
+        return (*usual, *OF_MACHINES) if self.is_fixed else usual
 
 
 def _processes(text: str, machine: Machine) -> dict[str, Raw]:

@@ -17,12 +17,9 @@ from headway.machine.source import Source, cpu_quota
 def detect_machine(
     environ: Mapping[str, str] = os.environ, source: Source | None = None, *, full: bool = False
 ) -> Machine:
-    """Return a snapshot of this machine.
+    """Return a snapshot of this machine, or of a recorded `source`.
 
-    Args:
-        environ: read for the masks of GPUs, DISABLE_MPS and the variables of schedulers.
-        source: a recording to read instead of this system.
-        full: also detect what planning does not need: `host`, and the use of each GPU.
+    `full` also has what planning does not need: `host`, and the use of each GPU.
     """
     source = source or Source()
     machine = Machine(

@@ -50,9 +50,8 @@ def calls_alone(tree: ast.AST) -> list[AloneCall]:
 def _calls(tree: ast.AST, are_named: bool | None) -> Iterator[tuple[AloneCall, bool]]:
     """Yield the calls that not all ranks make, each with whether it is a rank that is named.
 
-    Args:
-        are_named: whether the ranks that run this are those that a condition names, or all others;
-            None if they are all ranks, as far as is known.
+    `are_named` says whether the ranks that run this are those that a condition names, or all
+    others; None: all ranks, as far as is known.
     """
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute):
         method = tree.func.attr

@@ -70,10 +70,8 @@ HIDDEN_MODULES = {"utils.tqdm"}
 def home_of(module: str, name: str) -> str | None:
     """Return where Headway defines a name of Accelerate's module, if it does.
 
-    Args:
-        module: below `accelerate`, such as `utils.operations`; `` for the package itself. A part of
-            `utils` has all names of `utils`.
-        name: the name in that module.
+    The module is below `accelerate`; `` is the package itself. A part of `utils` has all names of
+    it.
     """
     for one in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in HOMES.get(one, {}):

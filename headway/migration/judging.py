@@ -10,15 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from headway.migration.differences import DIFFERENCES
-from headway.migration.homes import (
-    COMPAT,
-    NATIVE,
-    compat_module,
-    joined,
-    module_exists,
-    offered,
-)
+from headway.migration.homes import COMPAT, NATIVE, compat_module, joined, module_exists, offered
 from headway.migration.reading import ACCELERATOR, STATES, Kind, Need, Script, inside
 from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
 
@@ -38,25 +30,64 @@ class Status(Enum):
 
 
 class Verdict(NamedTuple):
-    """What becomes of one thing.
-
-    Args:
-        status: whether it is there.
-        said: how it differs, or that it is missing.
-        instead: why it differs, or what to use instead.
-    """
+    """What becomes of one thing."""
 
     status: Status
-    said: str = ""
-    instead: str = ""
+    said: str = ""  # how it differs, or that it is missing
+    instead: str = ""  # why it differs, or what to use instead
+
+
+class Difference(NamedTuple):
+    """How a call with `headway.Accelerator` differs from Accelerate's, for the same script."""
+
+    how: str  # what a script sees
+    why: str  # the reason, or what to do
+    is_in_compat: bool = False  # `headway.compat` differs in this, too
+
+
+_CLIP = Difference(
+    "gradients are left alone while they accumulate; in Accelerate each partial sum is clipped",
+    "the norm of a partial sum is not the gradient's",
+)
+
+_HALVES = Difference(
+    "each batch size that is tried is half of the last one; in Accelerate nine tenths of it",
+    "a size that fits is found in fewer attempts",
+)
+
+DIFFERENCES = {
+    "Accelerator.prepare(scheduler)": Difference(
+        "the schedule steps once for each optimizer step; in Accelerate once for each rank",
+        "remove a factor num_processes from its length",
+    ),
+    "Accelerator.prepare(loader)": Difference(
+        "a last round that is not whole is shared out evenly; in Accelerate filled with repeats",
+        "fewer samples count twice in the last step of an epoch",
+    ),
+    "Accelerator.join_uneven_inputs": Difference(
+        "ranks on CPUs join, too; Accelerate ignores it there, with a warning",
+        "a script does the same on every device",
+        is_in_compat=True,
+    ),
+    "Accelerator.reduce": Difference(
+        "reduction='none' leaves each rank its own values, in Accelerate it adds up; scale is"
+        " applied, in Accelerate on TPUs alone",
+        "the arguments mean what they say",
+    ),
+    "accelerate.find_executable_batch_size": _HALVES,
+    "accelerate.utils.find_executable_batch_size": _HALVES,
+    "Accelerator.load_state": Difference(
+        "a loader goes on in the epoch that it was in; in Accelerate it begins the epoch anew",
+        "remove code that skips batches, other than skip_first_batches()",
+    ),
+    "Accelerator.clip_grad_norm_": _CLIP,
+    "Accelerator.clip_grad_value_": _CLIP,
+}
+"""By the text of a `Need`."""
 
 
 def verdicts(script: Script, *, compat: bool = False) -> dict[Need, Verdict]:
-    """Judge all that a script takes.
-
-    Args:
-        compat: its imports become those of `headway.compat` only.
-    """
+    """Judge all that a script takes; with `compat` it imports from `headway.compat` alone."""
     package = COMPAT if compat or _takes_accelerator_from_compat(script) else NATIVE
     return {need: judge(need, package) for need in script.needs}
 
@@ -80,12 +111,10 @@ def judge(need: Need, package: str) -> Verdict:
 
 
 def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
-    """Return the module of Headway to import these names of Accelerate's module from.
+    """Return the module of Headway to import names of a module of Accelerate's from.
 
-    Args:
-        module: below `accelerate`.
-        names: all that one statement imports; those that Headway has nowhere do not matter.
-        compat: never another than one of `headway.compat`.
+    They are all that one statement imports; those that Headway has nowhere do not matter. With
+    `compat` it is one of `headway.compat`.
     """
     native, like_original = joined(NATIVE, module), compat_module(module)
     missing = [name for name in names if not _has(native, name)]

@@ -25,10 +25,7 @@ class MissingImportError(UsageError, ImportError):
 def raise_missing(module: str, name: str, asked: str) -> NoReturn:
     """Raise the error about a name that a module of Headway does not have, in its `__getattr__`.
 
-    Args:
-        module: Accelerate's module of that purpose, below `accelerate`: `utils`; `` for itself.
-        name: the missing name.
-        asked: the module of Headway that was asked for it.
+    `module` is Accelerate's of that purpose, below `accelerate`; `asked` is Headway's.
 
     Raises:
         MissingImportError: `from asked import name`, and Accelerate has such a name.
@@ -68,14 +65,8 @@ def refuse_member(name: str, asked: object) -> None:
 def refused_when_called(name: str, topic: Topic | None, asked: str) -> type:
     """Return what stands for a name of Accelerate's: a class without objects.
 
-    Libraries import names that they may never use: `isinstance` of such a class is False.
-
-    Args:
-        topic: what the name is for, as far as known.
-        asked: the name with its module.
-
-    Raises:
-        MissingAttributeError: by the class, if it is called or an attribute is used.
+    Libraries import names that they may never use: `isinstance` of such a class is False. To call
+    it, or to use an attribute, raises MissingAttributeError. `asked` is the name with its module.
     """
     instead = "" if topic is None else f"{topic.instead}; or "
 

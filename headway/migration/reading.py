@@ -40,16 +40,13 @@ class Kind(Enum):
 class Need(NamedTuple):
     """One thing that a script takes from Accelerate.
 
-    Args:
-        kind: what it is.
-        owner: the module below `accelerate` (`` is the package), the class (`Accelerator`), or what
-            is called (`Accelerator.prepare`).
-        name: in its owner; `` for a module.
+    Its owner is the module below `accelerate` (`` is the package), the class (`Accelerator`), or
+    what is called (`Accelerator.prepare`).
     """
 
     kind: Kind
     owner: str
-    name: str = ""
+    name: str = ""  # in its owner; `` for a module
 
     def __str__(self) -> str:
         if self.kind is Kind.ARGUMENT:
@@ -62,9 +59,6 @@ class Need(NamedTuple):
 
 class Script:
     """A parsed script.
-
-    Args:
-        text: its source.
 
     Raises:
         SyntaxError: it is not Python of this version.

@@ -6,23 +6,14 @@ from typing import NamedTuple
 
 
 class Topic(NamedTuple):
-    """Names of Accelerate that are missing for the same reason.
+    """Names of Accelerate that are missing for the same reason."""
 
-    Args:
-        what: what they are for.
-        instead: what to do.
-        names: in whichever module they are imported from.
-        modules: those whose names all belong to this topic, below `accelerate.`.
-        members: of an Accelerator or its state, and arguments of its constructor.
-        is_planned: a later version will have them.
-    """
-
-    what: str
-    instead: str
-    names: frozenset[str]
-    modules: tuple[str, ...] = ()
-    members: frozenset[str] = frozenset()
-    is_planned: bool = False
+    what: str  # they are for
+    instead: str  # what to do
+    names: frozenset[str]  # in whichever module they are imported from
+    modules: tuple[str, ...] = ()  # whose names all belong to this topic, below `accelerate.`
+    members: frozenset[str] = frozenset()  # of an Accelerator, its state, or its constructor
+    is_planned: bool = False  # a later version will have them
 
 
 def _names(text: str) -> frozenset[str]:

@@ -46,10 +46,8 @@ def profiles_in_use(
 ) -> list[ProfileInUse]:
     """Return the user's and the project's profile, in this order, if they exist.
 
-    Args:
-        environ: read for HEADWAY_PROFILE and XDG_CONFIG_HOME.
-        folder: where the search for the project's `headway.yaml` starts.
-        profile: the value of --profile: the user's profile, by name or path.
+    `profile`, the value of --profile, is the user's, by name or path; the search for the project's
+    `headway.yaml` starts in `folder`.
     """
     user = choose_profile(profile, environ)
     if user.chosen_by:

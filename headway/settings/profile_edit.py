@@ -226,13 +226,9 @@ def change_profile(
 
     Atomic: writers hold a lock on the folder; the text is written to a temporary file beside the
     profile, flushed to disk, and renamed to the profile. A link is followed, and an existing file
-    keeps its permissions unless it becomes private.
-
-    Args:
-        path: of the profile; it and its folder need not exist.
-        change: gets the present text, empty if the file does not exist.
-        is_private: whether a file with this text is to be its owner's alone; one that was private
-            before and has other permissions was given those by its owner.
+    keeps its permissions unless it becomes private: a file with a text that `is_private` is its
+    owner's alone, but where it was private before, its owner has given it the permissions that it
+    has.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)

@@ -52,11 +52,8 @@ def choose_profile(
 ) -> ProfileChoice:
     """Return the selected profile of this user, whether or not it exists.
 
-    Args:
-        flag: the value of --profile; it overrides HEADWAY_PROFILE, which overrides
-            `headway config use`.
-        environ: read for HEADWAY_PROFILE and the folder of the profiles.
-        flag_origin: where `flag` comes from, for messages.
+    `flag`, the value of --profile, overrides HEADWAY_PROFILE, and that `headway config use`;
+    `flag_origin` is where it comes from, for messages.
     """
     selection, way_out = selection_path(environ), ""
     name, chosen_by = DEFAULT_NAME, ""
@@ -122,11 +119,8 @@ def user_folder(environ: Mapping[str, str] = os.environ) -> str:
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
     """Return the nearest `headway.yaml` from `start` upward, or None.
 
-    The search ends after the home folder, at the root, or at a file system boundary.
-
-    Args:
-        start: the folder to begin in.
-        trusted: a path that this user has named, accepted whoever may write it.
+    The search ends after the home folder, at the root, or at a file system boundary. A path that
+    this user has named, `trusted`, is accepted whoever may write it.
     """
     home = os.path.realpath(user_folders.home())
     try:
@@ -305,11 +299,8 @@ def read_text(
 ) -> str:
     """Return the text of a file of at most MAX_BYTES.
 
-    Args:
-        path: of the file.
-        kind: what the file is, for messages.
-        where: what named it, for messages; by default its path.
-        may_be_pipe: accept a terminal, or a pipe that begins within PIPE_BEGINS_WITHIN_S.
+    `kind` and `where` say what the file is and what named it, for messages. If it `may_be_pipe`, a
+    terminal is accepted, and a pipe that begins within PIPE_BEGINS_WITHIN_S.
     """
     where = where or shown(path)
     try:

@@ -45,11 +45,9 @@ def resolve(
 ) -> Settings:
     """Return one typed value for every setting, each with its origin.
 
-    Args:
-        layers: from the lowest to the highest precedence, without the defaults.
-        machine: what `auto` is detected from.
-        environ: read for OMP_NUM_THREADS, which overrides the detected number of threads.
-        cluster: the layer of the cluster's variables, for settings that are `auto`.
+    The layers are from the lowest to the highest precedence, without the defaults; that of the
+    cluster is for settings that are `auto`, as is the machine. OMP_NUM_THREADS of `environ`
+    overrides the detected number of threads.
 
     Raises:
         ConfigError: all unknown names and impossible values at once.

@@ -54,32 +54,21 @@ class HasValues(Protocol):
 
 
 class Setting(Generic[T]):
-    """One row of the table.
-
-    Args:
-        parse: turns a raw value into the setting's type; raises ValueError with the reason.
-        default: the value when the setting is not set; AUTO if it is detected.
-        help: one line for `--help` and the documentation.
-        metavar: how the value is written in `--help`.
-        shape: what a profile may contain besides one value.
-        needs_launcher: a value other than the default needs the launcher to supervise the script.
-        bare: the value of a flag that is given without one.
-        example: a sensible value, for messages; by default the default, or the metavar.
-    """
+    """One row of the table."""
 
     name: str
 
     def __init__(
         self,
-        parse: Callable[[Raw], T],
-        default: object,
-        help: str,
+        parse: Callable[[Raw], T],  # raises ValueError with the reason
+        default: object,  # AUTO if it is detected
+        help: str,  # one line for `--help` and the documentation
         *,
-        metavar: str = "",
+        metavar: str = "",  # how the value is written in `--help`
         shape: Shape = Shape.ONE,
-        needs_launcher: bool = False,
-        bare: str | None = None,
-        example: str | None = None,
+        needs_launcher: bool = False,  # to supervise the script, for other values than the default
+        bare: str | None = None,  # the value of a flag that is given without one
+        example: str | None = None,  # for messages; by default the default, or the metavar
     ) -> None:
         self.kind = parse
         self.default = default

@@ -58,14 +58,20 @@ OF_JOBS = ("partition", "account", "time")
 OF_HOSTS = ("hosts", "hostfile")
 """Settings that name the hosts of a launch over ssh."""
 
+OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
+"""Settings that say which machine of a run this is; not known before the run is there."""
+
+
+def _switch(help: str) -> Setting[str]:
+    """Return a setting that is off unless its flag is given, alone or with a value."""
+    return Setting(Choice(YES, NO, same=_YES_OR_NO), NO, help, bare=YES)
+
 
 class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        Choice(*DEVICES, or_auto=True),
-        AUTO,
-        "device to run on; gpu is cuda, xpu, or mps on a Mac",
+        Choice(*DEVICES, or_auto=True), AUTO, "device to run on; gpu is cuda, xpu, or mps on a Mac"
     )
     devices = Setting[DeviceSpec](
         read_devices,
@@ -117,25 +123,16 @@ class Settings:
         metavar="auto|CLASSES|N",
         shape=Shape.LIST,
     )
-    activation_checkpointing = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
-        "compute the activations of each block again in the backward pass, instead of keeping them",
-        bare=YES,
+    activation_checkpointing = _switch(
+        "compute the activations of each block again in the backward pass, instead of keeping them"
     )
-    cpu_offload = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    cpu_offload = _switch(
         "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
-        "CPU",
-        bare=YES,
+        "CPU"
     )
-    replace_accelerate = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    replace_accelerate = _switch(
         "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
-        ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts",
-        bare=YES,
+        ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts"
     )
     threads_per_process = Setting(
         Count(1),
@@ -205,12 +202,9 @@ class Settings:
         "to wait for processes that the ranks have left",
         metavar="S",
     )
-    leave_children = Setting(
-        Choice(YES, NO, same=_YES_OR_NO),
-        NO,
+    leave_children = _switch(
         "after a success, let processes that the ranks have left run on (yes), instead of ending "
-        "them after the grace period",
-        bare=YES,
+        "them after the grace period"
     )
     hang_timeout = Setting[int | None](
         Seconds(1),
@@ -252,11 +246,7 @@ class Settings:
         metavar="off|auto|60s",
     )
     log_dir = Setting[str | None](
-        read_path,
-        None,
-        "folder for one log file per process",
-        metavar="DIR",
-        needs_launcher=True,
+        read_path, None, "folder for one log file per process", metavar="DIR", needs_launcher=True
     )
     ranks = Setting[tuple[int, ...] | None](
         read_ranks,
@@ -307,18 +297,10 @@ class Settings:
         example="hosts.txt",
     )
     partition = Setting[str | None](
-        read_line,
-        None,
-        "partition for --submit slurm",
-        metavar="NAME",
-        example="gpu",
+        read_line, None, "partition for --submit slurm", metavar="NAME", example="gpu"
     )
     account = Setting[str | None](
-        read_line,
-        None,
-        "account for --submit slurm",
-        metavar="NAME",
-        example="project",
+        read_line, None, "account for --submit slurm", metavar="NAME", example="project"
     )
     time = Setting[str | None](
         read_job_time,
@@ -385,10 +367,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "sharing the model out": (
         *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
     ),
-    "several machines": (
-        *("num_machines", "machine_rank", "main_address", "main_port", "cluster", *OF_HOSTS),
-        "machine_timeout_s",
-    ),
+    "several machines": (*OF_MACHINES, "cluster", *OF_HOSTS, "machine_timeout_s"),
     "failing and stopping": (
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
         *("leave_children", "library_hooks"),

@@ -10,7 +10,6 @@ _BATCH_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _SKY_IPS, _SKY_GPUS = "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_GPUS_PER_NODE"
 _SM_HOSTS, _SM_HOST = "SM_HOSTS", "SM_CURRENT_HOST"
 _PROCESSES = "NPROC_PER_NODE"
-_FIX = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
 
 
 def _skypilot(environ: Environ) -> Entries:
@@ -26,7 +25,7 @@ def _batch(environ: Environ) -> Entries:
     index, main = environ.get(_BATCH_RANK, ""), environ.get(_BATCH_MAIN, "0")
     if not (index.isdecimal() and main.isdecimal()):
         what = f"{_BATCH_RANK} is {index!r} and {_BATCH_MAIN} is {main!r}: no numbers of machines"
-        return {"machine_rank": faulty("machine_rank", index, _BATCH_RANK, what, _FIX)}
+        return {"machine_rank": faulty("machine_rank", index, _BATCH_RANK, what)}
     rank = 0 if index == main else int(index) + (int(index) < int(main))
     entries = {"machine_rank": Entry(str(rank), said_by(_BATCH_RANK))}
     if rank == 0:
@@ -45,7 +44,7 @@ def _sagemaker(environ: Environ) -> Entries:
         rank = hosts.index(environ[_SM_HOST])
     except (ValueError, KeyError, TypeError):
         what = f"{_SM_HOSTS} is {environ[_SM_HOSTS]!r}, in which {_SM_HOST} is not named"
-        return {"num_machines": faulty("num_machines", "1", _SM_HOSTS, what, _FIX)}
+        return {"num_machines": faulty("num_machines", "1", _SM_HOSTS, what)}
     return {
         "num_machines": Entry(str(len(hosts)), said_by(_SM_HOSTS)),
         "machine_rank": Entry(str(rank), said_by(_SM_HOSTS)),
@@ -103,10 +102,7 @@ KUBERNETES = Cluster(  # the number and the address are in the manifest, as HEAD
     lambda _: {},
 )
 RANKED = Cluster(
-    "ranked",
-    _is_ranked,
-    {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"},
-    _ranked,
+    "ranked", _is_ranked, {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"}, _ranked
 )
 
 
@@ -120,21 +116,14 @@ _VARIABLES = {
 }
 
 
-def _is_here(environ: Environ) -> bool:
-    return not environ.keys().isdisjoint((_NNODES, _NPROC, _ENDPOINT, *_VARIABLES.values()))
-
-
 def _derive(environ: Environ) -> Entries:
     """Read PET_NPROC_PER_NODE and PET_NNODES; words such as auto mean what is detected anyway."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
     processes = {} if is_detected else {"num_processes": Entry(text, said_by(_NPROC))}
-    return {**processes, **_machines(environ), **_endpoint(environ)}
-
-
-def _machines(environ: Environ) -> Entries:
-    text = environ.get(_NNODES)
-    return {} if text is None else {"num_machines": Entry(text, said_by(_NNODES))}
+    nodes = environ.get(_NNODES)
+    machines = {} if nodes is None else {"num_machines": Entry(nodes, said_by(_NNODES))}
+    return {**processes, **machines, **_endpoint(environ)}
 
 
 def _endpoint(environ: Environ) -> Entries:
@@ -146,4 +135,12 @@ def _endpoint(environ: Environ) -> Entries:
     return {**entries, "main_port": Entry(port, said_by(_ENDPOINT))} if colon else entries
 
 
-TORCHRUN = Cluster("torchrun", _is_here, _VARIABLES, _derive, hides=("kubernetes",))
+TORCHRUN = Cluster(
+    "torchrun",
+    lambda environ: (
+        not environ.keys().isdisjoint((_NNODES, _NPROC, _ENDPOINT, *_VARIABLES.values()))
+    ),
+    _VARIABLES,
+    _derive,
+    hides=("kubernetes",),
+)

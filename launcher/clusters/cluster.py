@@ -25,10 +25,8 @@ SIGNS: tuple[str, ...] = (
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:
     """Return what the cluster in `environ` says, with the variables as origins.
 
-    Args:
-        environ: of a process that a cluster may have started. Inside of a rank, a launch is one of
-            its own, and has no part in the run that the rank belongs to.
-        layers: what a person has set, from the weakest: which cluster is meant.
+    `layers`, what a person has set from the weakest on, say which cluster is meant. Inside of a
+    rank, a launch is one of its own, and has no part in the run that the rank belongs to.
     """
     wanted = _wanted(layers)
     if wanted == NO_CLUSTER or (wanted == AUTO and not _may_be_on_cluster(environ)):
@@ -41,9 +39,8 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
 def task_of(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     """Return this process's place where its cluster has started each rank by itself.
 
-    Args:
-        environ: in which the settings have been resolved without a problem.
-        settings: of the launch. Whoever says which machine this is, has it started as one.
+    The settings have been resolved without a problem. Whoever says which machine this is, has
+    started the launch as one.
     """
     typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if typed or settings.cluster == NO_CLUSTER:

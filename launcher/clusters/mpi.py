@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.contract.run import Ranks
-from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
+from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ def _derive(environ: Environ) -> Entries:
     try:
         return _place(environ)
     except (ValueError, KeyError, OSError) as error:
-        reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
-        what = f"mpirun does not say where its machines are: {reason}"
-        fix = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
-        return {"num_machines": faulty("num_machines", "1", _SIZE, what, fix)}
+        return unreadable(_SIZE, "mpirun does not say where its machines are", error)
 
 
 def _place(environ: Environ) -> Entries:

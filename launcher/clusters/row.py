@@ -11,29 +11,24 @@ from headway.errors import Code, Problem
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]
+FIX = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
 _FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 
 class Cluster(NamedTuple):
     """One kind of cluster.
 
-    Args:
-        name: the value of the setting `cluster` that means it.
-        is_here: tells from the environment whether this process was started by such a cluster.
-        variables: by the name of the setting, the variable that holds its value as it is.
-        derive: returns the settings whose value no variable holds as it is; an entry whose value
-            cannot be used says so in its faults.
-        task: returns this process's place where the cluster has started each rank, not one
-            process on each machine.
-        hides: other clusters, whose variables mean something else beside this one's.
+    `derive` returns the settings whose value no variable holds as it is; an entry that cannot be
+    used says so in its faults. `task` returns this process's place where the cluster has started
+    each rank, not one process on each machine.
     """
 
-    name: str
-    is_here: Callable[[Environ], bool]
-    variables: Mapping[str, str]
+    name: str  # the value of the setting `cluster` that means it
+    is_here: Callable[[Environ], bool]  # whether such a cluster has started this process
+    variables: Mapping[str, str]  # by settings' names, those that hold the value as it is
     derive: Callable[[Environ], Entries]
     task: Callable[[Environ], Ranks | None] = lambda _: None
-    hides: tuple[str, ...] = ()
+    hides: tuple[str, ...] = ()  # clusters whose variables mean something else beside this one's
 
 
 def said_by(variable: str, reason: str = "") -> Origin:
@@ -41,10 +36,16 @@ def said_by(variable: str, reason: str = "") -> Origin:
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
-def faulty(name: str, text: str, variable: str, what: str, fix: str) -> Entry:
+def faulty(name: str, text: str, variable: str, what: str, fix: str = FIX) -> Entry:
     """Return the entry of the setting `name` for a variable whose value cannot be used."""
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=(name,))
     return Entry(text, said_by(variable), faults=(problem,))
+
+
+def unreadable(variable: str, what: str, error: Exception) -> Entries:
+    """Return what is said of a cluster whose variables cannot be read, by the error of that."""
+    reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
+    return {"num_machines": faulty("num_machines", "1", variable, f"{what}: {reason}")}
 
 
 def port_from(text: str) -> str:

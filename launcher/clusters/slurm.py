@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by
+from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
@@ -36,7 +36,7 @@ def read_nodelist(text: str) -> list[str]:
         ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
     """
     nodes: list[str] = []
-    for pattern in _split(text):
+    for pattern in re.split(r",(?![^[]*\])", text):  # at the commas that are outside of brackets
         parts = re.split(r"\[([^][]*)\]", pattern)  # a name's fixed parts, and the ranges between
         if not pattern or any(char in part for part in parts for char in "[]"):
             raise ValueError(f"{text!r} is not a list of nodes")
@@ -62,11 +62,6 @@ def read_repeated(text: str) -> list[int]:
             raise ValueError(f"{text!r} is not a list of numbers for nodes")
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas that are outside of brackets."""
-    return re.split(r",(?![^[]*\])", text)
 
 
 def _numbers(ranges: str) -> Iterator[str]:
@@ -108,19 +103,12 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts
 
 
 class Allocation(NamedTuple):
-    """The machines of a job, or of the step of an interactive shell in it.
+    """The machines of a job, or of the step of an interactive shell in it."""
 
-    Args:
-        groups: the names of the machines, for each component of a heterogeneous job.
-        cpus: the CPUs of the job on each machine, in the same order.
-        is_here: this process is on one of the machines.
-        shell_nodes: the list of machines of the step that this shell is a task of; else empty.
-    """
-
-    groups: tuple[tuple[str, ...], ...]
-    cpus: tuple[tuple[int, ...], ...]
-    is_here: bool
-    shell_nodes: str = ""
+    groups: tuple[tuple[str, ...], ...]  # names, for each component of a heterogeneous job
+    cpus: tuple[tuple[int, ...], ...]  # of the job on each machine, in the same order
+    is_here: bool  # this process is on one of the machines
+    shell_nodes: str = ""  # the list of the step that this shell is a task of, if it is
 
     @property
     def num_machines(self) -> int:
@@ -166,10 +154,7 @@ def _derive(environ: Environ) -> Entries:
     try:
         return _of_step(environ) if is_step(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
-        reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
-        what = f"SLURM's variables cannot be read: {reason}"
-        fix = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
-        return {"num_machines": faulty("num_machines", "1", JOB_VARIABLE, what, fix)}
+        return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
 
 
 def _of_job(environ: Environ) -> Entries:
@@ -253,11 +238,9 @@ def _index(environ: Environ) -> int:
     return read_nodelist(environ[_STEP_NODES]).index(environ["SLURMD_NODENAME"])
 
 
-def _is_here(environ: Environ) -> bool:
-    return JOB_VARIABLE in environ and _JOB_NODES in environ
-
-
-SLURM = Cluster("slurm", _is_here, {}, _derive, _task)
+SLURM = Cluster(
+    "slurm", lambda environ: JOB_VARIABLE in environ and _JOB_NODES in environ, {}, _derive, _task
+)
 
 
 _PLACE = ("machine_rank", "main_address")
@@ -280,17 +263,11 @@ class Step(NamedTuple):
 def step_of(
     environ: Environ, settings: Settings, launch: Sequence[str], *, has_terminal: bool
 ) -> Step | None:
-    """Return the step that a launch is to become; None if it runs where it is.
+    """Return the step that a launch, by its command, is to become; None if it runs where it is.
 
     A job on one machine gets a step too, since SLURM signals steps, and not a batch script: before
-    its time is up, and when it is preempted. A person's own terminal is worth more.
-
-    Args:
-        environ: of this process.
-        settings: resolved, without a problem. Whoever says which machine this is, or where machine
-            0 is, starts the launch on each machine by hand.
-        launch: the command of the launch.
-        has_terminal: a person sees what it prints as it comes.
+    its time is up, and when it is preempted. A person's own terminal is worth more. Whoever says
+    which machine this is, or where machine 0 is, starts the launch on each machine by hand.
 
     Raises:
         ConfigError: the job has fewer machines than are asked for.

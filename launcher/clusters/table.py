@@ -36,10 +36,7 @@ _PLACE = ("num_machines", "machine_rank", "main_address")
 def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
     """Return the settings that the first row says that fits, with the variables as origins.
 
-    Args:
-        environ: of a process that a cluster may have started.
-        wanted: the cluster that a person has named, or `auto`.
-        is_typed: whether a person has said how many machines there are.
+    A person has named the cluster `wanted`, or `auto`; `is_typed`: and how many machines there are.
     """
     here = [row for row in CLUSTERS if row.is_here(environ)]
     if wanted != AUTO:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 from headway.contract.step_clock import Figures
 from headway.errors import HeadwayError
 from headway.launcher.machines.store import AnsweringStore, open_store
-from headway.launcher.plan.plan import LOOPBACK
+from headway.launcher.plan.variables import LOOPBACK
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed, Restart

@@ -38,7 +38,8 @@ from headway.launcher.machines.messages import (
 )
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.machines.store import connect_to_store, open_store
-from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.variables import LOOPBACK
 
 _POLL_INTERVAL_S = 0.1
 _JOIN_TIMEOUT_S = 600.0

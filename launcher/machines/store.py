@@ -19,7 +19,7 @@ from headway.launcher.machines.connect import (
     listening_socket,
     result_of,
 )
-from headway.launcher.plan.plan import LOOPBACK
+from headway.launcher.plan.variables import LOOPBACK
 
 P = ParamSpec("P")
 T = TypeVar("T")

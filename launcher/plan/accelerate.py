@@ -5,8 +5,7 @@ from __future__ import annotations
 from headway.contract.strategies import FSDP, HSDP, SHARDED
 from headway.devices.table import kind_of
 from headway.errors import Code, Problem
-from headway.launcher.plan.libraries import OF_ACCELERATE
-from headway.launcher.plan.program import Program
+from headway.launcher.plan.program import OF_ACCELERATE, Program
 from headway.settings.table import NO, YES, Settings
 
 FSDP_CONFIG = "fsdp_config"

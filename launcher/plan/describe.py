@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.secrets import masked, masked_command
-from headway.launcher.plan.libraries import HOOKS
-from headway.launcher.plan.plan import LOOPBACK, LaunchPlan
-from headway.launcher.plan.summary import counted, place_of, printable, summary
+from headway.launcher.plan.plan import LaunchPlan, counted, place_of, printable, summary
+from headway.launcher.plan.program import HOOKS
+from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, Settings
 

@@ -19,11 +19,6 @@ def fit(
     """Return the layers plus one that adapts them to `machine`, and a line for each change.
 
     Settings that were passed as flags are not changed.
-
-    Args:
-        layers: from the lowest to the highest precedence.
-        machine: this machine.
-        resolve: resolves layers to settings.
     """
     fitted: dict[str, Entry] = {}
     before = resolve(layers)

@@ -1,26 +1,33 @@
-"""Notes that a launch prints before it starts: not errors, but possibly unexpected."""
+"""Notes of a launch: what may be unexpected, before it starts; what was set in vain, at its end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
 from headway.contract.origin import Layer
+from headway.contract.run import ACCELERATE
 from headway.contract.strategies import HSDP, SHARDED
+from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import kind_of
 from headway.errors import described
-from headway.launcher.plan.accelerate import keeps_accelerate
-from headway.launcher.plan.libraries import why_not_joined
+from headway.launcher.plan.accelerate import fsdp_variables, keeps_accelerate
 from headway.launcher.plan.program import Program
-from headway.launcher.plan.unused import listed, sharing_asked
+from headway.launcher.plan.supervision import why_not_joined
 from headway.launcher.plan.variables import counts_fastest_first
 from headway.machine.facts import Machine
-from headway.settings.table import NO, RAW, Settings
+from headway.settings.table import NO, RAW, TABLE, Settings
+
+if TYPE_CHECKING:
+    from headway.contract.records import Uses
+
+
+_FOR_ANY_RUNTIME = tuple(name for name in ACCELERATE if name != "device")
+"""Settings of the Accelerator that other libraries may read from Accelerate's variables."""
 
 
 def notes(
-    settings: Settings,
-    machine: Machine,
-    program: Program,
-    supervised: str | None,
-    in_process: bool,
+    settings: Settings, machine: Machine, program: Program, supervised: str | None, in_process: bool
 ) -> list[str]:
     """Return one sentence for each note."""
     return [
@@ -28,7 +35,7 @@ def notes(
         *_of_another_runtime(settings, program),
         *_of_a_trainer(settings, program),
         *_of_unjoined_libraries(settings, program, supervised, in_process),
-        *(_about_gpus(settings, machine) if kind_of(settings.device).is_numbered else []),
+        *_about_gpus(settings, machine),
         *_unused_gpus(settings, machine),
         *_of_debugging(settings, program, supervised),
         *(_too_late(settings) if in_process else []),
@@ -133,10 +140,9 @@ def _of_unjoined_libraries(
 def _of_sharing(settings: Settings) -> dict[str, str]:
     """Return which settings about sharding have no effect, and where."""
     is_alone = settings.num_processes * settings.num_machines == 1
+    where = {}
     if settings.strategy in SHARDED and is_alone:
-        where = {"strategy": "with one process: the model is not sharded"}
-    else:
-        where = {}
+        where["strategy"] = "with one process: the model is not sharded"
     is_sharded = settings.strategy in SHARDED and not is_alone
     if settings.strategy != HSDP or is_alone:
         where["shard_size"] = "without strategy hsdp and several processes"
@@ -147,47 +153,45 @@ def _of_sharing(settings: Settings) -> dict[str, str]:
     return where
 
 
-def _about_gpus(settings: Settings, machine: Machine) -> list[str]:
+def _about_gpus(settings: Settings, machine: Machine) -> Iterator[str]:
+    if not kind_of(settings.device).is_numbered:
+        return
     devices = settings.devices
     selection = devices.select(machine.visible_gpus)
-    found = []
     if settings.origin("devices").is_for_this_launch and devices.first is not None:
-        found.append(f"devices {devices} = {devices.reading()}")
+        yield f"devices {devices} = {devices.reading()}"
     if devices.idle is not None:
-        found.append(f"devices {devices} = GPU {', '.join(map(str, selection.indices))}")
-    found += [f"skipped {reason}" for reason in selection.passed_over]
+        yield f"devices {devices} = GPU {', '.join(map(str, selection.indices))}"
+    yield from (f"skipped {reason}" for reason in selection.passed_over)
     if machine.mask_fault is not None:
-        found.append(f"{machine.mask_fault}: {machine.describe_gpus()}")
+        yield f"{machine.mask_fault}: {machine.describe_gpus()}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
-        found.append(f"only one of {slices} MIG slices is used: CUDA shows a process only one")
+        yield f"only one of {slices} MIG slices is used: CUDA shows a process only one"
     indices = [name for name in (*(devices.named or ()), *devices.without) if isinstance(name, int)]
     if machine.scheduler is not None and indices:
-        found.append(
+        yield (
             f"devices lists GPUs by index ({devices}; {settings.origin('devices')}), but "
             f"{machine.scheduler} assigns the GPUs of this node: a count such as "
             f"--devices {len(selection.indices)} works on any node"
         )
     mask = machine.mask or ""
     if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):
-        found.append(
+        yield (
             f"CUDA_VISIBLE_DEVICES={mask} numbers the fastest GPU first, but nvidia-smi numbers by "
             "PCI bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID to make them equal"
         )
-    return found
 
 
-def _of_debugging(settings: Settings, program: Program, supervised: str | None) -> list[str]:
+def _of_debugging(settings: Settings, program: Program, supervised: str | None) -> Iterator[str]:
     if settings.debug_rank is None or supervised is None:
-        return []
-    found = []
+        return
     if settings.log_dir is not None:
-        found.append(f"rank {settings.debug_rank} writes to the terminal, not to a log file")
+        yield f"rank {settings.debug_rank} writes to the terminal, not to a log file"
     if program.kind == "program":
-        found.append(
+        yield (
             f"debug_rank does not disable timeouts in {program.name}, which is not a Python script"
         )
-    return found
 
 
 def _too_late(settings: Settings) -> list[str]:
@@ -195,4 +199,85 @@ def _too_late(settings: Settings) -> list[str]:
         f"env sets {name}, which a process reads when it starts: no effect with --in-process"
         for name in settings.env
         if name.startswith(("PYTHON", "LD_", "DYLD_"))
+    ]
+
+
+# ------------------------------------------------------------------ after a successful run
+
+
+def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
+    """Return one note for all settings that had no effect, or none.
+
+    `ranks` are what each rank on this machine has used. Nothing is said of what a library may have
+    used, or where a rank did not report its end.
+    """
+    known = [uses for uses in ranks if uses is not None]
+    if len(known) < len(ranks):
+        return []
+    has_reader = any(uses.readers for uses in known)
+    parts = []
+    if not any(uses.accelerator for uses in known):
+        has_accelerate = any("accelerate" in uses.readers for uses in known)
+        is_sharded = has_accelerate and bool(fsdp_variables(settings))
+        parts += _without_accelerator(settings, has_reader, is_sharded)
+    if not any(uses.resuming for uses in known):
+        parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
+    if not any(uses.stopping for uses in known):
+        parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
+    if not has_reader and not any(uses.group for uses in known):
+        parts += _without_group(settings)
+    return ["; ".join(parts)] if parts else []
+
+
+def sharing_asked(settings: Settings) -> list[str]:
+    """Return the settings that ask for more than a copy of the model on each rank."""
+    is_alone = settings.num_processes * settings.num_machines == 1
+    is_sharded = settings.strategy in SHARDED and not is_alone
+    asked = [name for name in SHARING if not _is_default(settings, name)]
+    if not is_sharded:  # the others have no effect, which a note before the start says
+        asked = [name for name in asked if name == "activation_checkpointing"]
+    return asked
+
+
+def _without_accelerator(settings: Settings, has_reader: bool, is_sharded: bool) -> list[str]:
+    names = [
+        name for name in (() if has_reader else _FOR_ANY_RUNTIME) if not _is_default(settings, name)
+    ]
+    names += [] if is_sharded else sharing_asked(settings)
+    if not names:
+        return []
+    values = listed(f"{name} {settings.values[name].value}" for name in names)
+    were = "was" if len(names) == 1 else "were"
+    return [
+        f"{values} {were} not used: the script made no Accelerator of Headway's"
+        f" ({settings.where(*names)})"
+    ]
+
+
+def listed(parts: Iterable[str]) -> str:
+    """Return the parts as one enumeration: a, b and c."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _not_asked_for(settings: Settings, name: str, neither: str) -> list[str]:
+    if _is_default(settings, name):
+        return []
+    return [
+        f"{name} was not used: the script calls {neither} accelerator.checkpoint(), and no Trainer"
+        f" of a library was joined ({settings.where(name)})"
+    ]
+
+
+def _is_default(settings: Settings, name: str) -> bool:
+    return bool(settings.values[name].value == TABLE[name].default)
+
+
+def _without_group(settings: Settings) -> list[str]:
+    count = settings.num_processes * settings.num_machines
+    if count == 1:
+        return []
+    return [
+        f"no rank joined a process group: all {count} ranks did the same work, unless the script "
+        "reads RANK"
     ]

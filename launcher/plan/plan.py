@@ -1,6 +1,7 @@
 """Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
 
-Settings that cannot be used are rejected, with all problems at once; none is changed silently.
+Settings that cannot be used are rejected, with all problems at once; none is changed silently. Each
+launch prints its plan in one line; `describe.py` has it in full.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from headway.contract.run import Ranks
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, MachineError, Problem
 from headway.launcher.plan.accelerate import accelerate_problems
-from headway.launcher.plan.libraries import why_not_joined
 from headway.launcher.plan.notes import notes
 from headway.launcher.plan.program import Program
 from headway.launcher.plan.supervision import (
     is_world_of_one,
     program_problems,
+    task_problems,
+    why_not_joined,
     why_supervised,
 )
 from headway.launcher.plan.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
 from headway.settings.setting import Value
-from headway.settings.table import NO_CLUSTER, YES, Settings
-
-LOOPBACK = "127.0.0.1"
+from headway.settings.table import NO_CLUSTER, TABLE, YES, Settings
 
 
 class LaunchPlan(NamedTuple):
@@ -84,18 +84,9 @@ def build_plan(
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
-    Args:
-        settings: resolved.
-        machine: this machine, or a recorded one.
-        program: the user's script or module.
-        python: the interpreter that runs it, and its own flags.
-        environ: the environment that the processes inherit.
-        supervise: supervise even a single process.
-        in_process: run a single process in this interpreter.
-        began_at: when the job began, in seconds since the epoch; its time limit counts from then.
-        problems: those that `try_resolve` found; reported with all others.
-        task: this process's place, if its scheduler has started it as one of several ranks.
-        estimated_bytes: what tensors were estimated to take on each rank; None without an estimate.
+    The processes inherit `environ`; `began_at`, from which the time limit counts, is in seconds
+    since the epoch; `problems`, those that `try_resolve` found, are reported with all others;
+    `task` is this process's place, if its scheduler has started it as one of several ranks.
 
     Raises:
         ConfigError: there are such problems, or settings contradict each other.
@@ -113,8 +104,6 @@ def build_plan(
         *settings_problems(settings, machine),
     ]
     if task is not None:
-        from headway.launcher.plan.task import task_problems
-
         found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
         found += task_problems(task, settings, machine, supervised)
     if found:
@@ -124,13 +113,6 @@ def build_plan(
     if kind_of(settings.device).is_numbered:
         selected = settings.devices.select(machine.gpus_of(settings.device)).indices
         gpus = selected[: settings.num_processes]
-    environment = variables_of(
-        settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
-    )
-    if task is not None:
-        from headway.launcher.plan.task import task_variables
-
-        environment |= task_variables(task, settings, settings.main_address or LOOPBACK)
     return LaunchPlan(
         program=program,
         python=python,
@@ -138,9 +120,52 @@ def build_plan(
         gpus=gpus,
         supervised=supervised,
         in_process=in_process,
-        environment=environment,
+        environment=variables_of(
+            settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
+        ),
         notes=tuple(notes(settings, machine, program, supervised, in_process)),
         task=task,
         estimated_bytes=estimated_bytes,
         not_joined=why_not_joined(settings, program, supervised, in_process),
     )
+
+
+def summary(plan: LaunchPlan) -> str:
+    """Return the plan in one line."""
+    settings = plan.settings
+    processes = counted(settings.num_processes, "process", "processes")
+    parts = [f"{processes} on {settings.device}"]
+    if settings.num_machines > 1:
+        parts.append(place_of(settings))
+    if plan.task is not None:
+        parts.append(f"rank {plan.task.rank} of {plan.task.world_size}")
+    parts.append(
+        f"precision {'fp32' if settings.mixed_precision == 'no' else settings.mixed_precision}"
+    )
+    each = " each" if settings.num_processes > 1 else ""
+    parts.append(counted(settings.threads_per_process, "thread", "threads") + each)
+    if plan.supervised is not None and settings.debug_rank is not None:
+        parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
+    return f"{printable(plan.program.name)}: {', '.join(parts)}{_without_rank(plan)}"
+
+
+def place_of(settings: Settings) -> str:
+    if settings.machine_rank is None:
+        return f"one of {settings.num_machines} machines"
+    return f"machine {settings.machine_rank} of {settings.num_machines}"
+
+
+def _without_rank(plan: LaunchPlan) -> str:
+    """Say what a script for torchrun lacks; once it has replaced the launcher, none can say so."""
+    if plan.supervised is not None or plan.task is not None or plan.is_world_of_one:
+        return ""
+    return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters escaped, as in Python's strings."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""The user's program, and the Python interpreter with its flags that runs it."""
+"""The user's program, the libraries that it may train with, and the Python that runs it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,30 @@ RUNTIMES = (
     "ultralytics",
 )
 """Modules with a runtime of their own, by RANK and so on, or ACCELERATE_MIXED_PRECISION."""
+
+
+class Hook(NamedTuple):
+    """A training library that is joined when the script imports it."""
+
+    name: str  # for messages
+    module: str  # after whose import
+    joins: str  # our module that does it
+
+
+HOOKS = (
+    Hook("transformers' Trainer", "transformers.trainer", "headway.libraries.trainer"),
+    *(
+        Hook("Lightning's Trainer", f"{package}.trainer.trainer", "headway.libraries.lightning")
+        for package in ("lightning.pytorch", "pytorch_lightning")
+    ),
+)
+OF_ACCELERATE = (
+    *("transformers", "trl", "sentence_transformers", "setfit", "unsloth", "axolotl"),
+    "llamafactory",
+)
+"""Packages that train with transformers' Trainer, and so with Accelerate's runtime."""
+LIBRARIES = (*OF_ACCELERATE, "lightning", "pytorch_lightning")
+"""Packages whose import leads to that of a library of HOOKS."""
 
 
 class Program(NamedTuple):

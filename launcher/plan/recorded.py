@@ -31,13 +31,8 @@ def start_of(
 ) -> Start:
     """Return what is recorded of a launch, with secrets masked.
 
-    Args:
-        plan: what is launched.
-        machine: on which.
-        words: after `headway launch`.
-        environ: what the processes inherit, before the plan's changes.
-        began_at: seconds since the epoch.
-        pid: of the launcher, or of the process that it becomes.
+    `words` follow `headway launch`; the processes inherit `environ`, before the plan's changes;
+    `pid` is that of the launcher, or of the process that it becomes.
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program

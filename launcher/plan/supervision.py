@@ -1,24 +1,32 @@
-"""Decides whether the launcher supervises the script, and checks that the program allows it."""
+"""Decides whether the launcher stays beside the script, with what grace, and whether it joins a
+library; and checks that program and scheduler allow it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from headway.contract.origin import Layer
 from headway.contract.run import Ranks
+from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, Problem
 from headway.launcher.plan.program import Program
+from headway.machine.facts import Machine
 from headway.settings.problems import missing_ranks
-from headway.settings.table import TABLE, Settings
+from headway.settings.table import TABLE, YES, Settings
+
+_VICTIM_S = 5
+_SAVING_S = 600
+_JOB_END = "SLURM_JOB_END_TIME"  # seconds since the epoch, where SLURM says so
+_SPARE_S = 5  # for the report, before the scheduler kills the launcher too
+_ONE_EACH = "srun --ntasks-per-node=1, or mpirun --map-by ppr:1:node"
 
 
 def why_supervised(settings: Settings, supervise: bool, task: Ranks | None = None) -> str | None:
     """Return why the launcher supervises the script; None: the script may replace it.
 
-    Args:
-        settings: resolved.
-        supervise: whether the command line asks for it.
-        task: this process's place, if its scheduler has started it as one of several ranks.
+    The command line may ask for it by `supervise`; a `task` is one of several ranks already.
     """
     name = _setting_for_a_launcher(settings, is_rank=task is not None)
     if name is not None:
@@ -65,49 +73,108 @@ def program_problems(
     supervise: bool,
     in_process: bool,
     task: Ranks | None = None,
-) -> list[Problem]:
-    """Return why the program cannot run in the requested way."""
+) -> Iterator[Problem]:
+    """Yield why the program cannot run in the requested way."""
     supervised = why_supervised(settings, supervise, task)
-    found = []
     if in_process and supervised is not None:
         name = _setting_for_a_launcher(settings, is_rank=task is not None)
         origin = "flag --supervise" if name is None else settings.where(name)
-        found.append(
-            Problem(
-                f"--in-process runs one process without a launcher, but {supervised}",
-                f"flag --in-process; {origin}",
-                "pass --num-processes 1, and remove settings that need a launcher",
-                code=Code.LAUNCHER_IN_PROCESS,
-                names=() if name is None else (name,),
-            )
+        yield Problem(
+            f"--in-process runs one process without a launcher, but {supervised}",
+            f"flag --in-process; {origin}",
+            "pass --num-processes 1, and remove settings that need a launcher",
+            code=Code.LAUNCHER_IN_PROCESS,
+            names=() if name is None else (name,),
         )
     if in_process and program.kind == "program":
-        found.append(
-            Problem(
-                f"--in-process runs Python, but {program.name} is another program",
-                "flag --in-process; flag --no-python",
-                "remove one of the two",
-                code=Code.PROGRAM_IN_PROCESS,
-            )
+        yield Problem(
+            f"--in-process runs Python, but {program.name} is another program",
+            "flag --in-process; flag --no-python",
+            "remove one of the two",
+            code=Code.PROGRAM_IN_PROCESS,
         )
     if supervised is not None and program.is_stream:
-        found.append(
-            Problem(
-                f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
-                f"a launcher cannot, but {supervised}",
-                "the command line",
-                "save the script to a file, or run one process without a launcher",
-                code=Code.SCRIPT_FROM_STREAM,
-            )
+        yield Problem(
+            f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
+            f"a launcher cannot, but {supervised}",
+            "the command line",
+            "save the script to a file, or run one process without a launcher",
+            code=Code.SCRIPT_FROM_STREAM,
         )
     if supervised is not None and "-i" in python:
-        found.append(
-            Problem(
-                "python -i shows a prompt after the script, which ranks under a launcher cannot, "
-                f"but {supervised}",
-                "Python's flag -i",
-                "remove -i, or run one process",
-                code=Code.PYTHON_PROMPT,
-            )
+        yield Problem(
+            "python -i shows a prompt after the script, which ranks under a launcher cannot, "
+            f"but {supervised}",
+            "Python's flag -i",
+            "remove -i, or run one process",
+            code=Code.PYTHON_PROMPT,
         )
-    return found
+
+
+def task_problems(
+    task: Ranks, settings: Settings, machine: Machine, supervised: str | None
+) -> list[Problem]:
+    """Return why this process cannot be the rank that its scheduler has started it as.
+
+    `supervised` is why a launcher would have to stay beside the rank.
+    """
+    cluster, tasks = settings.cluster, task.local_world_size
+    what = []
+    if settings.num_processes != tasks:
+        what.append(f"num_processes is {settings.num_processes}")
+    debugged = None if settings.debug_rank is None else f"debug_rank is {settings.debug_rank}"
+    if reason := supervised or debugged:
+        what.append(f"{reason}, which needs one launcher for all ranks of a machine")
+    gpus = len(machine.gpus_of(settings.device))
+    if kind_of(settings.device).is_numbered and gpus < tasks:
+        what.append(f"this process sees {gpus} GPU{'s' * (gpus != 1)} only")
+    started = (
+        f"{cluster} has started {tasks} task{'s' * (tasks != 1)} here, each of which is a rank"
+    )
+    where = settings.where("num_processes", "cluster")
+    fix = f"start one task on each machine: {_ONE_EACH}"
+    return [Problem(f"{one}, but {started}", where, fix, code=Code.TASKS) for one in what]
+
+
+def why_not_joined(
+    settings: Settings, program: Program, supervised: str | None, in_process: bool
+) -> str | None:
+    """Return why no library is joined in the script's process; None: each is, once imported.
+
+    One process without a launcher is plain Python, unless its script imports a library, itself or
+    by its own modules.
+    """
+    if settings.library_hooks != YES:
+        return settings.where("library_hooks")
+    if program.kind == "program":
+        return "it is no Python script"
+    if supervised is not None or in_process or settings.are_user_set("library_hooks"):
+        return None
+    if program.libraries:
+        return None
+    return (
+        f"one process whose script and its modules import none ({TABLE['library_hooks'].flag} asks)"
+    )
+
+
+class Grace(NamedTuple):
+    """How long ranks may take to stop, in seconds."""
+
+    usual_s: float  # after a stop signal
+    victim_s: float  # after another rank has failed
+    to_save_s: float  # after a stop signal, where ranks have told that they will save
+    job_ends_at: float = float("inf")  # when the scheduler kills all of the job, since the epoch
+
+    def saving_s(self, now: float) -> float:
+        """Return how long a save may take that begins `now`, seconds since the epoch."""
+        return min(self.to_save_s, max(self.job_ends_at - now - _SPARE_S, self.usual_s))
+
+
+def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
+    """Return what a launch with these settings grants; one that the user has set holds for all."""
+    usual = settings.grace_period_s
+    ends = environ.get(_JOB_END, "")
+    ends_at = float(ends) if ends.isascii() and ends.isdecimal() else float("inf")
+    if settings.are_user_set("grace_period_s"):
+        return Grace(usual, usual, usual, ends_at)
+    return Grace(usual, min(usual, _VICTIM_S), max(usual, _SAVING_S), ends_at)

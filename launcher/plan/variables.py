@@ -23,6 +23,7 @@ from headway.settings.resolve import threads_given_by
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, YES, Settings
 
+LOOPBACK = "127.0.0.1"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
 
@@ -36,17 +37,9 @@ def variables_of(
     task: Ranks | None = None,
     estimated_bytes: int | None = None,
 ) -> dict[str, Value]:
-    """Return the changes of the environment; None removes a variable.
+    """Return the changes of the environment that the script inherits; None removes a variable.
 
-    Args:
-        settings: resolved.
-        machine: the machine that the script runs on.
-        gpus: indices of the selected GPUs among the visible ones.
-        supervised: why the launcher supervises the script, if it does.
-        environ: the environment that the script inherits.
-        began_at: when the job began, in seconds since the epoch.
-        task: this process's place, if its scheduler has started it as one of several ranks.
-        estimated_bytes: what tensors were estimated to take on each rank.
+    `gpus` are indices among the visible ones; the other arguments are as for `build_plan`.
     """
     device, kind = settings.device, kind_of(settings.device)
     run = _contract(settings, supervised, began_at)._replace(estimated_bytes=estimated_bytes)
@@ -101,6 +94,8 @@ def variables_of(
             changes[name] = _from(settings, "debug_rank", text)
     for name in settings.env:
         changes[name] = _from(settings, "env", settings.env[name])
+    if task is not None:
+        changes |= _of_task(task, settings)
     return changes
 
 
@@ -115,6 +110,26 @@ def _contract(settings: Settings, supervised: str | None, began_at: float) -> Ru
         began_at=began_at,
     )
     return run if supervised is not None else run._replace(debug_rank=None)
+
+
+def _of_task(task: Ranks, settings: Settings) -> dict[str, Value]:
+    """Return the variables of this process's rank, as torch's launcher sets them."""
+    origin = settings.origin("cluster")
+    rank, world_size = str(task.rank), str(task.world_size)
+    variables = {
+        **WORLD_OF_ONE,
+        **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), world_size),
+        "LOCAL_RANK": str(task.local_rank),
+        "LOCAL_WORLD_SIZE": str(task.local_world_size),
+        "GROUP_RANK": str(settings.machine_rank),
+        "GROUP_WORLD_SIZE": str(settings.num_machines),
+    }
+    place = {
+        "MASTER_ADDR": _from(settings, "main_address", settings.main_address or LOOPBACK),
+        "MASTER_PORT": _from(settings, "main_port"),
+    }
+    return {name: Value(text, origin) for name, text in variables.items()} | place
 
 
 def _ours(value: str | None, reason: str) -> Value:

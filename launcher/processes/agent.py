@@ -35,9 +35,8 @@ from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
 from headway.launcher.output.pipes import Output
-from headway.launcher.plan.grace import grace_of
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.supervision import refuse_missing_ranks
+from headway.launcher.plan.supervision import grace_of, refuse_missing_ranks
 from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.leftover_processes import describe, wait_for_left_processes
 from headway.launcher.processes.ranks import NoLogs, RankProcesses

@@ -33,7 +33,7 @@ from headway.launcher.diagnosis.process_state import read_state
 from headway.launcher.diagnosis.reasons import is_of_communication
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
-from headway.launcher.plan.grace import Grace
+from headway.launcher.plan.supervision import Grace
 from headway.launcher.processes.starter import Starter, cannot_start
 from headway.launcher.rank.process_cleanup import KILL_MARGIN_S
 

@@ -25,8 +25,8 @@ from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
+from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.unused import unused
 from headway.launcher.processes.agent import Agent
 from headway.launcher.processes.failure_record import (
     place_of,

@@ -8,7 +8,7 @@ from functools import partial
 from types import ModuleType
 
 from headway.contract.notes import say
-from headway.launcher.plan.libraries import HOOKS
+from headway.launcher.plan.program import HOOKS
 from headway.launcher.rank.rank_monitor import AfterImport
 
 

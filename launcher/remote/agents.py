@@ -210,12 +210,9 @@ class Connection:
 
 
 async def connect(host: str, agent: Sequence[str], mark: str) -> Connection:
-    """Start ssh to a host.
+    """Start ssh to a host, by its name as ssh knows it, and the agent there.
 
-    Args:
-        host: its name, as ssh knows it.
-        agent: the command that runs the agent.
-        mark: what precedes each answer of the agent among what else comes from there.
+    `mark` precedes each answer of the agent among what else comes from there.
 
     Raises:
         MachineError: there is no ssh here.

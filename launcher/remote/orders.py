@@ -1,4 +1,5 @@
-"""What the launch over ssh and its agents on the hosts say to each other: lines of JSON.
+"""What the launch over ssh and its agents on the hosts say to each other: lines of JSON; and which
+variables of the environment go along.
 
 Everything travels through ssh, which has authenticated both sides. The agents' lines begin with a
 word that only this launch knows, because a login shell and the ranks write to the same stream.
@@ -8,6 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE
+from headway.contract.run import VARIABLE as RUN_VARIABLE
+
+_OF_ONE_HOST = (
+    # one user's login on one machine
+    *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL"),
+    *("_", "TERM", "TMPDIR", "DISPLAY", "XAUTHORITY", "KRB5CCNAME", "TTY", "GPG_TTY"),
+    # GPUs that somebody has chosen on one machine
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+_OF_ONE_HOST_PREFIXES = ("SSH_", "XDG_", "DBUS_")
+
+OF_ONE_RUN = (RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE)
+"""Of a run that this process is a part of; another one has its own."""
 
 
 class Order(NamedTuple):
@@ -58,3 +74,21 @@ class End(NamedTuple):
 
     exit_code: int
     report: str  # the error, as it is printed
+
+
+def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a launch on another host gets from here."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in OF_ONE_RUN and not _is_of_one_host(name)
+    }
+
+
+def environment_there(own: Mapping[str, str], handed_on: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a launch: the caller's, but the host's where it belongs to it."""
+    return {**{name: own[name] for name in own if _is_of_one_host(name)}, **handed_on}
+
+
+def _is_of_one_host(name: str) -> bool:
+    return name in _OF_ONE_HOST or name.startswith(_OF_ONE_HOST_PREFIXES)

@@ -1,9 +1,10 @@
-"""Submits jobs to SLURM, and follows one: its output, its state, how it ends."""
+"""Jobs of SLURM: their batch script, submitted and followed: output, state, and how one ends."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from headway._version import __version__
 from headway.errors import LaunchError, MachineError
 
 _LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
@@ -29,22 +31,44 @@ _JOB_ID = re.compile(r"\d+(_\d+)?")
 _SYMBOL = re.compile(r"%(\d*)([%jAaxu])")  # sbatch(1), "FILENAME PATTERN"
 
 
+_BODY = """\
+# an array's last job has the number of the whole array
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
+# until when ranks may save; older releases of SLURM do not say it, and some jobs have no end
+end=$(squeue --noheader --jobs "$job" --format %e)
+export SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-$(date --date "$end" +%s 2>/dev/null)}}"
+trap : TERM  # the step of the job gets its own: it saves, and ends with exit code 75
+{command}
+code=$?
+again=$code
+if [ "$code" -eq 143 ]; then  # preempted before there was anything to save, it has to start anew
+    case $(squeue --noheader --jobs "$job" --Format preempttime) in [0-9]*) again=75 ;; esac
+fi
+# to be run again, unless the job is being cancelled: then it is not RUNNING any more
+if [ "$again" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
+    scontrol requeue "$job"
+fi
+exit "$code"
+"""
+
+
+class Job(NamedTuple):
+    """A job for SLURM."""
+
+    options: Mapping[str, str]  # of sbatch, by their long names without dashes; "": no value
+    variables: Mapping[str, str]  # of the environment that the script sets
+    command: Sequence[str]  # the launch, with its arguments
+
+
 class JobState(NamedTuple):
-    """What SLURM says of a job.
+    """What SLURM says of a job."""
 
-    Args:
-        name: RUNNING, PENDING, FAILED, ...
-        reason: why it waits, or why it ended.
-        log: the file of its output; "" where SLURM does not say.
-        code: the exit code of its script.
-        signal: the number of the signal that ended its script; 0 for none.
-    """
-
-    name: str
-    reason: str = ""
-    log: str = ""
-    code: int = 0
-    signal: int = 0
+    name: str  # RUNNING, PENDING, FAILED, ...
+    reason: str = ""  # why it waits, or why it ended
+    log: str = ""  # the file of its output, where SLURM says it
+    code: int = 0  # the exit code of its script
+    signal: int = 0  # that ended its script; 0 for none
 
     @property
     def has_ended(self) -> bool:
@@ -59,19 +83,35 @@ class JobState(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition of a cluster.
-
-    Args:
-        name: of it.
-        time_limit: of its jobs, as SLURM writes it.
-        nodes: how many machines it has.
-        is_default: jobs that name none run there.
-    """
+    """A partition of a cluster."""
 
     name: str
-    time_limit: str
+    time_limit: str  # of its jobs, as SLURM writes it
     nodes: int
-    is_default: bool
+    is_default: bool  # jobs that name none run there
+
+
+def batch_script(job: Job) -> str:
+    """Return the text of a script for sbatch, which has the job run again where it may go on."""
+    lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
+    lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+    return "\n".join([*lines, _BODY.format(command=shlex.join(job.command))])
+
+
+def sbatch_words(options: Mapping[str, str]) -> list[str]:
+    """Return the options as words of a command line."""
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+
+
+def _directive(name: str, value: str) -> str:
+    """Return an option as sbatch reads it from a script: quotes as in C, no line breaks."""
+    if not value:
+        return f"--{name}"
+    if all(char.isalnum() or char in "@%+=:,./_-" for char in value):
+        return f"--{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'--{name}="{escaped}"'
 
 
 def partitions() -> list[Partition]:
@@ -93,13 +133,10 @@ def partitions() -> list[Partition]:
 
 
 def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Submit a batch script and return the job's id.
+    """Submit a batch script, by its text, and return the job's id.
 
-    Args:
-        script: its text.
-        options: of sbatch. On its command line, because SBATCH_* variables override those in the
-            script.
-        environ: what the job inherits.
+    The options are given on sbatch's command line, because SBATCH_* variables override those in the
+    script. The job inherits `environ`.
 
     Raises:
         LaunchError: sbatch refuses.
@@ -162,11 +199,9 @@ def read_state(text: str) -> JobState:
 
 
 def file_of(pattern: str, shown: str) -> str:
-    """Return the file that sbatch's `--output=pattern` means for a job.
+    """Return the file that sbatch's `--output=pattern`, with symbols such as `%j`, means for a job.
 
-    Args:
-        pattern: with symbols such as `%j`.
-        shown: the output of `scontrol show job`.
+    `shown` is what `scontrol show job` says of it.
     """
     number = _value(r"^JobId=(\d+)", shown)
     values = {
@@ -201,10 +236,7 @@ def _pattern_of(job: str) -> str:
 def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:
     """Copy the job's output until it has ended; return how. A job that is run again goes on.
 
-    Args:
-        job: its id.
-        write: takes the output.
-        say: takes a line about the job.
+    `write` takes the output, `say` a line about the job.
 
     Raises:
         LaunchError: SLURM does not know the job, or its output cannot be read.

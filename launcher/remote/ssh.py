@@ -21,15 +21,7 @@ from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import Connection, connect
-from headway.launcher.remote.orders import (
-    End,
-    Found,
-    Order,
-    Question,
-    Route,
-    Signal,
-    Start,
-)
+from headway.launcher.remote.orders import End, Found, Order, Question, Route, Signal, Start
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0
@@ -41,24 +33,17 @@ _LAUNCH_FAILED = LaunchError.exit_code
 class RemoteLaunch(NamedTuple):
     """A launch on hosts.
 
-    Args:
-        hosts: in the order of their machine ranks.
-        agent: the command that runs the agent, the same on each host.
-        order: what each agent is told first.
-        words: returns the words of `headway launch` for a machine rank, and the address and the
-            port of machine 0.
-        main_address: of machine 0, where the user has set it.
-        main_port: on machine 0, where the user has set it.
-        stops_within_s: how long a launch may take to end after a stop signal.
+    `words` returns those of `headway launch` for a machine rank, and the address and the port of
+    machine 0.
     """
 
-    hosts: Hosts
-    agent: Sequence[str]
-    order: Order
+    hosts: Hosts  # in the order of their machine ranks
+    agent: Sequence[str]  # the command that runs the agent, the same on each host
+    order: Order  # what each agent is told first
     words: Callable[[int, str, int], Sequence[str]]
-    main_address: str | None
+    main_address: str | None  # of machine 0, where the user has set it
     main_port: int | None
-    stops_within_s: float
+    stops_within_s: float  # after a stop signal
 
 
 def run_on_hosts(launch: RemoteLaunch) -> int:
@@ -225,13 +210,11 @@ class _Run:
 
 
 def _to_blame(ends: Sequence[End], lost: Sequence[End], *, is_stopped: bool) -> End:
-    """Return the end that explains the others.
+    """Return the end that explains the others, of launches or of lost connections.
 
-    Args:
-        ends: of launches, in their order, until this command has stopped the others.
-        lost: what is said of lost connections.
-        is_stopped: a signal came to this command; otherwise the agent of a lost connection has
-            sent the SIGTERM of which the launches on other hosts may have heard.
+    `ends` are in their order, until this command has stopped the others. Unless a signal came to
+    it, the agent of a lost connection has sent the SIGTERM of which launches on other hosts may
+    have heard.
     """
     own = [end for end in ends if end.exit_code != _STOPPED or is_stopped or not lost]
     return min([*own, *lost], key=_explains_little)

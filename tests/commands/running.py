@@ -1,11 +1,18 @@
-"""Running a command of `headway` in this process."""
+"""Running a command of `headway`, in this process or in one of its own; what it has written."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
+import sys
 
 from headway.commands.main import main
+from headway.contract.origin import Layer
+from headway.settings.profile import read_profile
+from headway.settings.profile_files import choose_profile
+from headway.settings.setting import Raw
+from tests.distributed.launching import environment
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -15,3 +22,23 @@ def run(*words: str) -> tuple[int, str]:
         contextlib.redirect_stderr(io.StringIO()) as err,
     ):
         return main(words), out.getvalue() + err.getvalue()
+
+
+def python(
+    *words: str, given: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python with these words, where `headway` is found; `given` is its input."""
+    return subprocess.run(
+        [sys.executable, *words],
+        input=given,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def profile(path: str | None = None) -> dict[str, Raw]:
+    """Return what a profile of this user says: that at the path, or the one in use."""
+    entries = read_profile(path or choose_profile().path, Layer.USER_PROFILE)
+    return {name: entry.raw for name, entry in entries.items()}

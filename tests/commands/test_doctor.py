@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -16,15 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headway.commands import doctor, flags
-from headway.commands.doctor import (
-    ERROR,
-    OK,
-    SKIPPED,
-    WARNING,
-    Check,
-    Severity,
-    machine_problems,
-)
+from headway.commands.doctor import ERROR, OK, SKIPPED, WARNING, Check, Severity, machine_problems
 from headway.commands.main import main
 from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices
@@ -32,6 +23,7 @@ from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
+from tests.distributed.launching import environment
 from tests.machines.recorded import FOLDER, RECORDINGS, Recorded, Recording, changed, mac
 from tests.machines.recorded import torch as version_file
 
@@ -297,11 +289,7 @@ def test_characters_that_the_terminal_cannot_show_are_escaped(
     script = ["train.py"] if words[0] == "launch" else []
     done = subprocess.run(
         [sys.executable, "-m", "headway", *words, "--machine", "machine.json", *script],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "PYTHONIOENCODING": encoding,
-        },
+        env=environment(PYTHONIOENCODING=encoding),
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr

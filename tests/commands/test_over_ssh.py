@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands.on_host import address_towards, found_here
 from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
-from headway.launcher.remote.environment import environment_there, handed_on
-from headway.launcher.remote.facts import address_towards, found_here
-from headway.launcher.remote.orders import End, Order, Start
+from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
 from headway.settings import hosts, profile_files
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
@@ -152,6 +151,16 @@ def test_a_host_has_to_have_the_folder_and_the_script(
     assert found_here(order._replace(script="missing.py"), sshd).fault
 
 
+def agent_of(code: str, orders: bytes = b"") -> subprocess.Popen[bytes]:
+    """Begin an agent that has got its order, and these."""
+    command = [sys.executable, "-c", code]
+    agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert agent.stdin is not None
+    agent.stdin.write(encode(Order("the-mark", os.getcwd(), None, {})) + orders)
+    agent.stdin.flush()
+    return agent
+
+
 IMPATIENT_AGENT = """
 from headway.commands import on_host
 on_host._BEAT_EVERY_S = 0.01
@@ -161,13 +170,9 @@ on_host.main()
 
 @pytest.mark.processes
 def test_a_silent_agent_writes_at_times_so_that_a_cut_connection_is_noticed() -> None:
-    order = Order("the-mark", os.getcwd(), None, {})
-    command = [sys.executable, "-c", IMPATIENT_AGENT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+    with agent_of(IMPATIENT_AGENT) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
-        agent.stdin.write(encode(order))
-        agent.stdin.flush()
         assert agent.stdout.readline() != b"the-mark\n"  # the facts
         assert agent.stdout.readline() == b"the-mark\n"
         agent.stdin.close()
@@ -185,13 +190,9 @@ on_host.main()
 
 @pytest.mark.processes
 def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
-    orders = encode(Order("the-mark", os.getcwd(), None, {})) + encode(Start((), "k", 60.0))
-    command = [sys.executable, "-c", KILLED_LAUNCHER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+    with agent_of(KILLED_LAUNCHER, encode(Start((), "k", 60.0))) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
-        agent.stdin.write(orders)
-        agent.stdin.flush()
         _, answer = agent.stdout.readline(), agent.stdout.readline()
         agent.stdin.close()
     end = decode(kinds_of(End), answer.removeprefix(b"the-mark"))

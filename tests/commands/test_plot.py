@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.commands.plotting.charts import Chart, Curve, number
-from headway.commands.plotting.terminal import draw_chart, ticks_between
+from headway.commands.plot import Chart, Curve, draw_chart, number, ticks_between
 from tests.commands.running import run
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from headway.commands.program import program_from
 from headway.errors import ConfigError
-from tests.commands.running import run
+from tests.commands.running import python, run
 
 
 def program(*words: str, no_python: bool = False) -> tuple[str, str]:
@@ -107,11 +107,8 @@ def test_a_script_from_a_pipe_is_not_read_beforehand() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/stdin"), reason="needs the name of a descriptor")
 def test_a_script_from_stdin_is_run_by_one_process_and_refused_for_ranks() -> None:
     def from_pipe(*words: str) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "headway", "launch", "-q", "--cpu", *words, "/dev/stdin"]
-        return subprocess.run(
-            command, input="print('ran')", env=environ, capture_output=True, text=True, timeout=60
-        )
+        command = ("-m", "headway", "launch", "-q", "--cpu", *words, "/dev/stdin")
+        return python(*command, given="print('ran')")
 
     for words in (["--num-processes", "2"], ["--supervise"]):
         done = from_pipe(*words)
@@ -137,11 +134,7 @@ def make_unreadable_main() -> None:
 
 @pytest.mark.wording
 @pytest.mark.parametrize(
-    ("make", "script"),
-    [
-        (make_unreadable_file, "train.py"),
-        (make_unreadable_main, "sub"),
-    ],
+    ("make", "script"), [(make_unreadable_file, "train.py"), (make_unreadable_main, "sub")]
 )
 def test_the_fix_for_an_unreadable_script_makes_it_readable(
     make: Callable[[], None], script: str, ordinary_user: None
@@ -187,9 +180,7 @@ def test_no_other_kind_of_file_is_run_or_planned() -> None:
 def test_the_fix_for_a_shell_script_runs_it() -> None:
     Path("run.sh").write_text("echo ran in $0")
     words = refused("run.sh").problems[0].fix.partition("headway ")[2].split()
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "headway", words[0], "-q", "--cpu", *words[1:]]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    done = python("-m", "headway", words[0], "-q", "--cpu", *words[1:])
     assert done.stdout == "ran in ./run.sh\n", done.stderr
 
 

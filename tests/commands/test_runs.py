@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,7 @@ from headway.history.place import runs_folder
 from headway.history.record import Kept, Restart, Row, Tail
 from headway.history.repository import read_commit
 from headway.history.snapshot import snapshot_of
-from tests.commands.running import run
+from tests.commands.running import python, run
 from tests.history.runs import START, SURROUNDINGS, figures, write_run
 from tests.waiting import wait_until
 
@@ -103,15 +102,10 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
             name = f"rank_{rank}_attempt_{attempt}.log"
             (tmp_path / name).write_text(f"rank {rank} attempt {attempt}\n")
     write_run(Kept("logs", str(tmp_path)), code=7)
-    words = [sys.executable, "-m", "headway", "logs", "--rank", "1", "-f"]
-    done = subprocess.run(words, env=_environ(), capture_output=True, text=True, timeout=60)
+    done = python("-m", "headway", "logs", "--rank", "1", "-f")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("==>")]
     assert lines == ["rank 1 attempt 0", "rank 1 attempt 1"]
     assert done.returncode == 7
-
-
-def _environ() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def test_a_rerun_prints_the_command_line_with_the_variables_of_settings() -> None:
@@ -260,8 +254,7 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     Path("train.py").write_text(TRAINED)
 
     def launch(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "headway", "launch", "-q", "--cpu", *words]
-        return subprocess.run(command, env=_environ(), capture_output=True, text=True, timeout=120)
+        return python("-m", "headway", "launch", "-q", "--cpu", *words)
 
     secret = ("--key", "0123456789")
     assert launch("train.py", "good").returncode == 0

@@ -18,8 +18,7 @@ import pytest
 
 from headway.history import store
 from headway.launcher.remote import slurm_jobs
-from headway.launcher.remote.batch_script import Job, batch_script
-from headway.launcher.remote.slurm_jobs import JobState, file_of, read_state
+from headway.launcher.remote.slurm_jobs import Job, JobState, batch_script, file_of, read_state
 from tests.commands.running import run
 from tests.waiting import wait_until
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from headway.commands import ps, top
 from headway.commands.main import main
@@ -52,6 +53,14 @@ def slow_down(figures: RunFigures, *records: Figures) -> None:
     for _ in range(4):
         for rank, record in enumerate(records):
             figures.note(rank, record)
+
+
+def screen(width: int, word: str | None = "mine", runs: list[top.Watched] | None = None) -> str:
+    """Return the live screen of that width."""
+    word = str(os.getpid()) if word == "mine" else word
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(top.screen_of(top.watched() if runs is None else runs, word, width))
+    return console.export_text()
 
 
 def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
@@ -110,23 +119,16 @@ def test_a_launcher_of_another_version_is_shown_as_far_as_it_tells() -> None:
 
 
 def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFigures) -> None:
-    from rich.console import Console
-
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(top.screen_of(top.watched(), str(os.getpid()), 150))
-    text = console.export_text()
+    text = screen(150)
     assert "alone.py" in text
     assert "rank 2 makes all others wait" in text
     launch.lose(0)
-    console.print(top.screen_of(top.watched(), str(os.getpid()), 150))
-    text = console.export_text()
+    text = screen(150)
     assert text.count("(machine lost)") == 4
     assert "makes all others wait" not in text
-    console.print(top.screen_of(top.watched(), "1", 150))
-    assert "1 has ended" in console.export_text()
-    console.print(top.screen_of([], None, 150))
-    assert "no launch of yours runs" in console.export_text()
+    assert "1 has ended" in screen(150, "1")
+    assert "no launch of yours runs" in screen(150, None, [])
 
 
 @pytest.mark.parametrize(
@@ -139,12 +141,8 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
 def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
     launch: RunFigures, width: int, head: str
 ) -> None:
-    from rich.console import Console
-
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(top.screen_of(top.watched(), str(os.getpid()), width))
-    text = console.export_text()
+    text = screen(width)
     assert head in text
     rows = [line.split() for line in text.splitlines() if "100/1000" in line]
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]  # one line each, with its rank
@@ -152,13 +150,9 @@ def test_in_a_narrow_terminal_all_that_the_live_screen_has_is_whole(
 
 
 def test_the_machine_is_shown_where_there_are_several(launch: RunFigures) -> None:
-    from rich.console import Console
-
     for rank in range(4):
         launch.note(rank, USUAL, machine=rank // 2, host=f"n{rank // 2}")
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(top.screen_of(top.watched(), str(os.getpid()), 80))
-    assert "machine" in console.export_text()
+    assert "machine" in screen(80)
 
 
 def test_a_program_cannot_move_the_cursor_by_its_name() -> None:

@@ -364,9 +364,7 @@ def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_an
 def test_nobody_asked_and_a_default_that_cannot_be_is_an_error() -> None:
     with pytest.raises(ConfigError, match="main_address is not set"):
         interview(
-            facts_of(LAPTOP, given={"num_machines": "2"}),
-            Defaults(lambda _: None),
-            lambda _: "",
+            facts_of(LAPTOP, given={"num_machines": "2"}), Defaults(lambda _: None), lambda _: ""
         )
 
 
@@ -383,10 +381,7 @@ def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() ->
     for can_test in (False, True):
         script, _ = held(facts_of(LAPTOP, can_test=can_test), script=Endless())
         values.append([choice.value for choice in script.asked[-1].choices])
-    assert values == [
-        ["write", "back", "cancel"],
-        ["write", "write and test", "back", "cancel"],
-    ]
+    assert values == [["write", "back", "cancel"], ["write", "write and test", "back", "cancel"]]
 
 
 def test_what_belongs_to_sharding_is_asked_once_a_model_is_sharded() -> None:

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.contract.origin import Layer
-from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
-from headway.settings.setting import Raw
+from tests.commands.running import profile
 
 pexpect = pytest.importorskip("pexpect")
 pytest.importorskip("pyte")
@@ -22,11 +20,6 @@ pytest.importorskip("pyte")
 from tests.terminal import Terminal  # noqa: E402  needs the two above
 
 pytestmark = pytest.mark.processes
-
-
-def profile() -> dict[str, Raw]:
-    entries = read_profile(choose_profile().path, Layer.USER_PROFILE)
-    return {name: entry.raw for name, entry in entries.items()}
 
 
 CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}

@@ -17,7 +17,7 @@ import pytest
 
 from headway.contract.forking import ProcessHandle
 from headway.contract.records import Ended
-from headway.launcher.plan.grace import Grace
+from headway.launcher.plan.supervision import Grace
 from headway.launcher.rank.process_cleanup import end_processes
 
 pytestmark = pytest.mark.processes

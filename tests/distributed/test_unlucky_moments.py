@@ -18,7 +18,7 @@ import pytest
 from headway.contract.records import End, Ended
 from headway.launcher.diagnosis.process_state import handles_quit
 from headway.launcher.diagnosis.watch import Watch
-from headway.launcher.plan.grace import Grace
+from headway.launcher.plan.supervision import Grace
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 from tests.waiting import wait_for_lines, wait_until
 

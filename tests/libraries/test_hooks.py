@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.plan.libraries import Hook
+from headway.launcher.plan.program import Hook
 from headway.launcher.rank import library_hooks
 
 

@@ -162,10 +162,7 @@ def test_an_exclusion_and_its_complement_share_the_gpus_out(excluded: list[int])
 
 
 @settings(max_examples=60)
-@given(
-    st.one_of(st.none(), st.lists(st.integers(0, 7), min_size=1, unique=True)),
-    st.data(),
-)
+@given(st.one_of(st.none(), st.lists(st.integers(0, 7), min_size=1, unique=True)), st.data())
 def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
     mask: list[int] | None, data: st.DataObject
 ) -> None:

@@ -11,7 +11,8 @@ from headway.errors import Code
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import problems
-from tests.launcher.plan.test_seed_table import planned, refusal, variables
+from tests.launcher.plan.planning import planned, refusal
+from tests.launcher.plan.planning import set_by as variables
 from tests.machines.recorded import (
     RECORDINGS,
     Recorded,

@@ -8,7 +8,7 @@ from pkgutil import walk_packages
 import pytest
 
 from headway.migration.reading import Script
-from headway.migration.rewriting import Source, rewritten
+from headway.migration.scripts import Source, rewritten
 
 pytest.importorskip("torch")
 

@@ -37,24 +37,14 @@ def settings(machine: Machine, **values: Any) -> Settings:
         ("gpu_4", {"devices": "9,"}, Code.NO_SUCH_GPU, ("devices",)),
         ("gpu_mig", {"devices": "2"}, Code.SEVERAL_MIG_SLICES, ("devices", "num_processes")),
         ("mac_m2", {"num_processes": "2"}, Code.SEVERAL_ON_MPS, None),
-        (
-            "gpu_8_h100",
-            {"strategy": "hsdp"},
-            Code.NO_SHARD_SIZE,
-            ("strategy", "shard_size"),
-        ),
+        ("gpu_8_h100", {"strategy": "hsdp"}, Code.NO_SHARD_SIZE, ("strategy", "shard_size")),
         (
             "gpu_8_h100",
             {"shard_size": "3", "strategy": "hsdp"},
             Code.SHARD_SIZE,
             ("shard_size", "strategy", "num_processes"),
         ),
-        (
-            "laptop_cpu",
-            {"cpu_offload": "yes"},
-            Code.OFFLOAD_WITHOUT_GPU,
-            ("cpu_offload", "device"),
-        ),
+        ("laptop_cpu", {"cpu_offload": "yes"}, Code.OFFLOAD_WITHOUT_GPU, ("cpu_offload", "device")),
         ("mac_intel", {"device": "mps"}, Code.NO_MPS, ("device",)),
     ],
 )

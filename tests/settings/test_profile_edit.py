@@ -21,15 +21,11 @@ from headway.contract.origin import Layer
 from headway.errors import ConfigError
 from headway.machine.facts import Machine
 from headway.settings.profile import parse_profile, read_profile
-from headway.settings.profile_edit import (
-    BLANK,
-    change_profile,
-    set_value,
-    unset_value,
-)
+from headway.settings.profile_edit import BLANK, change_profile, set_value, unset_value
 from headway.settings.profile_files import MAX_BYTES
 from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
+from tests.distributed.launching import environment
 
 TEXT = """\
 # for the big machine
@@ -253,9 +249,8 @@ while True:
 
 
 def started(script: str, *arguments: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("kills", [50, pytest.param(500, marks=pytest.mark.long)])

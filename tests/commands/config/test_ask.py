@@ -17,22 +17,17 @@ import pytest
 from headway.commands import flags, test
 from headway.commands.main import main
 from headway.config_wizard.questions import TEST
-from headway.contract.origin import Layer
 from headway.launcher.remote import slurm_jobs
 from headway.machine.facts import Machine
-from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.setting import Raw
+from tests.commands.running import profile
+from tests.distributed.launching import environment
 from tests.machines.recorded import FOLDER, load
 
 LAPTOP, EIGHT_H100, M2 = load("laptop_cpu"), load("gpu_8_h100"), load("mac_m2")
 
 Capture = pytest.CaptureFixture[str]
-
-
-def profile(path: str | None = None) -> dict[str, Raw]:
-    entries = read_profile(path or choose_profile().path, Layer.USER_PROFILE)
-    return {name: entry.raw for name, entry in entries.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -158,8 +153,8 @@ def seconds_of_children() -> float:
 def test_yes_and_show_are_quick_and_import_nothing_heavy(
     words: list[str], limit_s: float, tmp_path: Path
 ) -> None:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environ["PYTHONPYCACHEPREFIX"] = str(tmp_path / "cache")  # compiled once, as an installed one
+    # compiled once, as an installed one
+    environ = environment(PYTHONPYCACHEPREFIX=str(tmp_path / "cache"))
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     times: list[float] = []
     while not times or (min(times) >= limit_s and len(times) < 20):

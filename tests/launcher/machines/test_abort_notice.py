@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands import notify_abort
-from headway.commands.launch import make_parser
+from headway.commands.launch import give_up, make_parser
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.launcher.machines import abort_notice
@@ -120,9 +119,7 @@ def give_up_as(rank: int, port: int, by: str = "scheduler", *more: str) -> threa
     environ = {"HEADWAY_RUN_KEY": os.environ["HEADWAY_RUN_KEY"], **variables}
     words = ["--main-port", str(port), *flags, *more, "missing.py"]
     error = ConfigError(f"no script on {rank}", where="here", fix="write it")
-    giving_up_here = threading.Thread(
-        target=notify_abort.give_up, args=(words, make_parser(), environ, error)
-    )
+    giving_up_here = threading.Thread(target=give_up, args=(words, make_parser(), environ, error))
     giving_up_here.start()
     return giving_up_here
 

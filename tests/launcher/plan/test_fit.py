@@ -6,29 +6,23 @@ from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
+from headway.contract.origin import Layer
 from headway.errors import MachineError
 from headway.launcher.plan.fit import fit
 from headway.launcher.plan.plan import LaunchPlan, build_plan
 from headway.launcher.plan.program import Program
-from headway.machine.facts import Machine
-from headway.machine.snapshot import load_machine
-from headway.settings.profile import Entries, Entry
+from headway.settings.profile import Entries
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
-from tests.machines.recorded import FOLDER
+from tests.launcher.plan.planning import said
+from tests.machines.recorded import load
 
 
 def fitted(
     machine: str, layer: Layer = Layer.USER_PROFILE, **values: Any
 ) -> tuple[LaunchPlan, str]:
-    there: Machine = load_machine(str(FOLDER / f"{machine}.json"))
-    layers: list[Entries] = [
-        {
-            name: Entry(raw, Origin(layer, reason=f"{layer.label} {name}"))
-            for name, raw in values.items()
-        }
-    ]
+    there = load(machine)
+    layers = [said(layer, **values)]
 
     def settle(some: list[Entries]) -> Settings:
         return resolve(some, there, {})
@@ -45,9 +39,9 @@ EIGHT_GPUS: dict[str, Any] = {"device": "cuda", "num_processes": "8", "mixed_pre
 def test_a_profile_of_eight_gpus_becomes_one_process_on_a_laptop() -> None:
     plan, changes = fitted("laptop_cpu", **EIGHT_GPUS)
     assert (plan.settings.device, plan.settings.num_processes) == ("cpu", 1)
-    assert "device cuda -> cpu (user profile device; no NVIDIA driver" in changes
+    assert "device cuda -> cpu (user profile --device; no NVIDIA driver" in changes
     assert "num_processes 8 -> 1" in changes
-    assert "flag --fit (instead of user profile device)" in str(plan.settings.origin("device"))
+    assert "flag --fit (instead of user profile --device)" in str(plan.settings.origin("device"))
 
 
 def test_it_becomes_four_processes_on_four_gpus() -> None:

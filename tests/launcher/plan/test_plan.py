@@ -3,63 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
+from headway.contract.origin import Layer
 from headway.contract.run import RANK_VARIABLES
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.launcher.plan.describe import describe
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import summary
 from headway.launcher.plan.program import Program, flags_in
-from headway.launcher.plan.summary import summary
 from headway.launcher.processes.starter import unbuffered
 from headway.launcher.run import changed
 from headway.machine.facts import Gpu, Machine
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
+from tests.launcher.plan.planning import LAPTOP, SCRIPT, plan, set_by
 
 H100 = Gpu("NVIDIA H100", "GPU-h", 80 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", "GPU-t", 16 * 2**30, (7, 5))
-LAPTOP = Machine(cores=8, cores_reason="8 usable cores")
 SERVER = Machine(cores=64, gpus=tuple(H100._replace(uuid=f"GPU-{i}") for i in range(8)))
 MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
-SCRIPT = Program("train.py", ("--lr", "3"))
-
-
-def plan(
-    machine: Machine = LAPTOP,
-    environ: Mapping[str, str] | None = None,
-    *,
-    layer: Layer = Layer.FLAG,
-    program: Program = SCRIPT,
-    supervise: bool = False,
-    in_process: bool = False,
-    python: Sequence[str] = ("/bin/python",),
-    **values: Any,
-) -> LaunchPlan:
-    entries = {
-        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
-        for name, raw in values.items()
-    }
-    environ = environ or {}
-    return build_plan(
-        resolve([entries], machine, environ),
-        machine,
-        program,
-        python=python,
-        environ=environ,
-        supervise=supervise,
-        in_process=in_process,
-    )
-
-
-def set_by(launch: LaunchPlan) -> dict[str, str | None]:
-    return {name: change.value for name, change in launch.environment.items()}
 
 
 def test_one_process_replaces_the_launcher() -> None:
@@ -175,15 +139,6 @@ def test_ranks_on_one_machine_stay_on_loopback_unless_the_user_named_a_device() 
     assert set_by(near)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-@pytest.mark.parametrize(
-    ("given", "value"), [(None, "1"), ("0", "0"), ("1", "1"), ("true", "1"), ("no", "0"), ("", "0")]
-)
-def test_the_mps_fallback_is_a_number_before_python_starts(given: str | None, value: str) -> None:
-    environ = {} if given is None else {"PYTORCH_ENABLE_MPS_FALLBACK": given}
-    assert set_by(plan(MAC, environ))["PYTORCH_ENABLE_MPS_FALLBACK"] == value
-    assert "PYTORCH_ENABLE_MPS_FALLBACK" not in set_by(plan(MAC, environ, device="cpu"))
-
-
 def test_extra_variables_reach_the_script_and_beat_what_is_computed() -> None:
     environment = set_by(plan(env="A=1 OMP_NUM_THREADS=7"))
     assert environment["A"] == "1"
@@ -192,12 +147,6 @@ def test_extra_variables_reach_the_script_and_beat_what_is_computed() -> None:
 
 
 class TestGpus:
-    def test_all_gpus_are_used_without_a_word(self) -> None:
-        launch = plan(SERVER)
-        assert launch.gpus == tuple(range(8))
-        assert launch.settings.num_processes == 8
-        assert "CUDA_VISIBLE_DEVICES" not in set_by(launch)
-
     @pytest.mark.parametrize(
         ("devices", "mask"), [("3", "0,1,2"), ("1,3", "1,3"), ("3,", "3"), (["5", "0"], "5,0")]
     )
@@ -216,27 +165,7 @@ class TestGpus:
 
 
 REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
-    "cuda without a GPU": (
-        LAPTOP,
-        {"device": "cuda", "num_processes": "4"},
-        MachineError,
-        "no GPU",
-    ),
-    "cuda behind an empty mask": (
-        SERVER._replace(cuda_visible_devices=""),
-        {"device": "cuda"},
-        MachineError,
-        "CUDA_VISIBLE_DEVICES='' hides all GPUs",
-    ),
     "more processes than GPUs": (SERVER, {"num_processes": "9"}, MachineError, "8 GPUs"),
-    "a GPU that is not there": (SERVER, {"devices": "7,8"}, MachineError, "7 NVIDIA H100"),
-    "mps without a Mac": (LAPTOP, {"device": "mps"}, MachineError, "not a Mac"),
-    "two processes on one MPS device": (
-        MAC,
-        {"num_processes": "2"},
-        MachineError,
-        "only one process",
-    ),
     "bf16 on an old GPU": (
         Machine(gpus=(T4,)),
         {"mixed_precision": "bf16"},
@@ -244,12 +173,6 @@ REFUSED: dict[str, tuple[Machine, dict[str, Any], type[HeadwayError], str]] = {
         "Tesla T4 \\(sm_75",
     ),
     "fp16 on a CPU": (LAPTOP, {"mixed_precision": "fp16"}, ConfigError, "bf16"),
-    "GPUs chosen for a CPU run": (
-        SERVER,
-        {"device": "cpu", "devices": "2"},
-        ConfigError,
-        "selects",
-    ),
     "disagreeing counts": (
         SERVER,
         {"devices": "3", "num_processes": "2"},
@@ -452,8 +375,7 @@ def test_the_summary_is_one_line_with_all_that_matters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "num_notes"),
-    [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)],
+    ("program", "num_notes"), [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)]
 )
 def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_none(
     program: Program, num_notes: int

@@ -3,10 +3,8 @@ flags and variables, row by row; where those tools are wrong, what is right."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +12,20 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.records import Crash
-from headway.errors import ConfigError, HeadwayError, MachineError
+from headway.errors import ConfigError, MachineError
 from headway.launcher.diagnosis.failures import RankExit, find_failure
 from headway.launcher.plan.describe import describe
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.detection import detect_machine
-from headway.machine.facts import is_on
 from headway.machine.snapshot import load_machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.table import TABLE
+from tests.commands.running import python
+from tests.launcher.plan.planning import plan as plan_for
+from tests.launcher.plan.planning import planned, refusal
+from tests.launcher.plan.planning import set_by as variables
 from tests.machines.recorded import FOLDER, Recorded, Recording, mac
-
-
-def planned(
-    machine: str,
-    environ: Mapping[str, str] | None = None,
-    *,
-    layer: Layer = Layer.FLAG,
-    **values: Any,
-) -> LaunchPlan:
-    """Return the plan for a recorded machine."""
-    there = load_machine(str(FOLDER / f"{machine}.json"))
-    entries = {
-        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
-        for name, raw in values.items()
-    }
-    settings = resolve([entries], there, environ or {})
-    script = Program("train.py")
-    return build_plan(settings, there, script, python=["python"], environ=environ or {})
-
-
-def variables(plan: LaunchPlan) -> dict[str, str | None]:
-    return {name: change.value for name, change in plan.environment.items()}
-
-
-def refusal(machine: str, kind: type[HeadwayError] = MachineError, **values: Any) -> str:
-    with pytest.raises(kind) as caught:
-        planned(machine, **values)
-    return str(caught.value)
-
 
 # ------------------------------------------------------------------ GPUs (Ludwig, Lightning)
 
@@ -63,6 +34,8 @@ def refusal(machine: str, kind: type[HeadwayError] = MachineError, **values: Any
 def test_gpus_are_used_without_any_flag(machine: str, gpus: int) -> None:
     plan = planned(machine)
     assert (plan.settings.device, plan.gpus) == ("cuda", tuple(range(gpus)))
+    assert plan.settings.num_processes == gpus
+    assert "CUDA_VISIBLE_DEVICES" not in variables(plan)
     assert planned("laptop_cpu").settings.device == "cpu"
 
 
@@ -88,25 +61,6 @@ def test_a_mask_of_uuids_is_counted_through() -> None:
     assert planned("mask_uuids").gpus == (0, 1)
     uuids = [gpu.uuid for gpu in load_machine(str(FOLDER / "gpu_8_h100.json")).gpus]
     assert variables(planned("mask_uuids", devices="1,"))["CUDA_VISIBLE_DEVICES"] == uuids[2]
-
-
-@pytest.mark.parametrize(
-    ("devices", "gpus"),
-    [
-        ("3", (0, 1, 2)),
-        ("-1", (0, 1, 2, 3, 4, 5, 6, 7)),
-        (["0"], (0,)),
-        (["1", "3"], (1, 3)),
-        ("1, 3", (1, 3)),
-        ("1,", (1,)),
-        ("3,1", (3, 1)),
-    ],
-)
-@pytest.mark.parametrize("layer", [Layer.FLAG, Layer.ENVIRONMENT, Layer.PROJECT_PROFILE])
-def test_lightnings_table_holds_from_every_source(
-    devices: Any, gpus: tuple[int, ...], layer: Layer
-) -> None:
-    assert planned("gpu_8_h100", devices=devices, layer=layer).gpus == gpus
 
 
 def test_a_count_says_that_it_is_no_index() -> None:
@@ -211,16 +165,10 @@ def test_gpus_that_are_not_used_get_a_note_unless_the_cpu_was_asked_for(
 def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "1,9,2"}
     cut = load_machine(str(FOLDER / "gpu_4.json"))._replace(cuda_visible_devices="1,9,2")
-    entries = {"devices": Entry("2", Origin(Layer.FLAG, flag="--devices"))}
-    script = Program("train.py")
-    plan = build_plan(resolve([], cut, environ), cut, script, python=["python"], environ=environ)
-    assert any(
-        "CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU that does not exist" in n for n in plan.notes
-    )
-    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU"):
-        build_plan(
-            resolve([entries], cut, environ), cut, script, python=["python"], environ=environ
-        )
+    what = "CUDA_VISIBLE_DEVICES=1,9,2 lists a GPU that does not exist"
+    assert any(what in note for note in plan_for(cut, environ).notes)
+    with pytest.raises(MachineError, match=what):
+        plan_for(cut, environ, devices="2")
 
 
 @pytest.mark.parametrize("devices", ["2", "idle:2", "0,1"])
@@ -313,7 +261,6 @@ def test_mps_is_used_without_any_flag_or_variable() -> None:
 def test_a_switch_that_says_no_means_no(word: str) -> None:  # for Ludwig "0" means yes
     machine = detect_machine({"DISABLE_MPS": word}, Recorded(mac()))
     assert machine.mps
-    assert not is_on({"LUDWIG_ENABLE_MPS": word}, "LUDWIG_ENABLE_MPS")
 
 
 def test_a_switch_that_means_nothing_is_an_error() -> None:
@@ -358,6 +305,7 @@ def test_disable_mps_opts_out_and_an_explicit_mps_is_refused_with_it() -> None:
         ({}, {}, "1"),
         ({"PYTORCH_ENABLE_MPS_FALLBACK": "0"}, {}, "0"),
         ({"PYTORCH_ENABLE_MPS_FALLBACK": "true"}, {}, "1"),
+        ({"PYTORCH_ENABLE_MPS_FALLBACK": ""}, {}, "0"),
         ({}, {"mps_fallback": "strict"}, "0"),
         ({"PYTORCH_ENABLE_MPS_FALLBACK": "1"}, {"mps_fallback": "strict"}, "0"),
         ({"PYTORCH_ENABLE_MPS_FALLBACK": "0"}, {"mps_fallback": "on"}, "1"),
@@ -368,7 +316,8 @@ def test_the_fallback_is_in_the_environment_as_a_number(
 ) -> None:
     changes = variables(planned("mac_m2", environ, **values))
     assert changes["PYTORCH_ENABLE_MPS_FALLBACK"] == value
-    assert "PYTORCH_ENABLE_MPS_FALLBACK" not in variables(planned("laptop_cpu", environ))
+    for plan in (planned("laptop_cpu", environ), planned("mac_m2", environ, device="cpu")):
+        assert "PYTORCH_ENABLE_MPS_FALLBACK" not in variables(plan)
 
 
 def test_a_fallback_that_torch_would_crash_on_is_refused() -> None:
@@ -398,8 +347,7 @@ def test_the_fallback_is_set_before_python_starts(tmp_path: Path) -> None:
         "(Machine(system='Darwin', mps=True), environ)\n"
         f"launch.main(['-q', '--mps-fallback', 'strict', {str(tmp_path / 's.py')!r}])"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True)
+    done = python("-c", text)
     assert done.stdout == "0\n", done.stderr
 
 
@@ -468,15 +416,11 @@ def test_precision_on_mps_depends_on_the_versions_of_torch_and_macos(
     from tests.machines.recorded import torch as version_file
 
     machine = detect_machine({}, Recorded(mac(macos, torch=version_file(torch))))
-    entry = Entry(precision, Origin(Layer.FLAG, flag="--mixed-precision"))
-    settings = resolve([{"mixed_precision": entry}], machine, {})
-    try:
-        build_plan(settings, machine, Program("a.py"), python=["python"], environ={})
-        refused = ""
-    except MachineError as error:
-        refused = str(error)
-    assert reason in refused
-    assert bool(reason) == bool(refused)
+    if reason:
+        with pytest.raises(MachineError, match=re.escape(reason)):
+            plan_for(machine, mixed_precision=precision)
+    else:
+        assert plan_for(machine, mixed_precision=precision).settings.mixed_precision == precision
 
 
 def test_a_failure_of_mps_says_where_to_report_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.records import Uses
-from headway.launcher.plan.unused import unused
+from headway.launcher.plan.notes import unused
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve

@@ -1,0 +1,173 @@
+"""What launches elsewhere have in common: as a job of a scheduler, on hosts over ssh, or of another
+tree of the same code, a snapshot of a job or a run's commit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from headway.commands.flags import Parsed, Parser, bad_words
+from headway.contract.origin import Layer, Origin
+from headway.errors import ConfigError, MachineError
+from headway.launcher.plan.program import Program
+from headway.machine.facts import Machine
+from headway.settings.problems import profile_problems
+from headway.settings.profile import Entries, Entry
+from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE
+
+SCHEDULERS = ("slurm",)
+"""That --submit knows."""
+
+
+class Request(NamedTuple):
+    """A launch that is typed here, and runs elsewhere."""
+
+    parsed: Parsed
+    own: Sequence[str]  # the same flags as words
+    program: Program  # on this machine's file system
+    layers: Sequence[Entries]
+    machine: Machine  # this one, which need not be able to run the program
+    environ: Mapping[str, str]
+
+
+def add_flags_of_jobs(parser: Parser) -> None:
+    """Add the flags of `headway launch` that say that, and how, it is a job."""
+    heading = "jobs"
+    schedulers = "{" + ",".join(SCHEDULERS) + "}"
+    parser.flag(
+        "--submit",
+        heading=heading,
+        metavar=schedulers,
+        help="run as a job of this scheduler, not here",
+    )
+    parser.flag("--nodes", heading=heading, metavar="M", help="the same as --num-machines")
+    parser.flag(
+        "--sbatch",
+        heading=heading,
+        metavar="KEY=VALUE",
+        action="append",
+        help="with --submit: an option of sbatch, such as gres=gpu:8 or exclusive (repeatable)",
+    )
+    parser.flag(
+        "--follow",
+        heading=heading,
+        help="with --submit: show the job's output, and end with its exit code; Ctrl-C leaves it "
+        "running",
+    )
+
+
+def refuse_flags_of_jobs(parsed: Parsed) -> None:
+    """Refuse flags that only a job obeys, without --submit; a profile may hold them for jobs."""
+    if parsed.submit is not None:
+        if parsed.submit not in SCHEDULERS:
+            raise ConfigError(
+                f"--submit is {parsed.submit!r}, but it must be {', '.join(SCHEDULERS)}",
+                where="flag --submit",
+                fix=f"pass --submit {SCHEDULERS[0]}",
+            )
+        return
+    given = [
+        TABLE[name].flag for name in (*OF_JOBS, "snapshot") if getattr(parsed, name) is not None
+    ]
+    given += ["--sbatch"] * bool(parsed.sbatch) + ["--follow"] * parsed.follow
+    if given:
+        raise bad_words(
+            f"{', '.join(given)} is for jobs of a scheduler, and this launch is none",
+            fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
+        )
+
+
+def nodes_flag(text: str, machines: Entry | None) -> Entry:
+    """Return the entry of --nodes; `machines` is that of --num-machines."""
+    if machines is not None:
+        raise bad_words(
+            f"--nodes {text} and --num-machines {machines.raw} are the same setting",
+            fix="pass one of the two",
+        )
+    return Entry(text, Origin(Layer.FLAG, flag="--nodes"))
+
+
+def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
+    """Check the settings as far as they do not depend on where the launch will be."""
+    anywhere = [
+        {name: entry for name, entry in layer.items() if name not in OF_MACHINES}
+        for layer in layers
+    ]
+    if found := profile_problems(anywhere, machine):
+        raise ConfigError.of(found)
+
+
+def words_elsewhere(own: Sequence[str], program: Program, without: Collection[str]) -> list[str]:
+    """Return the words after `headway launch` for another machine, without flags for this one."""
+    flags = [word for word in own if word.partition("=")[0] not in without]
+    if program.kind == "module":  # the last of the flags names it
+        return [*flags, *program.args]
+    dashes = ["--"] if program.name.startswith("-") else []
+    return [*flags, *dashes, program.name, *program.args]
+
+
+class Moved(NamedTuple):
+    """A program in another tree, and the variables that let Python find its modules there.
+
+    The working folder stays: data, outputs and checkpoints are where they were. The script, what it
+    imports, and files of the code that arguments name are those of the tree.
+    """
+
+    program: Program
+    variables: dict[str, str]
+
+
+def moved(
+    program: Program, folder: str, root: str, tree: str, has: Callable[[str], bool] | None = None
+) -> Moved:
+    """Return a program, typed in `folder`, as it is in `tree`, a copy of the code in `root`.
+
+    `has` says whether a path from there is in a copy that is yet to be made.
+
+    Raises:
+        MachineError: this Python would look for a module in the working folder first.
+    """
+    has = has or (lambda place: os.path.exists(os.path.join(tree, place)))
+    there = partial(_there, folder=folder, root=root, tree=tree, has=has)
+    args = tuple(_argument(word, folder, there) for word in program.args)
+    python_path = [found for one in sys.path if one and (found := there(one))]
+    variables = {}
+    name = program.name
+    if program.kind == "module":
+        if sys.version_info < (3, 11):
+            raise MachineError(
+                f"the module {name} cannot be run from another folder than this one: Python "
+                f"{sys.version_info[0]}.{sys.version_info[1]} looks for it here first",
+                where="flag --module",
+                fix="name its file instead, pass --snapshot off, or use Python 3.11",
+            )
+        variables["PYTHONSAFEPATH"] = "1"
+        python_path.insert(0, there(folder) or tree)
+    elif program.kind == "script" or os.sep in name:
+        name = there(name) or name
+    if python_path:
+        before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(python_path), *before])
+    return Moved(program._replace(name=name, args=args), variables)
+
+
+def _there(path: str, folder: str, root: str, tree: str, has: Callable[[str], bool]) -> str:
+    """Return the place of a path of `root` in `tree`; empty for one that is not there."""
+    whole = os.path.join(folder, path)
+    for one in (os.path.abspath(whole), os.path.realpath(whole)):
+        place = os.path.relpath(one, root)
+        if place.split(os.sep)[0] != os.pardir and has(place):
+            return os.path.normpath(os.path.join(tree, place))
+    return ""
+
+
+def _argument(word: str, folder: str, there: Callable[[str], str]) -> str:
+    """Return an argument, with the file of the code that it names as it is in the tree."""
+    flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    if not value or os.path.isdir(os.path.join(folder, value)):
+        return word
+    return f"{flag}{equals}{there(value) or value}"

@@ -1,1 +1,0 @@
-"""Draws the metrics of runs: in a terminal, or as a picture."""

@@ -1,0 +1,76 @@
+"""Plans for tests, of machines that are made up or recorded; nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from headway.contract.origin import Layer, Origin
+from headway.errors import HeadwayError, MachineError
+from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.program import Program
+from headway.machine.facts import Machine
+from headway.settings.profile import Entries, Entry
+from headway.settings.resolve import resolve
+from headway.settings.table import TABLE
+from tests.machines.recorded import load
+
+LAPTOP = Machine(cores=8, cores_reason="8 usable cores")
+SCRIPT = Program("train.py", ("--lr", "3"))
+
+
+def said(layer: Layer, **values: Any) -> Entries:
+    """Return a layer of settings, whose origins name it and the flags."""
+    return {
+        name: Entry(raw, Origin(layer, reason=f"{layer.label} {TABLE[name].flag}"))
+        for name, raw in values.items()
+    }
+
+
+def plan(
+    machine: Machine = LAPTOP,
+    environ: Mapping[str, str] | None = None,
+    *,
+    layer: Layer = Layer.FLAG,
+    program: Program = SCRIPT,
+    supervise: bool = False,
+    in_process: bool = False,
+    python: Sequence[str] = ("/bin/python",),
+    **values: Any,
+) -> LaunchPlan:
+    """Return the plan for a machine on which these settings are said in this layer."""
+    environ = environ or {}
+    return build_plan(
+        resolve([said(layer, **values)], machine, environ),
+        machine,
+        program,
+        python=python,
+        environ=environ,
+        supervise=supervise,
+        in_process=in_process,
+    )
+
+
+def set_by(launch: LaunchPlan) -> dict[str, str | None]:
+    """Return the variables that a plan changes; None: it removes them."""
+    return {name: change.value for name, change in launch.environment.items()}
+
+
+def planned(
+    machine: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    layer: Layer = Layer.FLAG,
+    **values: Any,
+) -> LaunchPlan:
+    """Return the plan for a recorded machine."""
+    return plan(load(machine), environ, layer=layer, **values)
+
+
+def refusal(machine: str, kind: type[HeadwayError] = MachineError, **values: Any) -> str:
+    """Return the error for what cannot be done on a recorded machine."""
+    with pytest.raises(kind) as caught:
+        planned(machine, **values)
+    return str(caught.value)
