@@ -47,6 +47,9 @@ def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     inside = module.removeprefix(COMPAT).removeprefix(".")
 
     def get(name: str) -> Any:
+        # `inspect` asks all modules for these, amid the import of others too
+        if name.startswith("__"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home = home_of(inside, name)
         if home is not None:
             source, _, attribute = home.rpartition(".")

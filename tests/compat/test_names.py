@@ -175,3 +175,13 @@ print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "accelerate"} & {*done.stdout.split()}
+
+
+@pytest.mark.processes
+def test_a_module_that_is_there_before_torch_does_not_come_in_the_way_of_its_import() -> None:
+    code = """
+import headway.compat.utils, headway.compat.tracking, headway.compat.state
+from headway.compat.tracking import WandBTracker
+assert not hasattr(headway.compat.state, "__file__")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
