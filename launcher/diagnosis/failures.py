@@ -161,6 +161,7 @@ def find_failure(
     world_size: int,
     memory_kills: int = 0,
     last_lines: Mapping[int, Sequence[str]] | None = None,
+    crash_stacks: Mapping[int, Sequence[str]] | None = None,
     divergence: Sequence[str] = (),
     lost_reader: str = "",
 ) -> Failure | None:
@@ -168,11 +169,14 @@ def find_failure(
 
     A rank that left silently (os._exit, a signal) is the first one if it left before another failed
     on the connection that it dropped. Such an exception may be reported a moment before the silent
-    rank's process is found dead. An abort does not count as silent: gloo's victims end by it.
+    rank's process is found dead. An abort that the rank's last lines explain by communication does
+    not count as silent: victims end by it, too.
 
-    `ranks` are all of this machine. How they diverged is kept where the first failure is one of
-    communication; the other arguments are as in `Failure`.
+    `ranks` are all of this machine. A rank's crash stack, if it has one, stands for its last lines.
+    How ranks diverged is kept where the first failure is one of communication; the other arguments
+    are as in `Failure`.
     """
+    last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
     failures = [end for end in ended if end.is_failure]
     own = [end for end in failures if not end.was_stopping] or failures
@@ -180,7 +184,9 @@ def find_failure(
         return None
     first = own[0]
     for end in ended if _may_be_a_victim(first) else ():
-        is_silent = end.left_silently and not end.was_stopping and end.code != -signal.SIGABRT
+        is_silent = end.left_silently and not end.was_stopping
+        if end.code == -signal.SIGABRT:
+            is_silent &= not _tells_of_communication("\n".join(last_lines.get(end.rank, ())))
         if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
             first = end
             break
@@ -202,7 +208,7 @@ def find_failure(
         victims=tuple(rank for rank in others if rank not in same),
         world_size=world_size,
         memory_kills=memory_kills,
-        last_lines=tuple((last_lines or {}).get(first.rank, ())),
+        last_lines=tuple((crash_stacks or {}).get(first.rank) or last_lines.get(first.rank, ())),
         divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
         lost_reader=lost_reader,
         killed=tuple(end for end in ended if end.killed_after_s is not None),
@@ -215,7 +221,11 @@ def _may_be_a_victim(end: RankExit) -> bool:
     """
     if end.crash is None:
         return end.left_silently and end.code <= 0  # a code of its own is its own failure
-    return contains(end.crash.traceback, (*COMMUNICATION, *COMMUNICATION_ERRORS))
+    return _tells_of_communication(end.crash.traceback)
+
+
+def _tells_of_communication(text: str) -> bool:
+    return contains(text, (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 
 def _is_same(end: RankExit, first: RankExit) -> bool:

@@ -263,10 +263,8 @@ class Agent(LocalElasticAgent):
             ranks=[worker.global_rank for worker in self._worker_group.workers],
             world_size=self._worker_group.workers[0].world_size,
             memory_kills=self._memory_kills,
-            last_lines={
-                end.rank: self.watch.crash_stack(end.rank) or self.output.tail(end.rank)
-                for end in self.exits
-            },
+            last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
+            crash_stacks={end.rank: self.watch.crash_stack(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )

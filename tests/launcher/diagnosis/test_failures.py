@@ -79,7 +79,7 @@ def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> Non
     assert found.exit_code == 1
 
 
-@pytest.mark.parametrize("code", [0, -9, -11])
+@pytest.mark.parametrize("code", [0, -6, -9, -11])
 def test_a_silent_death_that_is_found_a_moment_later_still_came_first(code: int) -> None:
     victim = ended(0, 1, PEER.time, crash=PEER)
     assert failure(victim, ended(2, code, PEER.time + 0.3)).first.rank == 2
@@ -112,6 +112,10 @@ def test_a_backend_that_is_not_there_gets_advice() -> None:
 def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
     found = failure(ended(1, 1, BOOM.time, crash=BOOM), ended(0, -6, BOOM.time + 0.2))
     assert found.first.rank == 1
+    said = {0: ("terminate called after throwing an instance of", "[.../gloo/pair.cc] closed")}
+    for code in (0, -9):  # found dead after the victims
+        ends = ended(0, -6, PEER.time + 0.1), ended(2, code, PEER.time + 0.3)
+        assert failure(ended(1, 1, PEER.time, crash=PEER), *ends, last_lines=said).first.rank == 2
 
 
 def test_a_rank_that_came_to_its_end_is_not_blamed() -> None:
