@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -234,7 +235,14 @@ def _is_same(end: RankExit, first: RankExit) -> bool:
     if end.crash is None or first.crash is None:
         return end.crash is first.crash and end.code == first.code > 0
     # not by the exit code: it may have been stopped on its way out
-    return (end.crash.kind, end.crash.message) == (first.crash.kind, first.crash.message)
+    return end.crash.kind == first.crash.kind and (
+        _without_numbers(end.crash.message) == _without_numbers(first.crash.message)
+    )
+
+
+def _without_numbers(message: str) -> str:
+    """Return a message without what may be the number of the rank, or of its device."""
+    return re.sub(r"\d+", "N", message)
 
 
 def describe_killed(exits: Iterable[RankExit]) -> str:

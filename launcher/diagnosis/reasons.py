@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from headway.launcher.diagnosis.torch_messages import (
     LOADER_WORKER_ENDED,
     LOADER_WORKER_KILLED,
     MPS,
+    NO_GPU,
     NO_NCCL,
     NO_RANK_VARIABLE,
     NOT_ON_MPS,
@@ -100,6 +102,26 @@ REASONS = (
         _EXCEPTION,
         "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
         'init_process_group("gloo")',
+    ),
+    Reason(
+        "no_gpu",
+        lambda seen: seen.crash is not None and contains(seen.crash.message, NO_GPU),
+        _EXCEPTION,
+        "the script asks for a GPU by itself, and torch has none here (`headway doctor` says why): "
+        'let it take accelerator.device, or torch.device("cpu")',
+    ),
+    Reason(
+        "module_not_found",
+        lambda seen: seen.crash is not None and seen.crash.kind == ModuleNotFoundError.__name__,
+        _EXCEPTION,
+        f"a package: install it for the Python of this launch, `{sys.executable} -m pip install`, "
+        "or launch from the environment that has it; a file of yours: put its folder on PYTHONPATH",
+    ),
+    Reason(
+        "out_of_memory",
+        lambda seen: seen.crash is not None and seen.crash.kind == MemoryError.__name__,
+        _EXCEPTION,
+        _LESS_MEMORY,
     ),
     Reason(
         "debugger_left",

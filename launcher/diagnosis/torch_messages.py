@@ -40,6 +40,15 @@ NO_NCCL = (
     Text("doesn't have NCCL built in", "torch 2.13.0, distributed/distributed_c10d.py"),
     Text("ProcessGroupNCCL is only supported with GPUs", "torch sources, ProcessGroupNCCL.cpp"),
 )
+NO_GPU = (
+    Text("Torch not compiled with CUDA enabled", "torch 2.13.0, cuda/__init__.py"),
+    Text("has no attribute '_cuda_", "torch 2.13.0's CPU build: torch.cuda.set_device(0)"),
+    Text(
+        "no NVIDIA driver on your system", "torch sources, cuda/__init__.py and CUDAFunctions.cpp"
+    ),
+    Text("No CUDA GPUs are available", "torch sources, CUDAFunctions.cpp"),
+    Text("or CPU modules, but got device_ids", "torch 2.13.0, nn/parallel/distributed.py"),
+)
 NO_RANK_VARIABLE = (
     Text(
         "env:// rendezvous: environment variable",

@@ -202,9 +202,23 @@ def test_only_the_same_exception_at_the_same_place_is_a_repeat() -> None:
 def test_ranks_that_failed_alike_are_no_victims() -> None:
     found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
     assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"
-    on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1))
-    found = failure(ended(0, 1, BOOM.time, crash=BOOM), on_its_way_out)
+    on_its_way_out = ended(1, -signal.SIGTERM, 2.1, crash=BOOM._replace(time=2.1, message="of 1"))
+    found = failure(ended(0, 1, BOOM.time, crash=BOOM._replace(message="of 0")), on_its_way_out)
     assert found.aftermath.startswith("; so did rank 1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "name"),
+    [
+        ("MemoryError", "", "out_of_memory"),
+        ("ModuleNotFoundError", "No module named 'tiktoken'", "module_not_found"),
+        ("AssertionError", "Torch not compiled with CUDA enabled", "no_gpu"),
+        ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "no_gpu"),
+    ],
+)
+def test_what_the_script_lacks_here_is_told_apart(kind: str, message: str, name: str) -> None:
+    crash = BOOM._replace(kind=kind, message=message)
+    assert failure(ended(1, 1, 1, crash=crash)).reason.name == name
 
 
 def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_changes() -> None:
