@@ -159,6 +159,8 @@ class DataLoaderShard(AcceleratedDataLoader):
 class _ReadAhead(Share):
     """Loads each batch before the one before it is given: random numbers are drawn as there."""
 
+    draws_ahead = False
+
     @property
     def lookahead(self) -> None:
         return None

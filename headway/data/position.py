@@ -484,10 +484,15 @@ class Indices:
 
 
 class LookaheadSampler:
-    """Batches of indices, one of which is drawn ahead, so that the last one is known."""
+    """Batches of indices, one of which is drawn ahead, so that the last one is known.
 
-    def __init__(self, source: Any, indices: Indices, skip: Offset) -> None:
-        self._source, self._indices, self._skip = source, indices, skip
+    Not where the loader loads a batch ahead (`is_ahead=False`): that tells which one is last.
+    """
+
+    def __init__(
+        self, source: Any, indices: Indices, skip: Offset, *, is_ahead: bool = True
+    ) -> None:
+        self._source, self._indices, self._skip, self._is_ahead = source, indices, skip, is_ahead
         self.has_more = False
         self.start = FRESH  # of the pass; torch begins it twice where there are workers
 
@@ -503,9 +508,13 @@ class LookaheadSampler:
         following = next(source, _END)
         start.ready()
         while following is not _END:
-            given, following = following, next(source, _END)
-            self.has_more = following is not _END
-            yield given
+            if self._is_ahead:
+                given, following = following, next(source, _END)
+                self.has_more = following is not _END
+                yield given
+            else:
+                yield following
+                following = next(source, _END)
 
 
 _END = object()

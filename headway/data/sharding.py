@@ -60,10 +60,15 @@ class Share:
     _ahead: LookaheadSampler | _BatchShard | None = None
     """What draws the indices, if this rank does."""
 
+    draws_ahead = True
+    """Whether the indices of the batch after the one to load are drawn."""
+
     def __init__(self, loader: Any, skip: int = 0, indices: Indices = PLAIN) -> None:
         if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
             left_out, skip = Offset(skip, skip * batch_size_of(loader)), 0
-            self._ahead = LookaheadSampler(source_of(loader), indices, left_out)
+            self._ahead = LookaheadSampler(
+                source_of(loader), indices, left_out, is_ahead=self.draws_ahead
+            )
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             loader = changed(loader, **{name: self._ahead})
         self._loader, self._skip = loader, skip

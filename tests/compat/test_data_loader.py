@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,6 +166,21 @@ def test_shuffled_orders_are_the_same_for_the_same_seed() -> None:
             )
             orders.append([seen(loader), seen(loader)])
         assert orders[0] == orders[1], (seeded, world, rank)
+
+
+def test_orders_after_a_pass_that_was_left_are_the_same() -> None:
+    for n, left_after, (world, rank) in product((8, 11), range(1, 7), RANKS):
+        orders = []
+        for one in BOTH:
+            torch.manual_seed(3)
+            loader: Any = one.prepare_data_loader(
+                DataLoader(torch.arange(n), batch_size=2, shuffle=True),  # type: ignore[arg-type]
+                num_processes=world,
+                process_index=rank,
+            )
+            left = [batch.tolist() for batch in islice(loader, left_after)]
+            orders.append([left, seen(loader)])
+        assert orders[0] == orders[1], (n, left_after, world, rank)
 
 
 def test_seedable_samplers_draw_the_same() -> None:
