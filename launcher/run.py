@@ -230,7 +230,7 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     try:
         worker.run_alone(program.kind, program.name, program.args)
     except SystemExit:
-        if not plan.is_world_of_one and plan.task is None:
+        if not plan.is_rank:
             _explain_missing_rank(getattr(sys, "last_value", None))
         raise
 

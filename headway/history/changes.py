@@ -35,6 +35,7 @@ def changes(before: Record, after: Record) -> list[Change]:
     old, new = before.start, after.start
     found = [
         *_changed("setting", _settings(old), _settings(new)),
+        *_rank_variables(old, new),
         *_arguments(old.arguments, new.arguments),
         *_code(before, after),
         *_changed("variable", _variables(old), _variables(new)),
@@ -60,6 +61,13 @@ def _variables(start: Start) -> dict[str, str]:
     """Return variables but Headway's: they are settings, which are compared as such."""
     both = {**start.variables, **start.environment}
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
+
+
+def _rank_variables(old: Start, new: Start) -> Iterator[Change]:
+    if None not in (old.is_rank, new.is_rank) and old.is_rank != new.is_rank:
+        texts = [_GONE, "set by the launcher"]
+        before, after = texts if new.is_rank else reversed(texts)
+        yield Change("variable", "RANK, LOCAL_RANK, ...", before, after)
 
 
 def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:

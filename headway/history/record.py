@@ -52,6 +52,7 @@ class Start(NamedTuple):
     supervised: str | None = None  # why a launcher stayed; None: the script replaced it
     job: str = ""  # of a scheduler
     code: str = ""  # the copy that was run; program, script and arguments are as without it
+    is_rank: bool | None = None  # the script found RANK, WORLD_SIZE, ...; None: it is not recorded
 
 
 class Surroundings(NamedTuple):

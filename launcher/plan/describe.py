@@ -93,7 +93,7 @@ def _joined(plan: LaunchPlan) -> tuple[str, str]:
 
 
 def _port(plan: LaunchPlan) -> tuple[str, str]:
-    if plan.supervised is None and plan.task is None and not plan.is_world_of_one:
+    if not plan.is_rank:
         return "none", "one process has no process group"
     if plan.is_one_machine and plan.task is None:
         return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief

@@ -67,6 +67,11 @@ class LaunchPlan(NamedTuple):
         is_replaced = self.supervised is None and self.task is None
         return is_replaced and is_world_of_one(self.settings)
 
+    @property
+    def is_rank(self) -> bool:
+        """Whether the script finds the variables of a rank, whoever sets them."""
+        return self.supervised is not None or self.task is not None or self.is_world_of_one
+
 
 def build_plan(
     settings: Settings,
@@ -157,7 +162,7 @@ def place_of(settings: Settings) -> str:
 
 def _without_rank(plan: LaunchPlan) -> str:
     """Say what a script for torchrun lacks; once it has replaced the launcher, none can say so."""
-    if plan.supervised is not None or plan.task is not None or plan.is_world_of_one:
+    if plan.is_rank:
         return ""
     return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"
 

@@ -71,6 +71,7 @@ def start_of(
         supervised=plan.supervised,
         job=job_of(environ),
         code=code,
+        is_rank=plan.is_rank,
     )
 
 

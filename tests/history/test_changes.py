@@ -111,6 +111,16 @@ def test_each_flag_that_changed_is_told_apart_from_those_around_it() -> None:
     ]
 
 
+def test_a_script_that_became_a_rank_is_told_so() -> None:
+    alone, rank, older = (write_run(is_rank=one) for one in (False, True, None))
+    assert [str(one) for one in changes(alone, rank)] == [
+        "variable RANK, LOCAL_RANK, ...: - -> set by the launcher"
+    ]
+    (gone,) = changes(rank, alone)
+    assert gone.after == "-"
+    assert not changes(older, rank)
+
+
 def test_another_order_of_the_same_flags_is_told() -> None:
     old, new = write_run(arguments=("--a", "--b")), write_run(arguments=("--b", "--a"))
     assert [str(one) for one in changes(old, new)] == ["argument as typed: --a --b -> --b --a"]
