@@ -58,7 +58,8 @@ _HALVES = Difference(
 DIFFERENCES = {
     "Accelerator.prepare(scheduler)": Difference(
         "the schedule steps once for each optimizer step; in Accelerate once for each rank",
-        "remove a factor num_processes from its length",
+        "give its length in optimizer steps: by len(loader) after prepare, without a factor"
+        " num_processes; or adopt with --compat",
     ),
     "Accelerator.prepare(loader)": Difference(
         "a last round that is not whole is shared out evenly; in Accelerate filled with repeats",
