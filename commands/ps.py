@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
@@ -11,7 +12,7 @@ from headway.contract.figures_file import Alone, list_alone
 from headway.contract.records import shown
 from headway.launcher.diagnosis.run_socket import Run, list_runs
 
-HEAD = ("pid", "program", "ranks", "since")
+HEAD = ("pid", "program", "ranks", "since", "folder")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,14 +20,15 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "ps",
         "List your running launches on this machine: the launcher's process id, the program, its "
-        "ranks here, and since when. A single process, which has no launcher, is listed once it "
-        "has made an Accelerator.",
+        "ranks here, since when, and its working folder. A single process, which has no launcher, "
+        "is listed once it has made an Accelerator.",
     )
     parser.flag("--json", help="print one JSON object: {runs}")
     parsed = parser.parse_flags(argv)
     runs = [*list_runs(), *map(run_of, list_alone())]
     if parsed.json:
-        print(json.dumps({"runs": [run._asdict() for run in runs]}, indent=2))
+        found = [{**run._asdict(), "folder": folder_of(run.pid)} for run in runs]
+        print(json.dumps({"runs": found}, indent=2))
     else:
         print_runs(runs)
     return 0
@@ -44,6 +46,21 @@ def run_of(alone: Alone) -> Run:
 
 def row_of(run: Run) -> tuple[str, ...]:
     """Return the cells of a launch."""
+    program, ranks = shown(run.program), run.ranks
     if run.is_suspended:
-        return str(run.pid), "-", "its launcher is suspended", when(run.began_at)
-    return str(run.pid), shown(run.program), run.ranks, when(run.began_at)
+        program, ranks = "-", "its launcher is suspended"
+    folder = folder_of(run.pid)
+    home = os.path.expanduser("~")
+    if folder and os.path.commonpath([home, folder]) == home:
+        folder = os.path.join("~", os.path.relpath(folder, home)).removesuffix("/.")
+    return str(run.pid), program, ranks, when(run.began_at), shown(folder or "-")
+
+
+def folder_of(pid: int) -> str | None:
+    """Return the working folder of a process; None for one that has ended meanwhile."""
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).cwd())
+    except (psutil.Error, OSError):
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.json:
         print(json.dumps([as_json(record) for record in records], indent=2))
     else:
-        print_table(_HEAD, [_row(record) for record in records])
+        print_table(_HEAD, [_row(record, _script(record, records)) for record in records])
     for line in refused:
         say(f"note: {line}")
     return 0
@@ -64,12 +65,24 @@ def as_json(record: Record) -> dict[str, object]:
     }
 
 
-def _row(record: Record) -> tuple[str, ...]:
+def _script(record: Record, records: Sequence[Record]) -> str:
+    """Return the script as it was typed, with folders if another one was typed so, too."""
+    name, path = record.start.program, record.start.script
+    same = {one.start.script for one in records if one.start.program == name} - {path}
+    parts = path.split(os.sep)
+    for count in range(1, len(parts)):
+        tail = os.sep.join(parts[-count:])
+        if not any(other.endswith(os.sep + tail) for other in same):
+            return tail if same else name
+    return path or name
+
+
+def _row(record: Record, script: str) -> tuple[str, ...]:
     start, speed = record.start, record.samples_per_s
     return (
         record.name,
         when(start.began_at),
-        shown(start.program),
+        shown(script),
         str(start.num_processes * start.num_machines),
         ended(record),
         str(record.num_steps or "-"),

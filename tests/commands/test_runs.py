@@ -41,6 +41,13 @@ def test_runs_are_listed_the_newest_last() -> None:
     assert (first["steps"], first["samples_per_s"], first["duration_s"]) == (20, 320.0, 30.0)
 
 
+def test_scripts_of_one_name_are_told_apart_by_their_folders() -> None:
+    for script in ("/work/a/main.py", "/work/b/main.py", "/work/a/main.py", "/work/train.py"):
+        write_run(script=script, program=os.path.basename(script))
+    names = [line.split()[3] for line in run("runs")[1].splitlines()]
+    assert names == ["a/main.py", "b/main.py", "a/main.py", "train.py"]
+
+
 def test_without_a_record_there_is_said_how_to_get_one() -> None:
     code, text = run("why")
     assert code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -253,6 +254,12 @@ def test_stack_without_a_pid_lists_several_launches(
     assert "2 launches run on this machine" in streams.err
     assert main(["ps"]) == 0
     assert capsys.readouterr().out == streams.out
+    only(monkeypatch, runs[0]._replace(pid=os.getpid()))
+    main(["ps", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["folder"] == os.getcwd()
+    main(["ps"])
+    assert "~/work" in capsys.readouterr().out  # HOME is the test's own
 
 
 def test_stack_without_a_pid_and_without_a_launch_says_so(
