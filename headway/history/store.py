@@ -23,14 +23,18 @@ _END_BYTES = MAX_BYTES // 16  # left for how the run ends
 
 
 def create(path: str) -> None:
-    """Create a run's folder, unless it is there; OSError, too, in a folder of another user's."""
+    """Create a run's folder, unless it is there; OSError, too, in a folder of another user's.
+
+    The folder of all runs may be a link of this user's to another folder of theirs.
+    """
     parent = os.path.dirname(path)
     os.makedirs(os.path.dirname(parent), exist_ok=True)
     for folder in (parent, path):
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        status = os.lstat(folder)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        link, status = os.lstat(folder), os.stat(folder)
+        is_own = link.st_uid == status.st_uid == os.geteuid()
+        if not stat.S_ISDIR(status.st_mode) or not is_own:
             raise PermissionError(1, f"{folder} is not a folder of yours")
         if status.st_mode & 0o077:
             os.chmod(folder, 0o700)

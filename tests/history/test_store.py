@@ -90,6 +90,19 @@ def test_a_record_that_is_no_file_is_not_followed(kind: str, tmp_path: Path) -> 
         store.find(record.name)
 
 
+def test_the_folder_of_all_runs_may_be_a_link_of_its_owner(tmp_path: Path) -> None:
+    runs = Path(runs_folder())
+    runs.parent.mkdir(parents=True)
+    (tmp_path / "large disk").mkdir()
+    runs.symlink_to(tmp_path / "large disk")
+    record = write_run()
+    assert store.names_in(str(runs)) == [record.name]
+    if os.geteuid() == 0:
+        os.chown(runs, 65534, 65534, follow_symlinks=False)
+        with pytest.raises(PermissionError):
+            store.create(str(runs / record.name))
+
+
 def test_a_run_that_is_a_link_is_no_run(tmp_path: Path) -> None:
     record = write_run()
     Path(record.path).rename(tmp_path / "elsewhere")
