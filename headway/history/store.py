@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -124,6 +125,8 @@ def is_running(record: Record) -> bool:
 def read_record(path: str) -> Record:
     """Return the record in a run's folder, as far as it goes, or raise Unreadable."""
     data = _read(path, _LINES)
+    if not data:
+        raise FileNotFoundError(errno.ENOENT, "is empty", path)
     with suppress(FileNotFoundError):
         data += b"\n" + _read(path, _FIGURES)
     return record_of(os.path.basename(path), path, data)
@@ -149,7 +152,8 @@ def read_all() -> tuple[list[Record], list[str]]:
         except Unreadable as error:
             refused.append(f"the record of run {name} {error}")
         except OSError as error:
-            if not isinstance(error, FileNotFoundError):  # it has just begun, or been removed
+            # it has just begun, been removed, or its launch has told that it was lost
+            if not isinstance(error, FileNotFoundError):
                 refused.append(f"the record of run {name} cannot be read: {error.strerror}")
     return sorted(found, key=lambda one: (one.start.began_at, one.name)), refused
 

@@ -110,6 +110,14 @@ def test_a_run_that_is_a_link_is_no_run(tmp_path: Path) -> None:
     assert store.names_in(runs_folder()) == []
 
 
+def test_a_record_for_which_the_disk_had_no_room_is_none() -> None:
+    record = write_run()
+    record_file(record).write_bytes(b"")
+    assert store.read_all() == ([], [])
+    with pytest.raises(ConfigError):
+        store.find(record.name)
+
+
 def test_a_huge_record_is_not_read_whole() -> None:
     record = write_run()
     with record_file(record).open("r+b") as file:
