@@ -114,7 +114,8 @@ def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         forget_steering(patch)  # as each test does
-        with warm_python(of_launches=True), warm_python(), warm_python(OMP_NUM_THREADS="1"):
+        with warm_python(), warm_python(OMP_NUM_THREADS="1"):
+            _KEPT.update(_direct_children() or ())
             yield
 
 
@@ -232,10 +233,11 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     before = _traces()
     yield
-    _await_end(before["processes"])
+    has_failed = _HAS_FAILED in request.node.stash
+    _await_end(before["processes"], within_s=1 if has_failed else 10)
     after = _traces()
     left = after["processes"] - before["processes"]
-    if left or _HAS_FAILED in request.node.stash:
+    if left or has_failed:
         _end_what_was_left([int(title.split()[0]) for title in left])
     for kind, traces in after.items():
         assert traces <= before[kind], f"left behind: {kind} {traces - before[kind]}"
@@ -247,10 +249,10 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 _STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
 
-def _await_end(before: Collection[str]) -> None:
+def _await_end(before: Collection[str], within_s: float) -> None:
     """Let what has begun since, and is about to end, end: above all what writes a run's record."""
     known = {title.split()[0] for title in before}
-    psutil.wait_procs([one for one in _children() if str(one.pid) not in known], timeout=10)
+    psutil.wait_procs([one for one in _children() if str(one.pid) not in known], within_s)
 
 
 def _traces() -> dict[str, set[str]]:
@@ -290,11 +292,21 @@ def _children() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     _, alive = psutil.wait_procs(children, timeout=0)
     # Python's own helpers, started once and kept for all tests
-    return [child for child in alive if "multiprocessing" not in _title(child)]
+    ours = [child for child in alive if child.pid not in _KEPT]
+    return [child for child in ours if "multiprocessing" not in _title(child)]
+
+
+_KEPT: set[int] = set()  # processes that are started once, for all tests
 
 
 def _has_none() -> bool:
-    """Return whether this process surely has no child; psutil reads all processes of the system."""
+    """Return whether this process surely has no child but those that are kept for all tests.
+
+    psutil reads all processes of the system.
+    """
+    found = _direct_children()
+    if found is not None:
+        return _KEPT.issuperset(found)
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -302,6 +314,15 @@ def _has_none() -> bool:
     except ChildProcessError:
         return True
     return False
+
+
+def _direct_children() -> list[int] | None:
+    """Return the children of this process, where the system tells. Source: proc_tid_children(5)."""
+    try:
+        lists = [one.read_text() for one in Path("/proc/self/task").glob("*/children")]
+    except OSError:  # a thread has ended
+        return None
+    return [int(pid) for text in lists for pid in text.split()] if lists else None
 
 
 def _title(process: psutil.Process) -> str:
