@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,8 @@ def environment(**variables: str) -> dict[str, str]:
 @contextmanager
 def warm_python(**variables: str) -> Iterator[None]:
     """Have a process with torch in memory, and these variables, which forks what is started."""
-    if sys.platform != "linux":  # elsewhere no process can adopt another
+    is_linux = sys.platform == "linux"  # elsewhere no process can adopt another
+    if not is_linux or find_spec("torch") is None:
         yield
         return
     python = WarmPython(environment(**variables))
