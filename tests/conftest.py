@@ -47,7 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if getattr(config.option, "loadgroup", False):
+        _share_out(items)
     if config.getoption("--quick"):
         left_out = {"processes", "distributed", "long", "slow"}
         slow = [item for item in items if left_out & {*item.keywords}]
@@ -59,6 +62,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+def _share_out(items: list[pytest.Item]) -> None:
+    """Have each file without ranks run by one worker, and put them between the tests of ranks.
+
+    The former compute, the latter wait: beside each other they use a machine better.
+    """
+    alone: dict[object, int] = {}  # where each is among its kind
+    files: dict[object, int] = {}
+    for item in items:
+        if {"distributed", "xdist_group"}.isdisjoint(item.keywords):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+            files.setdefault(item.location[0], len(files))
+        else:
+            alone[item] = len(alone)
+
+    def place(item: pytest.Item) -> float:
+        if item in alone:
+            return alone[item] / len(alone)
+        return files[item.location[0]] / len(files)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a test that a worker has run as pytest can be given it, without its group."""
+    if hasattr(report, "node"):
+        report.nodeid = report.nodeid.removesuffix(f"@{report.location[0]}")
 
 
 def pytest_collection_finish() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import date
 
 import pytest
 
@@ -29,8 +30,9 @@ def ended(*words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("first", range(0, 20, 10))
-def test_random_trainings_that_are_killed_end_as_if_they_were_not(first: int) -> None:
+def test_random_trainings_that_are_killed_end_as_if_they_were_not() -> None:
+    """What has failed says its seeds, with which it can be repeated."""
+    first = date.today().toordinal() % 2 * 10
     done = ended("--first", str(first), "--trials", "10", limit_s=290)
     assert done.returncode == 0, done.stdout + done.stderr
 
