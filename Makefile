@@ -8,7 +8,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 TREE := headway tests examples benchmarks docs
-RANK_TESTS := tests/distributed tests/examples tests/clusters
 RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
 	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
@@ -22,8 +21,7 @@ demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(COVERAGE) $(RANK_TESTS:%=--ignore %)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(RANK_TESTS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(COVERAGE)
 
 other-pythons: $(VENV)/.test
 	$(BIN)/python tests/other_pythons.py

@@ -16,11 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SCREEN = re.compile(r"```console\n\$ (headway .*)\n(?:[^`]|`(?!``))*```")
+Execute = Callable[[list[str], dict[str, str], Path], str]
 TIMEOUT_S = 500  # an estimate of several strategies, where other work goes on
 WITH_ACCELERATE = """\
 from accelerate import Accelerator
@@ -44,7 +46,21 @@ def make_stage(folder: Path) -> None:
         shutil.copy(recorded, folder)
 
 
-def run(command: str, stage: Path) -> str:
+def execute(command: list[str], environ: dict[str, str], folder: Path) -> str:
+    """Run a command and return what it writes to both streams."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    return done.stdout
+
+
+def run(command: str, stage: Path, execute: Execute = execute) -> str:
     """Return the output of a command of a page, both streams."""
     environ = {
         **os.environ,
@@ -54,16 +70,8 @@ def run(command: str, stage: Path) -> str:
     }
     for name in [name for name in environ if name.startswith(("HEADWAY_", "ACCELERATE_"))]:
         del environ[name]
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
-        cwd=stage,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    output = done.stdout.replace(sys.executable, "/home/me/.venv/bin/python")
+    output = execute([sys.executable, "-m", *shlex.split(command)], environ, stage)
+    output = output.replace(sys.executable, "/home/me/.venv/bin/python")
     output = output.replace(str(stage), "/home/me/project").replace(tempfile.gettempdir(), "/tmp")
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", output)
 

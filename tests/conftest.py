@@ -47,7 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if getattr(config.option, "loadgroup", False):
+        _share_out(items)
     if config.getoption("--quick"):
         slow = [item for item in items if _NOT_QUICK & {*item.keywords}]
         config.hook.pytest_deselected(items=slow)
@@ -58,6 +61,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "long" in item.keywords:
             item.add_marker(skip)
+
+
+def _share_out(items: list[pytest.Item]) -> None:
+    """Have each file without ranks run by one worker, and put them between the tests of ranks.
+
+    The former compute, the latter wait: beside each other they use a machine better.
+    """
+    alone: dict[object, int] = {}  # where each is among its kind
+    files: dict[object, int] = {}
+    for item in items:
+        if {"distributed", "xdist_group"}.isdisjoint(item.keywords):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+            files.setdefault(item.location[0], len(files))
+        else:
+            alone[item] = len(alone)
+
+    def place(item: pytest.Item) -> float:
+        if item in alone:
+            return alone[item] / len(alone)
+        return files[item.location[0]] / len(files)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a test that a worker has run as pytest can be given it, without its group."""
+    if hasattr(report, "node"):
+        report.nodeid = report.nodeid.removesuffix(f"@{report.location[0]}")
 
 
 def pytest_collection_finish() -> None:
@@ -160,7 +192,8 @@ def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         forget_steering(patch)  # as each test does
-        with warm_python(of_launches=True), warm_python(), warm_python(OMP_NUM_THREADS="1"):
+        with warm_python(), warm_python(OMP_NUM_THREADS="1"):
+            _KEPT.update(_direct_children() or ())
             yield
 
 
@@ -278,10 +311,11 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     before = _traces()
     yield
-    _await_end(before["processes"], before["threads"])
+    has_failed = _HAS_FAILED in request.node.stash
+    _await_end(before["processes"], before["threads"], within_s=1 if has_failed else 10)
     after = _traces()
     left = after["processes"] - before["processes"]
-    if left or _HAS_FAILED in request.node.stash:
+    if left or has_failed:
         _end_what_was_left([int(title.split()[0]) for title in left])
     for kind, traces in after.items():
         assert traces <= before[kind], f"left behind: {kind} {traces - before[kind]}"
@@ -293,13 +327,13 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 _STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
 
-def _await_end(processes: Collection[str], threads: Collection[str]) -> None:
+def _await_end(processes: Collection[str], threads: Collection[str], within_s: float) -> None:
     """Let what has begun since, and is about to end, end: above all what writes a run's record."""
     known = {title.split()[0] for title in processes}
-    psutil.wait_procs([one for one in _children() if str(one.pid) not in known], timeout=10)
+    psutil.wait_procs([one for one in _children() if str(one.pid) not in known], within_s)
     for thread in threading.enumerate():
         if thread.name not in threads:
-            thread.join(timeout=10)
+            thread.join(within_s)
 
 
 def _traces() -> dict[str, set[str]]:
@@ -339,11 +373,21 @@ def _children() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     _, alive = psutil.wait_procs(children, timeout=0)
     # Python's own helpers, started once and kept for all tests
-    return [child for child in alive if "multiprocessing" not in _title(child)]
+    ours = [child for child in alive if child.pid not in _KEPT]
+    return [child for child in ours if "multiprocessing" not in _title(child)]
+
+
+_KEPT: set[int] = set()  # processes that are started once, for all tests
 
 
 def _has_none() -> bool:
-    """Return whether this process surely has no child; psutil reads all processes of the system."""
+    """Return whether this process surely has no child but those that are kept for all tests.
+
+    psutil reads all processes of the system.
+    """
+    found = _direct_children()
+    if found is not None:
+        return _KEPT.issuperset(found)
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -351,6 +395,15 @@ def _has_none() -> bool:
     except ChildProcessError:
         return True
     return False
+
+
+def _direct_children() -> list[int] | None:
+    """Return the children of this process, where the system tells. Source: proc_tid_children(5)."""
+    try:
+        lists = [one.read_text() for one in Path("/proc/self/task").glob("*/children")]
+    except OSError:  # a thread has ended
+        return None
+    return [int(pid) for text in lists for pid in text.split()] if lists else None
 
 
 def _title(process: psutil.Process) -> str:

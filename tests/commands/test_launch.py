@@ -15,6 +15,7 @@ import pytest
 from headway.commands import launch
 from headway.machine.snapshot import load_machine
 from tests.commands.running import python, run
+from tests.distributed import launching
 from tests.distributed.launching import environment
 from tests.machines.recorded import FOLDER
 
@@ -289,7 +290,7 @@ def test_every_word_after_the_script_is_the_scripts_also_a_flag_of_ours() -> Non
 
 
 PARSES = "import argparse; p = argparse.ArgumentParser(); p.add_argument('--lr'); p.parse_args()"
-SUPERVISED = ("launch", "-q", "--cpu", "--supervise")
+SUPERVISED = ("-q", "--cpu", "--supervise")
 
 
 @pytest.mark.parametrize(
@@ -304,10 +305,11 @@ SUPERVISED = ("launch", "-q", "--cpu", "--supervise")
     ],
 )
 @pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
+@pytest.mark.usefixtures("warm_pythons")
 def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_note(
     words: list[str], note: str
 ) -> None:
-    done = headway(*SUPERVISED, script(PARSES), *words)
+    done = launching.launch(*SUPERVISED, script(PARSES), *words)
     assert done.returncode == 2
     assert "unrecognized arguments" in done.stderr
     last = done.stderr.splitlines()[-1]
@@ -316,7 +318,7 @@ def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_not
 
 
 def test_no_other_failure_ends_with_a_note_about_flags() -> None:
-    done = headway(*SUPERVISED, script("raise SystemExit(1)"), "--num-processes", "2")
+    done = launching.launch(*SUPERVISED, script("raise SystemExit(1)"), "--num-processes", "2")
     assert done.returncode == 1
     assert "note:" not in done.stderr
 

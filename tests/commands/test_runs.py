@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from headway.history.record import Kept, Restart, Row, Tail
 from headway.history.repository import read_commit
 from headway.history.snapshot import snapshot_of
 from tests.commands.running import python, run
+from tests.distributed import launching
 from tests.history.runs import START, SURROUNDINGS, figures, write_run
 from tests.waiting import wait_until
 
@@ -256,13 +258,11 @@ if "bad" in sys.argv: raise ValueError("bad data")
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
 def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     Path("train.py").write_text(TRAINED)
-
-    def launch(*words: str) -> subprocess.CompletedProcess[str]:
-        return python("-m", "headway", "launch", "-q", "--cpu", *words)
-
+    launch = partial(launching.launch, "-q", "--cpu")
     secret = ("--key", "0123456789")
     assert launch("train.py", "good").returncode == 0
     assert launch("--num-processes", "2", "train.py", "bad", *secret).returncode == 1

@@ -204,6 +204,7 @@ print("seen", json.dumps([whole, resumed]), flush=True)
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("warm_pythons")
 def test_the_trainer_shards_models_by_a_flag_with_the_losses_of_ddp_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

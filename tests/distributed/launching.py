@@ -8,8 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -25,12 +26,13 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def warm_python(*, of_launches: bool = False, **variables: str) -> Iterator[None]:
+def warm_python(**variables: str) -> Iterator[None]:
     """Have a process with torch in memory, and these variables, which forks what is started."""
-    if sys.platform != "linux":  # elsewhere no process can adopt another
+    is_linux = sys.platform == "linux"  # elsewhere no process can adopt another
+    if not is_linux or find_spec("torch") is None:
         yield
         return
-    python = WarmPython(environment(**variables), of_launches=of_launches)
+    python = WarmPython(environment(**variables))
     _warm_pythons.append(python)
     try:
         yield
@@ -40,10 +42,10 @@ def warm_python(*, of_launches: bool = False, **variables: str) -> Iterator[None
 
 
 def launch(
-    *words: str, timeout_s: float = 300, **variables: str
+    *words: str, timeout_s: float = 300, typed: str | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `headway launch` with these words to its end."""
-    return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s)
+    """Run `headway launch` with these words, and this on its stdin, to its end."""
+    return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s, typed=typed)
 
 
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
@@ -53,13 +55,21 @@ def start(*words: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def run(
-    command: list[str], env: dict[str, str], *, timeout_s: float, cwd: Path | None = None
+    command: list[str],
+    env: dict[str, str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    typed: str | None = None,
+    stderr: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program to its end, forked where that is the same."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    streams = {"stdout": subprocess.PIPE, "stderr": stderr}
+    if typed is not None:
+        streams["stdin"] = subprocess.PIPE
     with popen(command, env=env, cwd=cwd, text=True, **streams) as process:
         try:
-            out, errors = process.communicate(timeout=timeout_s)
+            out, errors = process.communicate(typed, timeout=timeout_s)
         except BaseException:
             process.kill()
             raise

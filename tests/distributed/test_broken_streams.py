@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, launch, script, start
+from tests.distributed.launching import HEADWAY, environment, launch, run, script, start
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="asks a pipe for what is in it"),
 ]
 
@@ -257,13 +256,8 @@ def test_a_limit_of_threads_that_is_reached_in_the_launcher_is_named_with_the_fi
 
 @pytest.mark.parametrize("words", [[], ["--supervise"]])
 def test_a_full_disk_behind_stderr_does_not_keep_the_script_from_running(words: list[str]) -> None:
+    command = [*HEADWAY, "--cpu", *words, script("print('ran'); raise SystemExit(7)")]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*HEADWAY, "--cpu", *words, script("print('ran'); raise SystemExit(7)")],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=full,
-            timeout=120,
-        )
+        done = run(command, environment(), timeout_s=120, stderr=full)
     assert done.returncode == 7
-    assert b"ran\n" in done.stdout  # and reports, where there is a launcher
+    assert "ran\n" in done.stdout  # and reports, where there is a launcher

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.families import process_of_this_test
-from tests.distributed.launching import HEADWAY, environment, is_alive, script
+from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script
 
 pytestmark = pytest.mark.distributed
 
@@ -53,14 +53,8 @@ def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in
     way: str, stops: str
 ) -> None:
     name = script(SCRIPT.replace("breakpoint()", stops))
-    done = subprocess.run(
-        [*HEADWAY, "-q", *WORDS, "--start-method", way, "--log-dir", "logs", name],
-        env=environment(PYTHONBREAKPOINT="pdb.set_trace"),
-        input="p secret\nc\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = [*WORDS, "--start-method", way, "--log-dir", "logs", name]
+    done = launch("-q", *words, typed="p secret\nc\n", PYTHONBREAKPOINT="pdb.set_trace")
     assert done.returncode == 0, done.stderr
     assert "(Pdb) 42" in done.stdout
     assert "before 1" in done.stdout
@@ -76,14 +70,7 @@ def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in
 
 
 def test_quitting_the_debugger_ends_the_run_as_any_crash() -> None:
-    done = subprocess.run(
-        [*HEADWAY, "-q", *WORDS, script(SCRIPT)],
-        env=environment(),
-        input="q\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = launch("-q", *WORDS, script(SCRIPT), typed="q\n")
     assert done.returncode == 1
     if sys.version_info < (3, 14):  # later ones ask, and exit
         assert "rank 1 of 3 failed with BdbQuit" in done.stderr

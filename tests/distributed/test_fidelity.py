@@ -18,7 +18,6 @@ from tests.distributed.launching import HEADWAY, environment, launch, script
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 
@@ -129,6 +128,7 @@ show("at the end")
 """
 
 
+@pytest.mark.usefixtures("executed_starts")
 def test_warning_filters_come_with_the_import_of_their_package() -> None:
     name = script(FILTERS)
     plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=120)
@@ -237,6 +237,7 @@ def test_the_title_of_a_rank_names_the_script_and_the_rank() -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] train.py rank 0", "[1] train.py rank 1"]
 
 
+@pytest.mark.usefixtures("executed_starts")
 def test_the_server_has_one_thread_and_no_cuda_context_when_it_forks() -> None:
     text = """
 import os

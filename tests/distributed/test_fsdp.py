@@ -13,7 +13,11 @@ from tests.distributed.fsdp_checks import prepared, train
 from tests.distributed.fsdp_parity import CASES
 from tests.distributed.ranks import run_ranks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]  # ranks may take LIMIT_S
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.xdist_group("fsdp"),  # one worker starts its ranks
+    pytest.mark.timeout(300),  # which may take LIMIT_S
+]
 FEW = ("gpt sgd 3", "mlp adamw 1")
 """The cases that are trained on 2 ranks in every run of the tests."""
 

@@ -24,7 +24,6 @@ from tests.distributed.launching import script, start
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
 ]
 

@@ -24,6 +24,7 @@ from tests.distributed.launching import (
     free_port,
     is_alive,
     launch,
+    popen,
     script,
     start,
 )
@@ -57,14 +58,8 @@ def told(count: int) -> list[dict[str, object]]:
 
 def test_three_cpu_ranks_form_one_group_of_three() -> None:
     words = ["--cpu", "--num-processes", "3", "--env", "EXTRA=a b"]
-    done = subprocess.run(
-        [*HEADWAY, *words, script(GROUP), "$HOME", "${local_rank}", "$$", "", "--", "--help"],
-        env=environment(OMP_NUM_THREADS="1"),
-        input="typed",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words += [script(GROUP), "$HOME", "${local_rank}", "$$", "", "--", "--help"]
+    done = launch(*words, typed="typed", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     ranks = told(3)
     for rank, seen in enumerate(ranks):
@@ -198,7 +193,6 @@ def test_only_the_ranks_that_were_chosen_are_shown() -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[2] rank 2"]
 
 
-@pytest.mark.usefixtures("executed_starts")  # a machine that starts ranks is not yet told
 def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> None:
     words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
     name = script("import time; time.sleep(60)")
@@ -454,30 +448,24 @@ sys.exit(7)
     assert "rank 0 of 2 failed with UsageError" in done.stderr
 
 
-def launch_in_shell(line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        f"{sys.executable} -m headway launch {line}",
-        shell=True,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_a_slow_reader_gets_every_line() -> None:
     name = script("for i in range(590): print('x' * 90)\nprint('LAST LINE')")
-    done = launch_in_shell(f"-q --cpu --num-processes 3 {name} | (sleep 5; cat)")
-    assert done.stdout.count("LAST LINE") == 3
-    assert len(done.stdout.splitlines()) == 3 * 591
+    process = start("-q", "--cpu", "--num-processes", "3", name)
+    time.sleep(5)
+    out, _ = process.communicate(timeout=120)
+    assert out.count("LAST LINE") == 3
+    assert len(out.splitlines()) == 3 * 591
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None:
     name = script("for i in range(3000): print('x' * 100)\nopen('done', 'w')")
-    done = launch_in_shell(f"-q --cpu --num-processes 2 {name} > /dev/full")
-    assert done.returncode == 1
-    assert done.stderr.count("No space left on device; it is lost") == 1
+    command = [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name]
+    with open("/dev/full", "w") as full:
+        process = popen(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert errors.count("No space left on device; it is lost") == 1
     assert Path("done").exists()
 
 
@@ -564,7 +552,7 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bo
     )
     leader, follower = pty.openpty()
     termios.tcsetwinsize(leader, (24, 80))
-    process = subprocess.Popen(
+    process = popen(
         [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name],
         env=environment(TERM="xterm", NO_COLOR="" if colored else "1"),
         stdin=follower,
@@ -638,9 +626,12 @@ def test_no_line_of_eight_ranks_is_torn_or_lost_long_and_short_ones_at_once() ->
 
 def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
     name = script("import os\nwhile True: print('y' * 100)")
-    done = launch_in_shell(f"-q --cpu --num-processes 2 {name} | head -2")
-    assert len(done.stdout.splitlines()) == 2
-    assert "headway/" not in done.stderr  # no frame of ours
+    process = start("-q", "--cpu", "--num-processes", "2", name)
+    assert process.stdout is not None
+    assert len([process.stdout.readline() for _ in range(2)]) == 2
+    process.stdout.close()
+    _, errors = process.communicate(timeout=120)
+    assert "headway/" not in errors  # no frame of ours
 
 
 def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:

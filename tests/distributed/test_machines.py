@@ -19,7 +19,6 @@ from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 

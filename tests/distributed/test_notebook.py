@@ -14,7 +14,8 @@ import pytest
 
 from headway.errors import UsageError
 from headway.notebook import notebook_launcher
-from tests.distributed.launching import environment, is_alive, script
+from tests.distributed import launching
+from tests.distributed.launching import environment, is_alive, popen, script
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.distributed
@@ -49,14 +50,13 @@ def train(folder, how):
 """
 
 
-def run(call: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, script(f"{TRAIN}\n{call}\nprint('went on')")],
-        env=environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+def run(text: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, script(text)]
+    return launching.run(command, environment(CUDA_VISIBLE_DEVICES=""), timeout_s=150)
+
+
+def run_train(call: str) -> subprocess.CompletedProcess[str]:
+    return run(f"{TRAIN}\n{call}\nprint('went on')")
 
 
 def no_child_is_left(folder: Path) -> bool:
@@ -66,7 +66,7 @@ def no_child_is_left(folder: Path) -> bool:
 
 def test_ranks_form_a_world_and_rank_0_is_shown(tmp_path: Path) -> None:
     call = f"notebook_launcher(train, ({str(tmp_path)!r}, ''), num_processes=2"
-    ended = run(f"{call}, mixed_precision='bf16')", tmp_path)
+    ended = run_train(f"{call}, mixed_precision='bf16')")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split("\n")[:2] == ["rank 0 of 2: 4.0 bf16é", "went on"]
     assert ended.stderr.count("note") == 1
@@ -77,7 +77,7 @@ def test_ranks_form_a_world_and_rank_0_is_shown(tmp_path: Path) -> None:
 def test_the_error_is_that_of_the_rank_that_failed_and_nothing_is_left(
     how: str, tmp_path: Path
 ) -> None:
-    ended = run(f"debug_launcher(train, ({str(tmp_path)!r}, {how!r}))", tmp_path)
+    ended = run_train(f"debug_launcher(train, ({str(tmp_path)!r}, {how!r}))")
     assert ended.returncode == 1
     assert "WorkerFailed" in ended.stderr
     assert "rank 1 of 2" in ended.stderr
@@ -101,13 +101,7 @@ atexit.register(print, "end of the notebook")
 debug_launcher(train, ("",))
 debug_launcher(train, ("bad arguments",))
 """
-    ended = subprocess.run(
-        [sys.executable, script(text)],
-        env=environment(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    ended = run(text)
     assert ended.stdout.split("\n")[0] == "end of a rank"
     assert ended.stdout.count("end of the notebook") == 1
     assert "SystemExit: bad arguments" in ended.stderr
@@ -115,7 +109,7 @@ debug_launcher(train, ("bad arguments",))
 
 def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
     source = f"{TRAIN}\ndebug_launcher(train, ({str(tmp_path)!r}, 'waits'))"
-    process = subprocess.Popen(
+    process = popen(
         [sys.executable, script(source)],
         env=environment(CUDA_VISIBLE_DEVICES=""),
         stdout=subprocess.DEVNULL,
@@ -170,7 +164,7 @@ def labelled(how: str, *arguments: str) -> list[list[str]]:
     """Return the sorted lines that each machine shows, by the arguments of its notebook."""
     name = script(LABELLED)
     machines = [
-        subprocess.Popen(
+        popen(
             [sys.executable, name, how, f"dict({words})"],
             env=environment(CUDA_VISIBLE_DEVICES=""),
             stdout=subprocess.PIPE,

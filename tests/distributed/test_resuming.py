@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections import Counter
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.distributed import launching
 from tests.distributed.ranks import environment, run_ranks
 from tests.distributed.resuming_cases import ANY_RANKS, SAME_RANKS, Case
 
@@ -76,13 +76,9 @@ def run_with_kills(folder: Path, kills: int, *words: int) -> None:
     """Run `killed_training.py` with these ranks, workers, accumulation steps and seed."""
     ranks, workers, accumulation, seed = words
     numbers = map(str, (ranks, workers, accumulation, kills, seed))
-    ended = subprocess.run(
-        [sys.executable, str(KILLED), str(folder), *numbers],
-        env=environment(0, 1, 0),
-        capture_output=True,
-        text=True,
-        timeout=800,  # for many kills; of few, the test has its own limit
-    )
+    command = [sys.executable, str(KILLED), str(folder), *numbers]
+    limit_s = 800  # for many kills; of few, the test has its own limit
+    ended = launching.run(command, environment(0, 1, 0), timeout_s=limit_s)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.split() == [str(kills)]
 

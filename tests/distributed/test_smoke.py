@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from tests.distributed.launching import environment
+from tests.distributed.launching import environment, run
 
 CHECKS = [
     *("start", "ranks", "all-reduce", "precision", "training step"),
@@ -20,13 +20,7 @@ CHECKS = [
 
 
 def run_test(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "headway", "test", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run([sys.executable, "-m", "headway", "test", *words], environment(), timeout_s=120)
 
 
 @pytest.mark.distributed
@@ -46,14 +40,8 @@ def test_two_ranks_exchange_sums_and_step_as_one_process_would() -> None:
 @pytest.mark.distributed
 def test_write_and_test_in_the_questionnaire_trains_on_the_ranks_of_the_new_profile() -> None:
     words = ["--profile", "two", "--set", "device=cpu", "--set", "num_processes=2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "headway", "config", *words],
-        env=environment(),
-        input="no\nwrite and test\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-m", "headway", "config", *words]
+    done = run(command, environment(), timeout_s=120, typed="no\nwrite and test\n")
     assert done.returncode == 0, done.stderr
     assert "wrote ~/.config/headway/two.yaml" in done.stdout
     assert "ranks 0, 1 of 2" in done.stdout

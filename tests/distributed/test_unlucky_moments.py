@@ -24,7 +24,6 @@ from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.usefixtures("executed_starts"),
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 
@@ -135,8 +134,15 @@ run_command()
 """
 
 
-@pytest.mark.parametrize("moment", ["begin", "add"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("begin", signal.SIGTERM),
+        ("add", signal.SIGINT),
+        pytest.param("begin", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("add", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
 def test_a_stop_signal_while_the_ranks_are_started_is_no_success(
     moment: str, number: signal.Signals
 ) -> None:

@@ -73,9 +73,9 @@ def test_a_forked_program_finds_what_an_executed_one_finds(program: list[str]) -
 def test_variables_that_python_or_torch_read_at_their_start_are_obeyed() -> None:
     name = script(PROBE)
     for variable in ("PYTHONUNBUFFERED", "PYTHONOPTIMIZE", "OMP_NUM_THREADS"):
-        kind, _, found = seen_by([sys.executable, name], env=environment(**{variable: "3"}))
+        kind, _, found = seen_by([sys.executable, name], env=environment(**{variable: "77"}))
         assert kind is subprocess.Popen
-        assert found["environ"][variable] == "3"
+        assert found["environ"][variable] == "77"
     kind, _, found = seen_by([sys.executable, name], env=environment(OMP_NUM_THREADS="1"))
     assert (kind, found["environ"]["OMP_NUM_THREADS"]) == (WarmPopen, "1")
 

@@ -5,8 +5,9 @@ directory, arguments and signal handlers of a program that is executed. What Pyt
 when they start is the warm process's: programs with other variables for them are executed, and so
 are those with options of Popen that a fork cannot have.
 
-A launch of several ranks gets another fork beside it, its child, which becomes the fork server when
-the launcher starts one. The ranks start as always.
+A launch that is to start a fork server gets another fork beside it, its child, which becomes that
+server when the launcher starts it. The ranks start as always, but what scripts with an optimizer or
+a checkpoint import of torch is in memory, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,11 +33,10 @@ from headway.launcher.processes import server, starter
 from headway.launcher.rank import preloaded
 
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *preloaded.READ_AT_IMPORT)
+_CORES = str(len(os.sched_getaffinity(0))) if sys.platform == "linux" else ""
 _POSSIBLE = {"env", "cwd", "stdin", "stdout", "stderr", "text"}  # options of Popen
 _LONGEST = 2**17  # of a request
 _ROOM = "-" * 200  # in the command line, which titles of forks overwrite
-_SET_BY_LAUNCH = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
-"""What a launch of several ranks on the CPU sets for its fork server."""
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -44,13 +45,9 @@ class WarmPython:
 
     Args:
         environ: its variables; those that Python and torch read at their start hold for its forks.
-        of_launches: it forks launches of several ranks, and their fork servers, and nothing else.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, of_launches: bool = False) -> None:
-        self._of_launches = of_launches
-        if of_launches:
-            environ = {**environ, **_SET_BY_LAUNCH}
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._settled = _read_at_start(environ)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), _ROOM]
@@ -66,10 +63,8 @@ class WarmPython:
     def can_start(self, command: Sequence[str], options: Mapping[str, Any]) -> bool:
         """Return whether a fork is the same as a Popen with these words and options."""
         environ = options["env"]
-        if self._of_launches:
-            if not _has_several_ranks(command):
-                return False
-            environ = {**_SET_BY_LAUNCH, **environ}
+        if _has_server(command):
+            environ = {"OMP_NUM_THREADS": _threads(command), **environ}
         return options.keys() <= _POSSIBLE and _read_at_start(environ) == self._settled
 
     def fork(
@@ -120,7 +115,8 @@ class _ServerPopen(subprocess.Popen[bytes]):
     def _execute_child(self, command: Sequence[str], *details: Any) -> None:
         (passed,), cwd, env, pipes = details[3], details[4], details[5], details[9:15]
         cls = type(self)
-        if not cls.pid_of_reserved or _read_at_start(env) != _read_at_start(_environ_of_fork):
+        usual = {**_environ_of_fork, "PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "")}
+        if not cls.pid_of_reserved or _read_at_start(env) != _read_at_start(usual):
             super()._execute_child(command, *details)  # type: ignore[misc]
             return
         self.pid, cls.pid_of_reserved = cls.pid_of_reserved, 0
@@ -230,7 +226,9 @@ def _show_environ(env: Mapping[str, str]) -> None:
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
+    read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
+    usual = {"OMP_NUM_THREADS": _CORES, "TORCH_FR_BUFFER_SIZE": read.get("TORCH_FR_BUFFER_SIZE")}
+    return {name: value for name, value in read.items() if usual.get(name, "") != value}
 
 
 @contextmanager
@@ -268,11 +266,22 @@ def _skip_destructors() -> None:
         libc["__cxa_atexit"](libc.fflush, None, None)
 
 
-def _has_several_ranks(command: Sequence[str]) -> bool:
-    words = [*command]
-    if words[1:4] != ["-m", "headway", "launch"] or "--num-processes" not in words:
+def _has_server(command: Sequence[str]) -> bool:
+    """Return whether this is a launch that surely has a fork server."""
+    if command[1:4] != ["-m", "headway", "launch"]:
         return False
-    return words[words.index("--num-processes") + 1] != "1"
+    one = {"--supervise", "--num-machines"}.isdisjoint(command)
+    return not one or _num_processes(command) != "1"
+
+
+def _threads(command: Sequence[str]) -> str:
+    """Return the number of threads that a launch on the CPU sets for its fork server."""
+    return _CORES if _num_processes(command) == "1" else "1"
+
+
+def _num_processes(command: Sequence[str]) -> str:
+    words = [*command, "--num-processes", "1"]
+    return words[words.index("--num-processes") + 1]
 
 
 def _serve_ranks(usual_modules: Collection[str], filters: list[Any]) -> None:
@@ -293,9 +302,14 @@ def _serve_ranks(usual_modules: Collection[str], filters: list[Any]) -> None:
 
 def main() -> None:
     """Serve; in a fork, run its command line."""
+    _environ_of_fork.update(os.environ)
     filters = [*warnings.filters]
     with preloaded.recorded_filters():
         import torch.distributed
+    with warnings.catch_warnings():  # one of them sets filters
+        import torch._dynamo
+        import torch.distributed.checkpoint.state_dict
+    tempfile.tempdir = None  # which they have asked for
     usual_modules = [*sys.modules]
     for package in ("numpy", "torch"):  # as they are where no fork server hides the import
         preloaded._set_filters(preloaded._filters[package])
@@ -307,9 +321,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as a fork server does
     _skip_destructors()
-    _environ_of_fork.update(os.environ)
     command = serve(socket.socket(fileno=int(sys.argv[1])))
-    if _has_several_ranks(command) and reserve_server():
+    if _has_server(command) and reserve_server():
         _serve_ranks(usual_modules, filters)
     else:
         _run(command)

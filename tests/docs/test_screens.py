@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.distributed import launching
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +26,22 @@ def load_screens() -> ModuleType:
 
 
 screens = load_screens()
+
+
+def printed_by(command: str, stage: Path) -> str:
+    """Return the output of a command of a page, forked where that is the same."""
+
+    def execute(words: list[str], environ: dict[str, str], folder: Path) -> str:
+        environ = environ | {"PYTHONPATH": launching.environment()["PYTHONPATH"]}
+        done = launching.run(
+            words, environ, timeout_s=screens.TIMEOUT_S, cwd=folder, stderr=subprocess.STDOUT
+        )
+        return done.stdout
+
+    printed: str = screens.run(command, stage, execute)
+    return printed
+
+
 COMMANDS = [
     (page.name, screen[0], screen[1])
     for page in screens.PAGES
@@ -31,6 +50,7 @@ COMMANDS = [
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("warm_pythons")
 @pytest.mark.parametrize(("page", "shown", "command"), COMMANDS, ids=lambda word: word[:60])
 def test_a_page_shows_what_a_command_prints(
     page: str, shown: str, command: str, tmp_path: Path
@@ -38,9 +58,11 @@ def test_a_page_shows_what_a_command_prints(
     stage = tmp_path / "stage"
     stage.mkdir()
     screens.make_stage(stage)
-    printed = screens.run(command, stage)
+    printed = printed_by(command, stage)
     assert printed.strip()
     assert "Traceback" not in printed
+    if all((stage / word).exists() for word in command.split() if word.endswith(".py")):
+        assert ("error:" in printed) == ("error:" in shown), printed
     if "--machine" in command or "--devices" in command:
         screen = f"```console\n$ {command}\n{printed}```"
         assert same_anywhere(shown) == same_anywhere(screen), f"run docs/screens.py ({page})"

@@ -86,6 +86,7 @@ def test_the_profiles_of_the_pages_are_valid() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
 def test_the_python_of_the_pages_runs_on_two_ranks() -> None:
     """All blocks run in one launch, each as a script of its own, one after the other."""
     snippets = blocks("python")

@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUM_TEST_SAMPLES = 449
 
 PYTHON = [sys.executable]
+ONE = [*PYTHON]  # what several ranks are compared with: forked, as they are
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 HEADWAY = [*PYTHON, "-m", "headway", "launch", "--cpu", "--num-processes", "2"]
 
@@ -111,7 +112,7 @@ ACCURACY = r"test accuracy \S+ \((\d+) of (\d+)\)"
 
 @pytest.mark.distributed
 def test_metrics_are_those_of_one_process_on_two_ranks(tmp_path: Path) -> None:
-    one, two = (run(launcher, "metrics.py", tmp_path)[0] for launcher in (PYTHON, HEADWAY))
+    one, two = (run(launcher, "metrics.py", tmp_path)[0] for launcher in (ONE, HEADWAY))
 
     assert figures(two)[1:] == figures(one)[1:], "all but the number of ranks"
     assert "test samples: 59 of 59" in one
@@ -120,8 +121,8 @@ def test_metrics_are_those_of_one_process_on_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_accumulation_changes_neither_the_steps_nor_the_outcome(tmp_path: Path) -> None:
-    at_once, _ = run(PYTHON, "accumulation.py", tmp_path)
-    for launcher, shape in ((PYTHON, "1 ranks x 8"), (HEADWAY, "2 ranks x 4")):
+    at_once, _ = run(ONE, "accumulation.py", tmp_path)
+    for launcher, shape in ((ONE, "1 ranks x 8"), (HEADWAY, "2 ranks x 4")):
         stdout, _ = run(launcher, "accumulation.py", tmp_path, "--micro-batch-size", "8")
         assert f"{shape} micro-batches of 8: 30 optimizer steps" in stdout
         assert mean_loss(stdout) == pytest.approx(mean_loss(at_once), abs=2e-6)
@@ -130,9 +131,7 @@ def test_accumulation_changes_neither_the_steps_nor_the_outcome(tmp_path: Path) 
 
 @pytest.mark.distributed
 def test_a_stream_is_shared_out_and_measured_as_one_process_reads_it(tmp_path: Path) -> None:
-    one, two = (
-        figures(run(launcher, "iterable.py", tmp_path)[0]) for launcher in (PYTHON, HEADWAY)
-    )
+    one, two = (figures(run(launcher, "iterable.py", tmp_path)[0]) for launcher in (ONE, HEADWAY))
 
     assert one[-1].endswith("on 101 test samples")
     first, *_, last = (float(line.split()[3]) for line in one)
@@ -163,7 +162,7 @@ def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param([*PYTHON, "-m", "headway", "launch", "--cpu"], id="1 rank"),
+        pytest.param(HEADWAY[:-2], id="1 rank", marks=pytest.mark.long),
         pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
     ],
 )

@@ -19,6 +19,12 @@ from tests.machines.recorded import load
 pytestmark = pytest.mark.processes
 
 
+@pytest.fixture(autouse=True)
+def other_children_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a starter in this process, which is no launcher, end none of its other children."""
+    monkeypatch.setattr(starting, "end_descendants", lambda grace_s: None)
+
+
 def test_a_server_of_another_version_is_an_error_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -149,7 +149,8 @@ def test_a_stop_signal_ends_a_launch_whose_host_does_not_answer(
 ) -> None:
     monkeypatch.setattr(connection, "CLOSE_WITHIN_S", 0.2)
     monkeypatch.setattr(ssh, "_NOTICE_AFTER_S", 0.1)
-    assert run(a=HANGS, b=f"os.kill(os.getppid(), signal.SIGTERM)\n{HANGS}") == 143
+    stops = "time.sleep(0.2)\nos.kill(os.getppid(), signal.SIGTERM)"  # which knows both by then
+    assert run(a=HANGS, b=f"{stops}\n{HANGS}") == 143
     wait_until(lambda: is_gone("b"))
     assert "waiting for a, b to close the connection" in capsys.readouterr().err
 
