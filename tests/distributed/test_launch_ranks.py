@@ -284,6 +284,7 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+time.sleep(0.2)  # until the launcher knows that this rank has started
 open(f"pid_{os.environ['RANK']}", "w").write(f"{os.getpid()} {child.pid}")
 while True:
     time.sleep(0.1)
