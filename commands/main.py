@@ -17,10 +17,11 @@ from typing import NoReturn, TextIO
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say
-from headway.errors import ConfigError, HeadwayError, Stopped, did_you_mean
+from headway.errors import ConfigError, HeadwayError, MachineError, Stopped, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
+_PACKAGES = ("torch", "safetensors")  # which what needs none of them runs without
 _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
 GROUPS = {
@@ -180,5 +181,14 @@ def _dispatch(words: list[str]) -> int:
         )
     if name != "launch":  # its script may inherit the stream
         escape_unencodable()
-    exit_code: int = import_module(f"headway.commands.{name}").main(words[1:])
+    try:
+        exit_code: int = import_module(f"headway.commands.{name}").main(words[1:])
+    except ModuleNotFoundError as error:
+        if error.name not in _PACKAGES:
+            raise
+        raise MachineError(
+            f"`headway {name}` needs {error.name} here, which is not installed",
+            where=f"the packages of {sys.executable}",
+            fix=f"`{sys.executable} -m pip install {error.name}`",
+        ) from None
     return exit_code

@@ -57,6 +57,7 @@ class Failure(NamedTuple):
     world_size: int
     memory_kills: int = 0  # by the kernel's OOM killer during the run
     last_lines: tuple[str, ...] = ()  # of the first rank's output
+    tells_of_communication: bool = False  # these lines
     divergence: tuple[str, ...] = ()  # it failed in communication: how the ranks diverged
     lost_reader: str = ""  # the launcher's streams whose reader has gone
     killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
@@ -83,7 +84,7 @@ class Failure(NamedTuple):
         """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
         if not _may_be_a_victim(self.first):
             return 0
-        return 2 if self.first.crash is not None or self.first.code == -signal.SIGABRT else 1
+        return 2 if self.first.crash is not None or self.tells_of_communication else 1
 
     @property
     def cause(self) -> str:
@@ -187,7 +188,7 @@ def find_failure(
     for end in ended if _may_be_a_victim(first) else ():
         is_silent = end.left_silently and not end.was_stopping
         if end.code == -signal.SIGABRT:
-            is_silent &= not _tells_of_communication("\n".join(last_lines.get(end.rank, ())))
+            is_silent &= not _tell_of_communication(last_lines.get(end.rank, ()))
         if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
             first = end
             break
@@ -210,6 +211,7 @@ def find_failure(
         world_size=world_size,
         memory_kills=memory_kills,
         last_lines=tuple((crash_stacks or {}).get(first.rank) or last_lines.get(first.rank, ())),
+        tells_of_communication=_tell_of_communication(last_lines.get(first.rank, ())),
         divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
         lost_reader=lost_reader,
         killed=tuple(end for end in ended if end.killed_after_s is not None),
@@ -222,11 +224,11 @@ def _may_be_a_victim(end: RankExit) -> bool:
     """
     if end.crash is None:
         return end.left_silently and end.code <= 0  # a code of its own is its own failure
-    return _tells_of_communication(end.crash.traceback)
+    return _tell_of_communication([end.crash.traceback])
 
 
-def _tells_of_communication(text: str) -> bool:
-    return contains(text, (*COMMUNICATION, *COMMUNICATION_ERRORS))
+def _tell_of_communication(lines: Sequence[str]) -> bool:
+    return contains("\n".join(lines), (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 
 def _is_same(end: RankExit, first: RankExit) -> bool:

@@ -225,7 +225,7 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     if not any(uses.stopping for uses in known):
         parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
     if not has_reader and not any(uses.group for uses in known):
-        parts += _without_group(settings)
+        parts += _without_group(settings, len(ranks))
     return ["; ".join(parts)] if parts else []
 
 
@@ -273,9 +273,9 @@ def _is_default(settings: Settings, name: str) -> bool:
     return bool(settings.values[name].value == TABLE[name].default)
 
 
-def _without_group(settings: Settings) -> list[str]:
+def _without_group(settings: Settings, num_here: int) -> list[str]:
     count = settings.num_processes * settings.num_machines
-    if count == 1:
+    if count == 1 or (settings.num_machines.is_range and num_here == 1):  # it may be the only one
         return []
     return [
         f"no rank joined a process group: all {count} ranks did the same work, unless the script "

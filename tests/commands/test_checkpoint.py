@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from headway.commands.main import main
-from headway.errors import CheckpointError, ConfigError
+from headway.errors import CheckpointError, ConfigError, MachineError
 from tests.checkpoint.saved import TEXTS, rewrite, save, write
 
 FOLDER = Path("runs/checkpoints")
@@ -208,6 +209,15 @@ def trained(kind: Any, seed: int, num_epochs: int = 1, **options: Any) -> tuple[
 
 def states(objects: list[Any]) -> list[str]:
     return [repr(one.state_dict()) for one in objects]
+
+
+def test_a_package_that_a_command_needs_and_does_not_find_is_named_with_what_installs_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "headway.checkpoint.exchange", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["checkpoint", "import", "there", "out"]) == MachineError.exit_code
+    assert "-m pip install torch" in capsys.readouterr().err
 
 
 def test_weights_are_exported_as_other_programs_read_them(

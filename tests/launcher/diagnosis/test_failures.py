@@ -245,3 +245,9 @@ def test_a_rank_that_somebody_killed_is_told_the_usual_killer() -> None:
     assert killed.reason.name == "killed"
     assert "OOM killer" in killed.fix
     assert "dmesg" in killed.fix
+
+
+def test_an_abort_that_nothing_explains_is_no_other_machines_fault() -> None:
+    assert failure(ended(0, -6, 1.0)).doubt == 1
+    said = {0: ("terminate called after throwing an instance of", "[.../gloo/pair.cc] closed")}
+    assert failure(ended(0, -6, 1.0), last_lines=said).doubt == 2

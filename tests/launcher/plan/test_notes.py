@@ -24,6 +24,15 @@ def settings(**values: Any) -> Settings:
     return resolve([layer], Machine(cores=8))
 
 
+def test_one_machine_that_may_be_the_only_one_is_not_told_about_groups() -> None:
+    elastic = {"num_machines": "1:2", "main_address": "a", "num_processes": "1"}
+    assert unused(settings(**elastic), [GROUP._replace(group=False)]) == []
+    (note,) = unused(
+        settings(**elastic | {"num_processes": "2"}), [GROUP._replace(group=False)] * 2
+    )
+    assert "process group" in note
+
+
 def test_a_precision_without_an_accelerator_is_named_with_its_origin() -> None:
     (note,) = unused(settings(num_processes="2", mixed_precision="bf16"), [GROUP, GROUP])
     assert "mixed_precision bf16 was not used" in note
