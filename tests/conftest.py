@@ -138,6 +138,10 @@ def pytest_configure() -> None:
     They make and remove some 20,000 folders, which takes milliseconds each on a disk.
     """
     sys.addaudithook(_refuse_processes)
+    if importlib.util.find_spec("torch") is None:
+        from headway.commands import main
+
+        vars(main)["_PACKAGES"] = ()  # the plain error leaves out what comes to need torch
     if "TMPDIR" not in os.environ and _has_room(_SHARED_MEMORY):
         os.environ["TMPDIR"] = _SHARED_MEMORY
         tempfile.tempdir = None  # to be looked up anew

@@ -214,6 +214,7 @@ def states(objects: list[Any]) -> list[str]:
 def test_a_package_that_a_command_needs_and_does_not_find_is_named_with_what_installs_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")
     monkeypatch.delitem(sys.modules, "headway.checkpoint.exchange", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["checkpoint", "import", "there", "out"]) == MachineError.exit_code

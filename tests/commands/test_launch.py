@@ -317,6 +317,7 @@ def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_not
     assert last == expected if note else "note:" not in done.stderr
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
 def test_no_other_failure_ends_with_a_note_about_flags() -> None:
     done = launching.launch(*SUPERVISED, script("raise SystemExit(1)"), "--num-processes", "2")
     assert done.returncode == 1
