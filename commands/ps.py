@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
@@ -12,7 +11,7 @@ from headway.contract.figures_file import Alone, list_alone
 from headway.contract.records import shown
 from headway.launcher.diagnosis.run_socket import Run, list_runs
 
-HEAD = ("pid", "program", "ranks", "since", "folder")
+HEAD = ("pid", "program", "ranks", "since")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
 
 def print_runs(runs: Sequence[Run]) -> None:
     """Print launches as a table."""
-    print_table(HEAD, [row_of(run) for run in runs])
+    rows = [(*row_of(run), shown(folder_of(run.pid) or "-")) for run in runs]
+    print_table((*HEAD, "folder"), rows)
 
 
 def run_of(alone: Alone) -> Run:
@@ -46,14 +46,9 @@ def run_of(alone: Alone) -> Run:
 
 def row_of(run: Run) -> tuple[str, ...]:
     """Return the cells of a launch."""
-    program, ranks = shown(run.program), run.ranks
     if run.is_suspended:
-        program, ranks = "-", "its launcher is suspended"
-    folder = folder_of(run.pid)
-    home = os.path.expanduser("~")
-    if folder and os.path.commonpath([home, folder]) == home:
-        folder = os.path.join("~", os.path.relpath(folder, home)).removesuffix("/.")
-    return str(run.pid), program, ranks, when(run.began_at), shown(folder or "-")
+        return str(run.pid), "-", "its launcher is suspended", when(run.began_at)
+    return str(run.pid), shown(run.program), run.ranks, when(run.began_at)
 
 
 def folder_of(pid: int) -> str | None:

@@ -152,9 +152,7 @@ def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> Renderab
     chosen = next((one for one in runs if str(one.run.pid) == word), None)
     if word is None:
         chosen = _newest(runs)
-    # without the folder, for which many terminals are too narrow
-    launches = [row_of(one.run)[:-1] for one in runs]
-    parts: list[RenderableType] = [_table(HEAD[:-1], launches)]
+    parts: list[RenderableType] = [_table(HEAD, [row_of(one.run) for one in runs])]
     if chosen is None:
         parts.append(Text(f"{word} has ended"))
         return Group(*parts)
