@@ -4,6 +4,8 @@ Every moment between the ends of two optimizer steps counts for one phase. The p
 switch the phase where they begin and end their work; a switch is one look at the clock. What a
 script does between a batch and its backward pass is the forward pass.
 
+On a GPU that times its own work, what counts is how long that took, not how long it took to queue.
+
 Only the thread that trains is to call it.
 """
 
@@ -11,14 +13,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from headway.devices.kind import DeviceKind
 
 SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
 _NUM_PHASES = 6
 
 _EVERY_S = 1.0
+_APART_S = 0.004  # the least between steps that a device times; of shorter ones some are left out
 _WAITED = "/proc/thread-self/schedstat"
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
 
@@ -90,11 +99,124 @@ def _stolen(otherwise: float) -> float:
         return otherwise
 
 
+class Event(Protocol):
+    """A point in a device's queue of work, as `torch.cuda.Event(enable_timing=True)`."""
+
+    def query(self) -> bool: ...
+    def elapsed_time(self, end_event: Event, /) -> float: ...  # in milliseconds
+
+
+class _Queued(NamedTuple):
+    """A step that the device may not have finished."""
+
+    marks: list[tuple[int, Event]]  # phases with the events at their ends; the first one begins it
+    then: list[Callable[[], None]]
+
+
+class QueueTimes:
+    """What a device takes for the work of each phase, by events between them in its queue.
+
+    A device that waits for work, as for a batch, spends that time in the phase that it waits in.
+    Events are read once the device has come to them, so it is never waited for.
+
+    `record` puts an event into the queue, the given one again if there is one, and returns it; None
+    where there can be none, as in a CUDA graph that is being captured.
+    """
+
+    def __init__(self, record: Callable[[Event | None], Event | None]) -> None:
+        self._record = record
+        self._unused: list[Event] = []
+        self._marks: list[tuple[int, Event]] = []  # of the step that runs; empty: it is not timed
+        self._then: list[Callable[[], None]] = []  # called once the device has finished it
+        self._queued: deque[_Queued] = deque()  # the steps that were run before
+        self._began_at = 0.0
+        self._spent = [0.0] * _NUM_PHASES
+        self._num_steps = 0  # that `_spent` is of
+        self._has_failed = False
+
+    def mark(self, phase: int) -> None:
+        """Let the device's time since the last mark of this step count for `phase`."""
+        if self._marks:
+            self._put(phase)
+
+    def end_step(self, phase: int, now: float) -> None:
+        """End a step, whose last phase this was, and read those that the device has finished."""
+        self.mark(phase)
+        if self._marks:
+            self._queued.append(_Queued(self._marks, self._then))
+            self._marks = []
+            self._read()
+        self._then = []
+        if now - self._began_at >= _APART_S and not self._has_failed:
+            self._began_at = now
+            self._put(phase)
+
+    def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
+        """Have what `make_call` returns called once the device has finished this step.
+
+        It is made at once, and only if the step is timed: then no graph is being captured.
+        """
+        if self._marks:
+            self._then.append(make_call())
+
+    def forget(self) -> None:
+        """Leave out the steps up to this one."""
+        self._queued.clear()
+        self._drop()
+
+    def take(self) -> list[float] | None:
+        """Return the mean step since the last time, in seconds of each phase; None without one."""
+        if not self._num_steps:
+            return None
+        mean = [spent / self._num_steps for spent in self._spent]
+        self._drop()
+        return mean
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether steps will be timed that the device has not finished."""
+        return bool(self._queued)
+
+    def _put(self, phase: int) -> None:
+        try:
+            event = self._record(self._unused.pop() if self._unused else None)
+        except RuntimeError:
+            self._fail()
+            return
+        if event is None:
+            self._marks.clear()
+        else:
+            self._marks.append((phase, event))
+
+    def _read(self) -> None:
+        try:
+            while self._queued and all(one.query() for _, one in reversed(self._queued[0].marks)):
+                marks, then = self._queued.popleft()
+                for (_, begin), (phase, end) in pairwise(marks):  # may be of different streams
+                    self._spent[phase] += max(begin.elapsed_time(end), 0.0) / 1e3
+                self._num_steps += 1
+                self._unused += [event for _, event in marks]
+                for call in then:
+                    call()
+        except RuntimeError:
+            self._fail()
+
+    def _fail(self) -> None:
+        """Time nothing more: the device has failed, which the script's next call will tell it."""
+        self._has_failed = True
+        self._marks.clear()
+        self.forget()
+
+    def _drop(self) -> None:
+        self._spent = [0.0] * _NUM_PHASES
+        self._num_steps = 0
+
+
 class StepClock:
     """Adds up what steps take, until `take`."""
 
     __slots__ = (
-        *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at"),
+        *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at", "queue"),
         *("num_workers", "batch_samples", "num_samples", "lost_time", "device_bytes"),
     )
 
@@ -105,6 +227,7 @@ class StepClock:
         self.num_steps = 0  # since the last record
         self.last_step = -1  # the number of the last one in a record; -1 before the first
         self.due_at = 0.0  # the next record
+        self.queue: QueueTimes | None = None  # of the device, which then counts instead of `spent`
         self.num_workers: int | None = None  # of the loader that gave the last batch
         self.batch_samples = 0  # of this rank, in the batch that the loader gave last
         self.num_samples = 0  # that backward passes have used since the last record
@@ -115,11 +238,19 @@ class StepClock:
         """Have records become due from the second step on: the first one warms up."""
         self.is_on = True
 
+    def watch_device(self, kind: DeviceKind, device: Any) -> None:
+        """Let the figures be those of a training on a `torch.device` of this kind."""
+        self.device_bytes = partial(kind.held_bytes, device)
+        record = kind.event_recorder(device)
+        self.queue = QueueTimes(record) if record is not None else None
+
     def switch(self, phase: int) -> int:
         """Let the time from now on count for `phase`; return for which it counted before."""
         now, before = _now(), self.phase
         self.spent[before] += now - self.mark
         self.mark, self.phase = now, phase
+        if self.queue is not None:
+            self.queue.mark(before)
         return before
 
     def begin_exchange(self) -> None:
@@ -127,29 +258,42 @@ class StepClock:
 
         What follows is waiting for other ranks, unless this is called again in the same pass.
         """
-        now, before = _now(), self.phase
-        self.spent[BACKWARD if before == SYNC else before] += now - self.mark
+        now, before = _now(), BACKWARD if self.phase == SYNC else self.phase
+        self.spent[before] += now - self.mark
         self.mark, self.phase = now, SYNC
+        if self.queue is not None:
+            self.queue.mark(before)
 
     def end_backward(self) -> None:
         """Note the end of a backward pass, and the samples of its batch."""
-        now = _now()
-        self.spent[self.phase] += now - self.mark
-        self.mark, self.phase = now, SCRIPT
+        self.switch(SCRIPT)
         self.num_samples += self.batch_samples
         self.batch_samples = 0
 
     def end_step(self) -> bool:
         """Note the end of an optimizer step; return whether a record of the steps is due."""
-        now = _now()
-        self.spent[self.phase] += now - self.mark
+        now, before = _now(), self.phase
+        self.spent[before] += now - self.mark
         self.mark, self.phase = now, SCRIPT
+        if self.queue is not None and self.is_on:
+            self.queue.end_step(before, now)
         self.num_steps += 1
         return self.is_on and now >= self.due_at
 
     def take(self, step: int, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps up to this one since the last time, None at first."""
-        is_first, lost = self.last_step < 0, self.lost_time.take()
+        """Return the figures of the steps up to this one since the last time.
+
+        None at first, and while a device has not finished a step since.
+        """
+        is_first = self.last_step < 0
+        if self.queue is not None:
+            if is_first:
+                self.queue.forget()
+            elif (mean := self.queue.take()) is not None:
+                self.spent[:] = [self.num_steps * spent for spent in mean]
+            elif self.queue.is_behind:
+                return None
+        lost = self.lost_time.take()
         num_steps = min(max(step - self.last_step, 1), self.num_steps)
         figures = Figures(
             time=_epoch(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from headway.devices.kind import Facts, GpuFacts, GpuKind, Lack
 
@@ -36,6 +37,17 @@ class Cuda(GpuKind):
             return None
         compute = "sm_" + "".join(map(str, old[0].capability))
         return Lack(f"{old[0].name} ({compute}) does not support bf16", "fp16")
+
+    def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:
+        return partial(self._record, device)
+
+    def _record(self, device: torch.device, event: Any) -> Any:
+        """Put an event into the current stream of `device`; a graph keeps those it captures."""
+        if self._part.is_current_stream_capturing():
+            return None
+        event = event or self._part.Event(enable_timing=True)
+        event.record(self._part.current_stream(device))  # another device may be the current one
+        return event
 
     def lack_of(
         self, device: torch.device, precision: str, look: Callable[[], Facts]

@@ -127,6 +127,14 @@ class DeviceKind:
         """Return how much of the memory of `device` this process holds; None where it has none."""
         return None
 
+    def event_recorder(self, device: torch.device) -> Callable[[Any], Any] | None:
+        """Return what puts an event, which is timed, into the queue of work of `device`.
+
+        It takes an event to use again, or None, and returns the event; None where there can be
+        none now. None is returned instead where events of such devices are not timed.
+        """
+        return None
+
     def rng_state(self, device: torch.device | None = None) -> torch.Tensor | None:
         """Return the state of its generator; None where the CPU's is the only one."""
         return None

@@ -13,7 +13,8 @@ has the autograd engine call when a pass is over, by `queue_callback`, which is 
 waits in such a call, too, that is asked for after the hook. So the one that the hook asks for asks
 for another one, which comes after DDP's.
 
-On a GPU this is when the work was queued, not when it was done.
+On a GPU the hooks run when a gradient is queued; where the device times its work, the clock has an
+event of the device's there, and so tells how long the device waits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ has this module imported once the script has imported torch.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -37,6 +36,7 @@ class PlainSteps:
 
     def __init__(self) -> None:
         self._num_steps = 0
+        self._knows_device = False
         self._have_stepped: set[int] = set()  # optimizers, since the last step was over
         self._made: list[ref[DistributedDataParallel]] = []  # models that have not trained yet
 
@@ -53,16 +53,17 @@ class PlainSteps:
             model = self._made.pop()()
             if model is not None and not model.find_unused_parameters:
                 note_whole_exchange(model)
+        if not self._knows_device:
+            self._knows_device = True
+            groups = optimizer.param_groups
+            devices = (one.device for group in groups for one in group["params"])
+            device = next(devices, torch.device("cpu"))
+            clock.watch_device(kind_of(device.type), device)
         if channel.obeys_stops:  # the Trainer that saves then tells its steps, too
             return
         if self._have_stepped and id(optimizer) not in self._have_stepped:
             self._have_stepped.add(id(optimizer))
             return
-        if not self._num_steps:
-            groups = optimizer.param_groups
-            devices = (one.device for group in groups for one in group["params"])
-            device = next(devices, torch.device("cpu"))
-            clock.device_bytes = partial(kind_of(device.type).held_bytes, device)
         self._have_stepped = {id(optimizer)}
         self._num_steps += 1
         report(self._num_steps, 0, None)

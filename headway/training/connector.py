@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from headway.contract.figures_file import leave_figures
@@ -139,7 +139,7 @@ def tell(connected: Connected, strategy: str | None) -> None:
     channel.has_made_accelerator = True
     own.join()
     settings, world = connected.settings, connected.world
-    clock.device_bytes = partial(kind_of(world.device.type).held_bytes, world.device)
+    clock.watch_device(kind_of(world.device.type), world.device)
     clock.lost_time.quota_file = quota_file(Source())
     if not is_connected() and read_run() is not None and world.ranks.world_size == 1:
         leave_figures()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -320,9 +321,23 @@ class Steps:
 
 
 def _note_loss(loss: torch.Tensor, num_tokens: int | torch.Tensor | None) -> None:
-    """Keep a loss for the launcher, unless to read it would hold up a GPU."""
-    if loss.numel() == 1 and loss.device.type == "cpu" and not isinstance(num_tokens, torch.Tensor):
-        channel.loss = float(loss.detach()) / (num_tokens or 1)
+    """Keep a loss for the launcher; a GPU's once it is there, as to wait would hold up the GPU."""
+    if loss.numel() != 1 or isinstance(num_tokens, torch.Tensor):
+        return
+    count = num_tokens or 1
+    if loss.device.type == "cpu":
+        _keep_loss(loss.detach(), count)
+    elif clock.queue is not None:
+        clock.queue.when_done(lambda: partial(_keep_loss, _copied(loss), count))
+
+
+def _copied(loss: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the CPU, which is there once the device has done what it has to do now."""
+    return loss.detach().to("cpu", non_blocking=True)
+
+
+def _keep_loss(loss: torch.Tensor, count: int) -> None:
+    channel.loss = float(loss) / count
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from headway.contract import step_clock
 from headway.contract.step_clock import (
@@ -13,11 +14,16 @@ from headway.contract.step_clock import (
     DATA,
     FORWARD,
     SAVE,
+    SCRIPT,
     SYNC,
+    Event,
     Lost,
     LostTime,
+    QueueTimes,
     StepClock,
 )
+from headway.devices.cpu import Cpu
+from headway.devices.cuda import Cuda
 
 
 class Time:
@@ -152,3 +158,245 @@ def test_a_count_that_cannot_be_read_for_a_while_is_no_loss_then_or_later(waited
     waited.with_suffix(".gone").rename(waited)
     lost.quota_file = os.devnull
     assert lost.take() == Lost(0, 0)
+
+
+class Device:
+    """A device that does what is queued one after the other, while the script goes on."""
+
+    def __init__(self, time: Time) -> None:
+        self.time = time
+        self.free_at = time.now
+        self.is_capturing = False
+        self.error: str | None = None  # of its work
+        self.num_events = 0
+
+    def queue(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.time.now) + seconds
+
+    def record(self, event: Event | None) -> Event | None:
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        if self.is_capturing:
+            return None
+        if event is None:
+            event = DeviceEvent(self)
+            self.num_events += 1
+        assert isinstance(event, DeviceEvent)
+        event.at = max(self.free_at, self.time.now)
+        return event
+
+
+class DeviceEvent:
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0.0
+
+    def query(self) -> bool:
+        if self.device.error is not None:
+            raise RuntimeError(self.device.error)
+        assert not self.device.is_capturing, "asked while a graph is captured"
+        return self.at <= self.device.time.now
+
+    def elapsed_time(self, end: Event) -> float:
+        assert isinstance(end, DeviceEvent)
+        assert self.query()
+        assert end.query()
+        return 1e3 * (end.at - self.at)
+
+
+@pytest.fixture
+def device(time: Time) -> Device:
+    return Device(time)
+
+
+@pytest.fixture
+def clock(device: Device) -> StepClock:
+    clock = StepClock()
+    clock.queue = QueueTimes(device.record)
+    clock.begin()
+    return clock
+
+
+def queue_step(clock: StepClock, device: Device, data_s: float = 0.0) -> bool:
+    """Wait for data, and queue 2 s forward, 3 backward, 4 of waiting for others, 1 of the script.
+
+    To queue it takes 0.1 s, all of it in the forward pass.
+    """
+    clock.switch(DATA)
+    device.time.now += data_s
+    clock.switch(FORWARD)
+    device.time.now += 0.1
+    device.queue(2)
+    clock.switch(BACKWARD)
+    device.queue(3)
+    clock.begin_exchange()
+    device.queue(4)
+    clock.end_backward()
+    device.queue(1)
+    return clock.end_step()
+
+
+def warm_up(clock: StepClock, device: Device) -> None:
+    assert queue_step(clock, device, data_s=1000)
+    assert clock.take(1, 0, None) is None
+    device.time.now = device.free_at
+
+
+def test_what_a_device_takes_counts_and_not_what_it_takes_to_queue_it(
+    clock: StepClock, device: Device
+) -> None:
+    warm_up(clock, device)
+    queue_step(clock, device, data_s=5)  # of a device that has nothing else to do
+    queue_step(clock, device, data_s=5)  # while it has 10 s to do
+    assert clock.take(3, 0, None) is None  # neither has been done
+    device.time.now = device.free_at
+    queue_step(clock, device)
+    figures = clock.take(4, 9, None)
+    assert figures is not None
+    assert (figures.step, figures.num_steps, figures.total) == (4, 3, 9)
+    # of the two that are done
+    assert figures.data_s == pytest.approx(3 * 5 / 2)
+    assert figures.forward_s == pytest.approx(3 * (2 + 0.1 / 2))  # the first one's began late
+    assert (figures.backward_s, figures.sync_s) == pytest.approx((3 * 3, 3 * 4))
+    assert figures.seconds == pytest.approx(3 * (10 + 5.1 / 2))
+
+
+def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_nothing(
+    clock: StepClock, device: Device
+) -> None:
+    warm_up(clock, device)
+    queue_step(clock, device)
+    device.time.now = device.free_at
+    device.is_capturing = True
+    queue_step(clock, device, data_s=70)
+    queue_step(clock, device, data_s=70)
+    device.is_capturing = False
+    queue_step(clock, device, data_s=70)  # it began in the graph
+    device.time.now = device.free_at
+    queue_step(clock, device)
+    device.time.now = device.free_at
+    queue_step(clock, device)
+    figures = clock.take(7, 0, None)
+    assert figures is not None
+    assert figures.num_steps == 6
+    assert figures.data_s == 0
+    assert figures.sync_s == pytest.approx(6 * 4)
+
+
+def test_without_a_timed_step_what_the_script_takes_counts(
+    clock: StepClock, device: Device
+) -> None:
+    warm_up(clock, device)
+    device.is_capturing = True
+    queue_step(clock, device, data_s=70)
+    figures = clock.take(2, 0, None)
+    assert figures is not None
+    assert (figures.data_s, figures.forward_s) == pytest.approx((70, 0.1))
+
+
+@pytest.mark.parametrize("asks", ["record", "query"])
+def test_an_error_of_the_device_is_left_to_the_script_and_its_own_time_counts(
+    clock: StepClock, device: Device, asks: str
+) -> None:
+    warm_up(clock, device)
+    queue_step(clock, device)
+    device.time.now = device.free_at
+    clock.take(2, 0, None)
+    if asks == "record":
+        device.error = "device-side assert"
+        queue_step(clock, device, data_s=70)
+    else:
+        queue_step(clock, device, data_s=30)
+        clock.switch(DATA)
+        device.time.now += 40
+        assert clock.queue is not None
+        clock.queue.mark(DATA)
+        device.error = "device-side assert"
+        clock.end_step()
+    figures = clock.take(3, 0, None)
+    assert figures is not None
+    assert figures.data_s == pytest.approx(70, abs=0.5)
+    device.error = None
+    device.num_events = 0
+    queue_step(clock, device)
+    assert device.num_events == 0
+
+
+def test_of_short_steps_some_are_timed_and_all_are_counted(
+    clock: StepClock, device: Device
+) -> None:
+    warm_up(clock, device)
+    for _ in range(1000):
+        clock.switch(DATA)
+        device.queue(0.001)
+        clock.batch_samples = 8
+        clock.end_backward()
+        device.time.now = device.free_at
+        clock.end_step()
+    figures = clock.take(1001, 0, None)
+    assert figures is not None
+    assert (figures.num_steps, figures.samples) == (1000, 8000)
+    assert figures.data_s == pytest.approx(1)
+    assert device.num_events < 20  # they are used again
+
+
+def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is_done(
+    clock: StepClock, device: Device
+) -> None:
+    queue = clock.queue
+    assert queue is not None
+    called: list[str] = []
+    queue.when_done(lambda: lambda: called.append("before any"))
+    warm_up(clock, device)
+    queue.when_done(lambda: lambda: called.append("second"))
+    queue_step(clock, device)
+    assert called == []
+    device.is_capturing = True
+    device.time.now = device.free_at
+    clock.switch(SCRIPT)
+    queue.when_done(lambda: pytest.fail("made while a graph is captured"))
+    device.is_capturing = False
+    queue_step(clock, device)
+    device.time.now = device.free_at
+    queue_step(clock, device)
+    assert called == ["second"]
+
+
+class CudaPart:
+    """The names of `torch.cuda` that are used, as they are called on a machine without a GPU."""
+
+    is_capturing = False
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            self.streams: list[object] = []
+
+        def record(self, stream: object) -> None:
+            self.streams.append(stream)
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.is_capturing
+
+    def current_stream(self, device: object) -> object:
+        return f"the current stream of {device}"
+
+
+def test_events_are_put_into_the_current_stream_of_the_device_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = CudaPart()
+    monkeypatch.setattr(Cuda, "_part", part)
+    record = Cuda().event_recorder(torch.device("cuda", 1))
+    event = record(None)
+    assert record(event) is event
+    assert event.streams == 2 * ["the current stream of cuda:1"]
+    part.is_capturing = True
+    assert record(event) is None
+    assert len(event.streams) == 2
+
+
+def test_a_cpu_has_no_queue_and_what_the_script_takes_counts() -> None:
+    clock = StepClock()
+    clock.watch_device(Cpu(), torch.device("cpu"))
+    assert clock.queue is None
+    assert clock.device_bytes() is None

@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,9 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
+from headway.contract import step_clock
 from headway.contract.origin import Layer, Origin
+from headway.contract.records import channel
 from headway.contract.run import VARIABLE, RunContract, encode
+from headway.contract.step_clock import Event, QueueTimes, StepClock
 from headway.errors import LaunchError, MachineError, UsageError
+from headway.training import steps
 from headway.utils import DistributedType, send_to_device, set_seed
 
 
@@ -470,3 +474,48 @@ def test_batches_of_any_shape_are_moved_and_keep_their_types() -> None:
     assert moved["x"].device.type == "cpu"
     assert moved["nested"][0][0].device.type == "meta"
     assert moved["nested"][1] == "text"
+
+
+class LossOnGpu:
+    """A loss that a GPU has yet to compute."""
+
+    device = torch.device("cuda")
+
+    def numel(self) -> int:
+        return 1
+
+    def detach(self) -> LossOnGpu:
+        return self
+
+    def to(self, device: str, *, non_blocking: bool) -> torch.Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        return torch.tensor(6.0)
+
+
+class Mark:
+    is_reached = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1.0
+
+
+def test_the_loss_on_a_gpu_is_known_once_the_gpu_has_done_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_clock, "_APART_S", 0.0)
+    mark = Mark()
+    clock = StepClock()
+    clock.queue = QueueTimes(lambda _: mark)
+    clock.begin()
+    monkeypatch.setattr(steps, "clock", clock)
+    monkeypatch.setattr(channel, "loss", None)
+    clock.end_step()
+    steps._note_loss(cast("torch.Tensor", LossOnGpu()), 3)
+    clock.end_step()
+    assert channel.loss is None
+    mark.is_reached = True
+    clock.end_step()
+    assert channel.loss == 2.0

@@ -1,4 +1,4 @@
-"""On a machine with CUDA GPUs: what is detected without torch is what torch finds."""
+"""On a machine with CUDA GPUs: what is detected without torch, and how long its work takes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 import pytest
 import torch
 
+from headway.contract.step_clock import DATA, FORWARD, StepClock
+from headway.devices.table import CUDA
 from headway.machine.detection import detect_machine
 
 pytestmark = [
@@ -44,3 +46,48 @@ def test_the_smoke_test_passes_on_all_gpus() -> None:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on cuda" in done.stdout
+
+
+def watching() -> StepClock:
+    clock = StepClock()
+    clock.watch_device(CUDA, torch.device("cuda", torch.cuda.current_device()))
+    clock.begin()
+    clock.end_step()
+    clock.take(1, 0, None)
+    return clock
+
+
+def test_the_work_of_a_step_takes_what_the_gpu_takes_and_is_not_waited_for() -> None:
+    matrix = torch.rand(4096, 4096, device="cuda")
+    clock = watching()
+    for _ in range(3):
+        clock.switch(FORWARD)
+        for _ in range(50):
+            matrix @ matrix
+        clock.switch(DATA)
+        torch.rand(8, device="cuda")
+        clock.end_step()
+    queued_s = sum(clock.spent)
+    torch.cuda.synchronize()
+    clock.end_step()
+    figures = clock.take(4, 0, None)
+    assert figures is not None
+    assert figures.forward_s > 3 * queued_s
+    assert figures.forward_s > 10 * figures.data_s
+
+
+def test_a_step_in_a_graph_is_captured_and_replayed_as_without_the_clock() -> None:
+    total = torch.zeros(1, device="cuda")
+    clock = watching()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        clock.switch(FORWARD)
+        total += 1
+        clock.end_step()
+    for _ in range(3):
+        graph.replay()
+        clock.switch(FORWARD)
+        clock.end_step()
+    assert total.item() == 3
+    assert clock.take(5, 0, None) is not None
