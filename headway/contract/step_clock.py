@@ -159,11 +159,6 @@ class QueueTimes:
         if self._marks:
             self._then.append(make_call())
 
-    def forget(self) -> None:
-        """Leave out the steps up to this one."""
-        self._queued.clear()
-        self._drop()
-
     def take(self) -> list[float] | None:
         """Return the mean step since the last time, in seconds of each phase; None without one."""
         if not self._num_steps:
@@ -205,7 +200,8 @@ class QueueTimes:
         """Time nothing more: the device has failed, which the script's next call will tell it."""
         self._has_failed = True
         self._marks.clear()
-        self.forget()
+        self._queued.clear()
+        self._drop()
 
     def _drop(self) -> None:
         self._spent = [0.0] * _NUM_PHASES
@@ -285,15 +281,12 @@ class StepClock:
 
         None at first, and while a device has not finished a step since.
         """
-        is_first = self.last_step < 0
-        if self.queue is not None:
-            if is_first:
-                self.queue.forget()
-            elif (mean := self.queue.take()) is not None:
+        if self.queue is not None:  # it times the steps after the first one
+            if (mean := self.queue.take()) is not None:
                 self.spent[:] = [self.num_steps * spent for spent in mean]
             elif self.queue.is_behind:
                 return None
-        lost = self.lost_time.take()
+        is_first, lost = self.last_step < 0, self.lost_time.take()
         num_steps = min(max(step - self.last_step, 1), self.num_steps)
         figures = Figures(
             time=_epoch(),
