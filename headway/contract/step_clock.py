@@ -53,6 +53,12 @@ class Figures(NamedTuple):
     stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known
     throttled_s: float = 0.0  # of `stolen_s`, at most: its cgroup had used up its CPU quota
 
+    def moved_to(self, step: int, loss: float | None) -> Figures:
+        """Return a record of no steps, which says how far the rank is by now."""
+        spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
+        none: dict[str, Any] = dict.fromkeys(spent, 0.0)
+        return self._replace(**none, time=_epoch(), step=step, loss=loss, num_steps=0, samples=0)
+
 
 class Lost(NamedTuple):
     """What the thread could not use of its time, in seconds."""

@@ -132,6 +132,9 @@ class Series:
         if figures.loss is not None and not math.isfinite(figures.loss):
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
+        if not figures.num_steps:  # it says how far the rank is by now
+            rows[-1:] = [_together([row, figures]) for row in rows[-1:]]
+            return
         rows.append(figures)
         if len(rows) > 2 * max(_MOST_ROWS // (2 * len(self._rows)), _LEAST_ROWS):
             rows[:] = _halved(rows)

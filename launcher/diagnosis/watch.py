@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 from headway.contract.notes import say
 from headway.contract.records import (
@@ -54,6 +55,7 @@ _STACKS_WITHIN_S = 2.0  # faulthandler, after its signal
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
+_STILL_S = 5.0  # after which ranks that told of steps are asked how far they are
 _OBSERVE_S = 15.0  # at most, until ranks that seem to hang have moved
 _OBSERVE_EVERY_S = 0.25
 _QUIET_S = 0.5  # stacks that have not grown for so long are complete, whatever they end with
@@ -275,23 +277,34 @@ class Watch:
         )
 
     def _listen(self) -> None:
-        every_s = None if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
+        every_s = inf if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
         asked_at = time.monotonic()
         while not self._is_closing:
             began = time.monotonic()
-            ready = self._selector.select(every_s)
-            if every_s is not None and time.monotonic() > began + every_s + _SUSPENDED_S:
+            ask_at = min(asked_at + every_s, self._still_at(since=asked_at))
+            wait_s = max(ask_at - began, 0.0)
+            ready = self._selector.select(None if wait_s == inf else wait_s)
+            if time.monotonic() > began + wait_s + _SUSPENDED_S:
                 self._progress_at = time.monotonic()
             if any(key.fd == self._wake_read for key, _ in ready):
                 os.read(self._wake_read, 4096)
             self._read_all()
-            if every_s is not None and time.monotonic() >= asked_at + every_s:
+            if time.monotonic() >= ask_at:
                 asked_at = time.monotonic()
                 self._ask_all()
             if self._is_asked:
                 self._is_asked = False
                 self._begin_report()
             self._look_for_a_hang()
+
+    def _still_at(self, since: float) -> float:
+        """Return when the ranks will have been still for so long that they are worth a question.
+
+        They tell of steps once a second, and of those after the last time only if they are asked.
+        """
+        with self._lock:
+            tells = any(one.tells_steps for one in self._ranks.values())
+        return self._progress_at + _STILL_S if tells and self._progress_at > since else inf
 
     def _begin_report(self) -> None:
         """Print where the ranks are, by a thread of its own: the ranks are watched meanwhile."""
@@ -352,6 +365,7 @@ class RankChannel:
         self._before: Answer | None = None  # the answer before that
         self._groups: tuple[Group, ...] | None = None
         self._progress: Progress | None = None
+        self._figures: Figures | None = None  # the last ones, or how far it has been since
         self._text = ""  # what faulthandler wrote
         self._grew_at = 0.0  # the text
         self._is_interrupted = False  # by the signal for stacks
@@ -404,10 +418,12 @@ class RankChannel:
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()
+            self._note_steps(record.progress)
             return True
         elif isinstance(record, Figures):
             self._progress = Progress(record.step, total=record.total, loss=record.loss)
             self.moved_after = time.monotonic()
+            self._figures = record
             self._note_figures(record)
             return True
         elif isinstance(record, Answer):
@@ -423,12 +439,19 @@ class RankChannel:
         self._before, self._answer, self._groups = self._answer, answer, answer.groups
         if answer.progress != Progress():  # the script uses an Accelerator
             self._progress = answer.progress
+            self._note_steps(answer.progress)
         if self._before is None:
             return True
         if _movement(answer) == _movement(self._before):
             return False
         self.moved_after = self._before.time
         return True
+
+    def _note_steps(self, progress: Progress) -> None:
+        """Note steps of which the rank's figures have not told."""
+        if self._figures is not None and progress.step > self._figures.step:
+            self._figures = self._figures.moved_to(progress.step, progress.loss)
+            self._note_figures(self._figures)
 
     def ask(self) -> None:
         """Ask where the rank is, unless it has not answered the last question yet."""
@@ -473,6 +496,11 @@ class RankChannel:
     @property
     def has_trained(self) -> bool:
         return self.step > 0
+
+    @property
+    def tells_steps(self) -> bool:
+        """Whether it tells what its steps take."""
+        return self._figures is not None
 
     @property
     def status(self) -> RankStatus:

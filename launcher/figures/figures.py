@@ -52,6 +52,9 @@ class _Rank:
         self.noted_at = 0.0
 
     def note(self, figures: Figures, now: float) -> None:
+        if not figures.num_steps:
+            self.recent[-1] = self.recent[-1]._replace(step=figures.step, loss=figures.loss)
+            return
         self.recent.append(figures)
         while len(self.recent) > 1 and sum(one.seconds for one in self.recent) > _SHOWN_S:
             self.recent.popleft()
@@ -113,6 +116,8 @@ class RunFigures:
                 return
             where = self._machine if machine is None else machine
             self.hosts.setdefault(where, host)
+            if not figures.num_steps and rank not in self._ranks:
+                return
             known = self._ranks.setdefault(rank, _Rank(where))
             known.note(figures, time.monotonic() - age_s)
             self._judge()
@@ -268,7 +273,7 @@ class RunFigures:
 def _is_possible(figures: Figures) -> bool:
     numbers = (one for one in figures._replace(loss=None) if one is not None)
     are_finite = all(math.isfinite(one) and one >= 0 for one in numbers)
-    return are_finite and figures.num_steps > 0 and figures.seconds > 0
+    return are_finite and (figures.num_steps > 0) == (figures.seconds > 0)
 
 
 def _quiet_after(step_s: float) -> float:

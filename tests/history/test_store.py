@@ -193,8 +193,13 @@ def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
         loss = float("nan") if step == 50_000 else 2.0
         for rank in (0, 1):
             series.note(rank, figures(step, loss=loss, stolen_s=0.5))
+        if step == 50_000:
+            series.note(0, figures(step).moved_to(50_003, 1.0))
+            series.note(2, figures(step).moved_to(50_003, 1.0))  # nothing else is known of it
     rows = series.rows()
     assert len(rows) <= 1200
+    assert [row.step for rank, row in rows if rank != 1][-1] == 50_003
+    assert all(row.num_steps for _, row in rows)
     of_one = [row for rank, row in rows if rank == 1]
     assert sum(row.num_steps for row in of_one) == 50_000
     assert sum(row.seconds for row in of_one) == pytest.approx(5000)

@@ -24,16 +24,19 @@ from headway.contract.records import (
     Ready,
     Record,
 )
+from headway.contract.step_clock import Figures
 from headway.launcher.diagnosis import watch as watching
 from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import RankChannel, Watch
+from tests.waiting import wait_until
 
 
 class Rank:
     """One rank's end of its channel, and the launcher's watch over it."""
 
     def __init__(self) -> None:
-        self.watch = Watch(None, lambda: 0.0)
+        self.figures: list[Figures] = []
+        self.watch = Watch(None, lambda: 0.0, lambda _, figures: self.figures.append(figures))
         self.signals: list[int] = []  # that its process was sent
         ours, self.channel = socket.socketpair()
         reading, self.stacks = os.pipe()
@@ -173,3 +176,22 @@ def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Ran
     assert status.no_stack is NoStack.SILENT
     assert status.process is not None
     assert status.process.letter in "RSD"
+
+
+def test_a_rank_that_told_of_steps_and_is_still_is_asked_how_far_it_is(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_STILL_S", 0.05)
+    rank.channel.settimeout(10)
+    figures = Figures(1e9, 2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 100, 0.5)
+    rank.tell(Ready(), figures)
+    for _ in range(2):  # its answer is news
+        assert rank.channel.recv(1) == b"?"
+        rank.tell(Answer(1.0, (), Progress(98, total=100, loss=0.25), 0, (), False))
+    wait_until(lambda: len(rank.figures) == 2)
+    told, moved = rank.figures
+    assert told == figures
+    assert (moved.step, moved.loss, moved.num_steps, moved.seconds) == (98, 0.25, 0, 0)
+    rank.channel.settimeout(0.3)
+    with pytest.raises(TimeoutError):  # it has not moved
+        rank.channel.recv(1)
