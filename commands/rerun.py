@@ -17,8 +17,7 @@ from headway.contract.records import shown
 from headway.contract.secrets import MASK
 from headway.errors import ConfigError, LaunchError
 from headway.history.record import Commit, Record
-from headway.history.repository import git
-from headway.history.snapshot import Snapshot, code_in, snapshot_of
+from headway.history.snapshot import Snapshot, code_in, git, snapshot_of
 from headway.history.store import find
 from headway.launcher.plan.program import Program
 from headway.launcher.remote.orders import OF_ONE_RUN

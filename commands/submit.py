@@ -17,8 +17,7 @@ from headway.contract.origin import Layer
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
-from headway.history.repository import read_commit, top_of
-from headway.history.snapshot import files_of, take
+from headway.history.snapshot import files_of, read_commit, take, top_of
 from headway.history.surroundings import script_path
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN

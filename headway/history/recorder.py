@@ -27,8 +27,7 @@ from headway.history.record import (
     Tail,
     lost,
 )
-from headway.history.repository import read_commit
-from headway.history.snapshot import snapshot_of
+from headway.history.snapshot import read_commit, snapshot_of
 from headway.history.surroundings import surroundings_of
 
 _FIGURES_EVERY_S = 60.0

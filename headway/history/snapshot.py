@@ -1,6 +1,7 @@
-"""A copy of code: of a job, as it was when the job was submitted, or of a run's commit.
+"""The code of a run: what git says of it, and copies, of a job or of a run's commit.
 
-A folder with `code`, which holds what git tracks and what it does not ignore, and `snapshot.json`.
+A copy is a folder with `code`, which holds what git tracks and what it does not ignore, as it was
+when the job was submitted, and `snapshot.json`. Nothing is changed in the repository.
 """
 
 from __future__ import annotations
@@ -8,19 +9,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from headway.contract.secrets import masked_text
 from headway.contract.typed import parse, plain, read
 from headway.errors import ConfigError, MachineError
 from headway.history.record import Commit
-from headway.history.repository import git
 
 MAX_BYTES = 50 * 2**20
 _CODE, _ABOUT = "code", "snapshot.json"
 _SHOWN = 5  # of the largest files
 _ABOUT_BYTES = 2**20
+_GIT_WITHIN_S = 20.0
+_DIFF_CHARS = 200 * 2**10
+_MOST_SAID = 2**24  # bytes of what git prints
+_NO_TEXT = "\ufffd"  # in place of what is no UTF-8
+_FOR_APPLY = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+_MOST_UNTRACKED = 300  # files that git does not know
 
 
 class Snapshot(NamedTuple):
@@ -133,3 +142,54 @@ def _refuse_too_much(root: str, sizes: dict[str, int]) -> None:
             fix="name what is no code in .gitignore, or run what is there when the job starts: "
             "--snapshot off",
         )
+
+
+def top_of(folder: str) -> str:
+    """Return the top folder of the repository that holds a folder; empty for one in none."""
+    if not _is_below_repository(folder):
+        return ""
+    return git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
+
+
+def read_commit(folder: str) -> Commit | None:
+    """Return the commit of the repository that holds a folder; None where git does not say."""
+    root = top_of(folder)
+    commit = git(folder, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+    if not root or not commit:
+        return None
+    diff = git(root, "diff", *_FOR_APPLY, "HEAD")
+    kept = masked_text(diff[:_DIFF_CHARS])
+    untracked = git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
+    is_whole = kept == diff and _NO_TEXT not in diff
+    return Commit(root, commit, kept, is_whole, tuple(untracked[:_MOST_UNTRACKED]))
+
+
+def git(folder: str, *words: str) -> str:
+    """Return what git says in a folder, the beginning at least; empty where it fails."""
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", folder, *words]
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with (
+        suppress(OSError),
+        subprocess.Popen(command, stdout=subprocess.PIPE, **quiet) as asked,
+    ):
+        late = threading.Timer(_GIT_WITHIN_S, asked.kill)
+        late.start()
+        assert asked.stdout is not None
+        said: bytes = asked.stdout.read(_MOST_SAID)
+        is_cut = len(said) == _MOST_SAID
+        asked.kill() if is_cut else asked.wait()
+        late.cancel()
+        late.join()
+        if is_cut or asked.returncode == 0:
+            return said.decode(errors="replace")
+    return ""
+
+
+def _is_below_repository(folder: str) -> bool:
+    """Return whether there may be a repository, without running git."""
+    here = os.path.realpath(folder)
+    while not os.path.lexists(os.path.join(here, ".git")):
+        if here == os.path.dirname(here):
+            return False
+        here = os.path.dirname(here)
+    return True

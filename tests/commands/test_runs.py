@@ -18,8 +18,7 @@ import pytest
 from headway.history import store
 from headway.history.place import runs_folder
 from headway.history.record import Kept, Restart, Row, Tail
-from headway.history.repository import read_commit
-from headway.history.snapshot import snapshot_of
+from headway.history.snapshot import read_commit, snapshot_of
 from tests.commands.running import python, run
 from tests.distributed import launching
 from tests.history.runs import START, SURROUNDINGS, figures, write_run
