@@ -61,7 +61,7 @@ __all__ = sorted([*_HOMES, "__version__"])
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        from headway.migration.missing import raise_missing  # only for names that are not here
+        from headway.migration.topics import raise_missing  # only for names that are not here
 
         raise_missing("", name, __name__)
     return getattr(import_module(_HOMES[name]), name)

@@ -857,7 +857,7 @@ class Accelerator:
     if not TYPE_CHECKING:  # a type checker knows every member that there is
 
         def __getattr__(self, name: str) -> Any:
-            from headway.migration.missing import refuse_member  # only for what is missing
+            from headway.migration.topics import refuse_member  # only for what is missing
 
             refuse_member(name, self)
             return object.__getattribute__(self, name)  # raises what it raised before

@@ -164,6 +164,6 @@ __all__ = [name for name in dir() if not name.startswith("_") and name not in _O
 if not typing.TYPE_CHECKING:  # a type checker knows every name that is here
 
     def __getattr__(name: str) -> typing.NoReturn:
-        from headway.migration.missing import raise_missing
+        from headway.migration.topics import raise_missing
 
         raise_missing("utils", name, __name__)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from headway.migration.homes import COMPAT, home_of, is_module, names_in
-from headway.migration.missing import raise_missing
+from headway.migration.topics import raise_missing
 
 _NAMES = """
 big_modeling checkpointing commands hooks inference launchers local_sgd logging memory_utils

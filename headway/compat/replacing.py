@@ -23,8 +23,7 @@ from typing import Any
 import headway.compat
 from headway.errors import UsageError
 from headway.migration.homes import COMPAT, ORIGINAL, is_module, joined
-from headway.migration.missing import refused_when_called
-from headway.migration.topics import topic_of_name
+from headway.migration.topics import refused_when_called, topic_of_name
 
 RUNTIME = frozenset(
     (
