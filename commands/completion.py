@@ -111,7 +111,7 @@ def _fill(
     """Add the flags of a command and its other words, with what completes them."""
     flags.add_flags_to(into)
     for action in into._actions:
-        if any(flags.has_optional_value(spelling) for spelling in action.option_strings):
+        if any(flags.known[one].default_value is not None for one in action.option_strings):
             action.nargs = 0  # its value is written with "=": the next word is another one
         elif isinstance(action.metavar, str):
             _complete(action, completers.get(action.metavar))

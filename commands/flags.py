@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
@@ -38,6 +38,25 @@ class HelpShown(SystemExit):
         self.parser = parser
 
 
+class Flag(NamedTuple):
+    """A flag of a command."""
+
+    name: str  # the long one
+    short: str | None
+    options: dict[str, Any]  # of argparse
+    heading: str = ""  # in --help
+    is_last: bool = False  # no flag may follow
+    default_value: str | None = None  # where it may stand alone
+    reads: Callable[[str], bool] = bool  # whether a word could be meant as its optional value
+
+    @property
+    def takes_value(self) -> bool:
+        return "metavar" in self.options
+
+
+_HELP = Flag("--help", "-h", {})
+
+
 class Parser:
     """Parses flags without abbreviations; raises ConfigError instead of exiting.
 
@@ -51,14 +70,9 @@ class Parser:
         self.prog = f"headway {command}"
         self._description = description
         self._usage = usage
-        self._options: dict[str, dict[str, Any]] = {}  # of argparse, by the long name
-        self.known: dict[str, bool] = {"--help": False, "-h": False}  # flag: does it take a value?
-        self._long_name: dict[str, str] = {}
-        self._last: set[str] = set()
-        self._heading: dict[str, str] = {}
         self._appendix = appendix  # printed unchanged at the end of --help
-        self._default_value: dict[str, str] = {}  # of flags with an optional value
-        self._reads: dict[str, Callable[[str], bool]] = {}  # whether a word is such a value
+        self._flags: list[Flag] = []
+        self.known = {"--help": _HELP, "-h": _HELP}  # flags by their spellings
 
     def format_help(self) -> str:
         """Return the text of --help."""
@@ -79,19 +93,14 @@ class Parser:
 
         With `shows_values`, for people, one with an optional value is spelled `--wait[=S]`.
         """
-        headings = dict.fromkeys(filter(None, self._heading.values()))
+        headings = dict.fromkeys(flag.heading for flag in self._flags if flag.heading)
         groups = {heading: parser.add_argument_group(heading) for heading in headings}
-        for name, options in self._options.items():
-            spellings = [word for word, long in self._long_name.items() if long == name]
-            if shows_values and name in self._default_value:
-                spellings = [f"{name}[={options['metavar']}]"]
-                options = {"dest": name, "action": "store_true", "help": options["help"]}
-            into = groups.get(self._heading[name], parser)
-            into.add_argument(*reversed(spellings), **options)
-
-    def has_optional_value(self, name: str) -> bool:
-        """Return whether this flag may stand alone, and takes a value only with "="."""
-        return name in self._default_value
+        for flag in self._flags:
+            options, spellings = flag.options, [*filter(None, (flag.short, flag.name))]
+            if shows_values and flag.default_value is not None:
+                spellings = [f"{flag.name}[={options['metavar']}]"]
+                options = {"dest": flag.name, "action": "store_true", "help": options["help"]}
+            groups.get(flag.heading, parser).add_argument(*spellings, **options)
 
     def flag(
         self,
@@ -111,22 +120,15 @@ class Parser:
         With a `default_value` the value is optional and must be written with "=", so that the
         script is never taken for the value; `reads` says whether a word could be meant as one.
         """
-        if default_value is not None:
-            self._default_value[name] = default_value
-            self._reads[name] = reads
-        self._heading[name] = heading
-        for spelling in filter(None, (name, short)):
-            self.known[spelling] = "metavar" in options
-            self._long_name[spelling] = name
-            if is_last:
-                self._last.add(spelling)
         has_value = "metavar" in options
-        self._options[name] = {
+        usual = {
             "dest": name[2:].replace("-", "_"),
             "default": None if has_value else False,
             "action": "store" if has_value else "store_true",
-            **options,
         }
+        flag = Flag(name, short, {**usual, **options}, heading, is_last, default_value, reads)
+        self._flags.append(flag)
+        self.known |= {spelling: flag for spelling in (name, short) if spelling}
 
     def profile_flag(self, heading: str = "") -> None:
         """Add --profile, which selects one of this user's profiles."""
@@ -182,32 +184,33 @@ class Parser:
         """
         own: list[str] = []
         words = list(argv)
-        bare = ""  # the last flag, if its optional value was left out
+        bare: Flag | None = None  # the last one, if its optional value was left out
         while words and words[0].startswith("-") and words[0] not in ("-", "--"):
             name, equals, value = words.pop(0).partition("=")
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
-            if name not in self.known:
+            flag = self.known.get(name)
+            if flag is None:
                 self._raise_unknown(name, value if equals else _value_in(words))
-            bare = name if not equals and name in self._default_value else ""
-            if bare:
-                value = self._default_value[name]
-            elif self.known[name] and not equals:
+            bare = None
+            if not equals and flag.default_value is not None:
+                bare, value = flag, flag.default_value
+            elif flag.takes_value and not equals:
                 if not words:
                     self.error(f"{name} requires a value")
                 value = words.pop(0)
-            elif equals and not self.known[name]:
+            elif equals and not flag.takes_value:
                 raise bad_words(
                     f"{name} takes no value, but was given {value!r}",
                     fix=f"pass {name} without a value",
                 )
             # with "=", because a value may begin with a dash
-            own.append(f"{self._long_name[name]}={value}" if self.known[name] else name)
-            if name in self._last:
+            own.append(f"{flag.name}={value}" if flag.takes_value else name)
+            if flag.is_last:
                 break
-        if bare and words and self._reads[bare](words[0]) and not os.path.lexists(words[0]):
+        if bare and words and bare.reads(words[0]) and not os.path.lexists(words[0]):
             raise bad_words(
-                f"{bare} is followed by {words[0]!r}, which is no script",
-                fix=f"write {bare}={words[0]}",
+                f"{bare.name} is followed by {words[0]!r}, which is no script",
+                fix=f"write {bare.name}={words[0]}",
             )
         return own, words
 
@@ -217,13 +220,13 @@ class Parser:
         Raises:
             HelpShown: --help is among them; it has been printed.
         """
-        values = {options["dest"]: options["default"] for options in self._options.values()}
+        values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")
             if spelling in ("--help", "-h"):
                 print(self.format_help(), end="")
                 raise HelpShown(self)
-            options = self._options[self._long_name[spelling]]
+            options = self.known[spelling].options
             value: object = text if equals else True
             if options["action"] == "append":
                 value = [*(values[options["dest"]] or ()), text]
@@ -262,9 +265,10 @@ class Parser:
 
     def _with_value(self, name: str, value: str) -> str:
         """Return a known flag as it is typed with a value, if it takes this one."""
-        if name in self._default_value:  # a word after it is the next one
-            return f"{name}={value}" if self._reads[name](value) else name
-        return f"{name} {value}".rstrip() if self.known[name] else name
+        flag = self.known[name]
+        if flag.default_value is not None:  # a word after it is the next one
+            return f"{name}={value}" if flag.reads(value) else name
+        return f"{name} {value}".rstrip() if flag.takes_value else name
 
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
         from headway.commands.flag_aliases import FLAGS, foreign_flag
