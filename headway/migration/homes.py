@@ -22,7 +22,7 @@ FORWARDED: dict[str, tuple[str, ...]] = {
 one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
 _BATCH_SIZE = {
-    "find_executable_batch_size": "headway.compat.batch_size.find_executable_batch_size",
+    "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
     "should_reduce_batch_size": "headway.memory.oom.is_out_of_memory",
 }
 
