@@ -23,6 +23,10 @@ TAIL_LINES = 200
 """Kept of each rank."""
 _MOST_ROWS = 600  # of figures, of all ranks together
 _LEAST_ROWS = 8  # of each
+_SUMMED = (  # figures of a row that stands for several
+    *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
+    *("stolen_s", "samples"),
+)
 
 LOGS, CHECKPOINTS = "logs", "checkpoints"
 """What `Kept` says that a path leads to."""
@@ -157,15 +161,7 @@ def _together(rows: Sequence[Figures]) -> Figures:
     devices = [row.device_bytes for row in rows if row.device_bytes is not None]
     losses = [row.loss for row in rows if row.loss is not None]
     return last._replace(
-        num_steps=sum(row.num_steps for row in rows),
-        seconds=sum(row.seconds for row in rows),
-        data_s=sum(row.data_s for row in rows),
-        forward_s=sum(row.forward_s for row in rows),
-        backward_s=sum(row.backward_s for row in rows),
-        sync_s=sum(row.sync_s for row in rows),
-        save_s=sum(row.save_s for row in rows),
-        stolen_s=sum(row.stolen_s for row in rows),
-        samples=sum(row.samples for row in rows),
+        **{name: sum(getattr(row, name) for row in rows) for name in _SUMMED},
         rss_bytes=max(row.rss_bytes for row in rows),
         device_bytes=max(devices, default=None),
         loss=losses[-1] if losses else None,
