@@ -26,50 +26,14 @@ _PATIENCE = 10
 does not answer costs a training at most a tenth of its time."""
 
 
-class TrackedRun:
-    """Calls the trackers of a run from its start to its end.
+class _Member:
+    """One tracker of a run, and how it fares.
 
     An error of a tracker reaches the script as long as `log` has not worked once: it is the
     script's, or a matter of setup. A later one (a full disk, a network) is told on stderr and the
     training goes on; the tracker is tried again, and at the end stderr says how many calls it
     missed.
     """
-
-    def __init__(self, trackers: Sequence[GeneralTracker]) -> None:
-        self._members = [_Member(tracker) for tracker in trackers]
-
-    def start(self, config: dict[str, Any] | None) -> None:
-        """Start all trackers, and give them the hyperparameters."""
-        atexit.register(self._finish_at_exit)
-        for member in self._members:
-            member.tracker.start()
-            member.has_started = True
-        if config is not None:
-            for member in self._members:
-                member.tracker.store_init_configuration(config)
-
-    def log(
-        self, values: dict[str, Any], step: int | None, log_kwargs: dict[str, dict[str, Any]]
-    ) -> None:
-        """Log `values` to all trackers."""
-        for member in self._members:
-            member.log(values, step, log_kwargs.get(member.tracker.name, {}))
-
-    def finish(self) -> None:
-        """Finish all trackers that have started."""
-        atexit.unregister(self._finish_at_exit)
-        for member in self._members:
-            member.finish(member.tracker.finish)
-
-    def _finish_at_exit(self) -> None:
-        has_failed = getattr(sys, "last_type", None) is not None
-        for member in self._members:
-            tracker = member.tracker
-            member.finish(tracker.finish_after_error if has_failed else tracker.finish)
-
-
-class _Member:
-    """One tracker, and how it fares."""
 
     def __init__(self, tracker: GeneralTracker) -> None:
         self.tracker = tracker
@@ -139,7 +103,7 @@ class Tracking:
         self.trackers: list[GeneralTracker] = []
         self._is_main, self._project = is_main, project
         check_folders(self.log_with, project.logging_dir)
-        self._run: TrackedRun | None = None
+        self._run: list[_Member] | None = None  # from its start to its end
         self._runs_before: dict[str, str] = {}  # by tracker: the run that the checkpoint is of
 
     def init_trackers(
@@ -176,8 +140,14 @@ class Tracking:
         self.finish()
         made = make_trackers(self.log_with, project_name, self._project.logging_dir, init_kwargs)
         self.trackers = [one for one in made if self._calls(one)]
-        self._run = TrackedRun(self.trackers)
-        self._run.start(config)
+        self._run = [_Member(tracker) for tracker in self.trackers]
+        atexit.register(self._finish_at_exit)
+        for member in self._run:
+            member.tracker.start()
+            member.has_started = True
+        if config is not None:
+            for member in self._run:
+                member.tracker.store_init_configuration(config)
 
     def log(
         self,
@@ -205,7 +175,8 @@ class Tracking:
             return
         if log_kwargs:
             self._check_names(log_kwargs, "log_kwargs")
-        self._run.log(values, step, log_kwargs or {})
+        for member in self._run:
+            member.log(values, step, (log_kwargs or {}).get(member.tracker.name, {}))
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return the tracker `name` of the run.
@@ -241,8 +212,16 @@ class Tracking:
     def finish(self) -> None:
         """Finish the trackers; they are also finished when the script ends without this call."""
         if self._run is not None:
-            self._run.finish()
+            atexit.unregister(self._finish_at_exit)
+            for member in self._run:
+                member.finish(member.tracker.finish)
             self._run = None
+
+    def _finish_at_exit(self) -> None:
+        has_failed = getattr(sys, "last_type", None) is not None
+        for member in self._run or ():
+            tracker = member.tracker
+            member.finish(tracker.finish_after_error if has_failed else tracker.finish)
 
     def run_ids(self) -> dict[str, str]:
         """Return what names the runs of trackers that another process can go on in."""
