@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from headway.history import own, store
 from headway.history.place import new_path, runs_folder
 from headway.history.recorder import Recorder
 from headway.history.surroundings import packages, variables_of
+from tests.distributed.launching import environment
 from tests.history.runs import START, figures
 
 pytestmark = pytest.mark.processes  # git
@@ -144,3 +146,35 @@ def test_a_single_process_records_no_secret_that_it_was_given(
     end = store.read_record(path).end
     assert end is not None
     assert end.report == "no access with *** and ***"
+
+
+# adopts what a launch leaves behind, as PID 1 of a container does, and collects nothing
+NEVER_COLLECTS = """
+import os, pathlib, psutil, time
+from headway.contract.forking import adopt_orphans
+from headway.history import place
+
+place.runtime_folder = lambda: "runtime"
+place._COLLECTED_WITHIN_S = 0.2
+adopt_orphans()
+zombies = lambda: [one.status() for one in psutil.Process().children()].count("zombie")
+for number in range(4):
+    done = pathlib.Path(f"done-{number}")
+    place.beside(lambda is_awaited: done.write_text(f"awaited: {is_awaited}"))
+    while number == 0 and not zombies():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print(done.read_text(), "zombies:", zombies())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_launches_below_a_pid_1_that_collects_no_processes_leave_one_zombie_and_not_one_each() -> (
+    None
+):
+    command = [sys.executable, "-c", NEVER_COLLECTS]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, check=True
+    )
+    said = ["awaited: False zombies: 1", *["awaited: True zombies: 1"] * 3]
+    assert done.stdout.splitlines() == said
