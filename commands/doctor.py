@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway doctor` with these words; return 1 if a check failed."""
     parser = Parser("doctor", "Check this machine, and print how to fix each problem.")
     parser.flag("--json", help="print one JSON object: {machine, checks}")
-    parser.machine_flag()
+    parser.shared_flags("--machine")
     parsed = parser.parse_flags(argv)
     machine, _ = machine_from_flags(parsed, os.environ, full=True)
     checks = machine_problems(machine)

@@ -55,6 +55,16 @@ class Flag(NamedTuple):
 
 
 _HELP = Flag("--help", "-h", {})
+_SHARED: Mapping[str, Any] = {
+    "--profile": {"metavar": "NAME", "help": "your profile to use: a name, or a path"},
+    "--show-secrets": {  # of commands that print the variables of `env`
+        "help": "print the values of variables whose names mean secrets, such as HF_TOKEN"
+    },
+    "--machine": {  # of commands that can use a recorded machine instead of this one
+        "metavar": "FILE",
+        "help": "plan for the machine that `headway env --json` wrote to FILE",
+    },
+}
 
 
 class Parser:
@@ -130,22 +140,10 @@ class Parser:
         self._flags.append(flag)
         self.known |= {spelling: flag for spelling in (name, short) if spelling}
 
-    def profile_flag(self, heading: str = "") -> None:
-        """Add --profile, which selects one of this user's profiles."""
-        self.flag(
-            "--profile",
-            heading=heading,
-            metavar="NAME",
-            help="your profile to use: a name, or a path",
-        )
-
-    def secrets_flag(self, heading: str = "") -> None:
-        """Add --show-secrets, for commands that print the variables of `env`."""
-        self.flag(
-            "--show-secrets",
-            heading=heading,
-            help="print the values of variables whose names mean secrets, such as HF_TOKEN",
-        )
+    def shared_flags(self, *names: str, heading: str = "") -> None:
+        """Add flags that mean the same in several commands."""
+        for name in names:
+            self.flag(name, heading=heading, **_SHARED[name])
 
     def setting_flags(self) -> None:
         """Add a flag for every setting; those not passed are None."""
@@ -164,15 +162,6 @@ class Parser:
                     reads=row.reads,
                     **options,
                 )
-
-    def machine_flag(self, heading: str = "") -> None:
-        """Add --machine, for commands that can use a recorded machine instead of this one."""
-        self.flag(
-            "--machine",
-            heading=heading,
-            metavar="FILE",
-            help="plan for the machine that `headway env --json` wrote to FILE",
-        )
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the launcher's own flags in `argv`, spelled with dashes, and all that follows.

@@ -478,9 +478,7 @@ def make_parser() -> Parser:
         heading=plan,
         help="print the plan, with the origin of each value, and start nothing",
     )
-    parser.secrets_flag(plan)
-    parser.profile_flag(plan)
-    parser.machine_flag(plan)
+    parser.shared_flags("--show-secrets", "--profile", "--machine", heading=plan)
     parser.flag(
         "--fit",
         heading=plan,

@@ -93,9 +93,7 @@ def make_parser(appendix: str = "") -> Parser:
         help="do not ask: take the settings in FILE, a profile, and else what --yes does",
     )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
-    parser.secrets_flag()
-    parser.profile_flag()
-    parser.machine_flag()
+    parser.shared_flags("--show-secrets", "--profile", "--machine")
     return parser
 
 

@@ -33,7 +33,7 @@ def validate(argv: Sequence[str]) -> int:
         "for another machine: what only this machine cannot run is not an error.",
         usage="headway config validate [--profile NAME] [FILE ...]",
     )
-    parser.profile_flag()
+    parser.shared_flags("--profile")
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
     readers: dict[str, Reader] = dict.fromkeys(files, read_profile)

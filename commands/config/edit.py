@@ -59,7 +59,7 @@ def set_keys(argv: Sequence[str]) -> int:
         usage="headway config set [--profile NAME] KEY=VALUE ...",
         appendix=f"\nkeys:\n{rows}",
     )
-    parser.profile_flag()
+    parser.shared_flags("--profile")
     parsed, words = parser.parse_words(argv)
     if not words:
         parser.error("KEY=VALUE is required")
@@ -97,7 +97,7 @@ def unset_keys(argv: Sequence[str]) -> int:
         "Remove these keys from your profile; their values are then detected.",
         usage="headway config unset [--profile NAME] KEY ...",
     )
-    parser.profile_flag()
+    parser.shared_flags("--profile")
     parsed, keys = parser.parse_words(argv)
     if not keys:
         parser.error("KEY is required")
@@ -266,7 +266,7 @@ def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
 def edit(argv: Sequence[str]) -> int:
     """Open the profile in the user's editor, and check it afterwards; return 1 if it is invalid."""
     parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR, and check it.")
-    parser.profile_flag()
+    parser.shared_flags("--profile")
     path = choose_profile(parser.parse_flags(argv).profile).path
     before = text_at(path)
     rows = (f"# {name}: {row.example}  # {row.help}\n" for name, row in TABLE.items())

@@ -38,9 +38,7 @@ def show(argv: Sequence[str]) -> int:
     parser = Parser("config show", "Print every setting with the value that a launch here uses.")
     parser.flag("--origin", help="also print where each value comes from")
     parser.flag("--json", help="print one JSON object, with the origins")
-    parser.secrets_flag()
-    parser.profile_flag()
-    parser.machine_flag()
+    parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
@@ -71,7 +69,7 @@ def _as_json(settings: Settings) -> str:
 def path(argv: Sequence[str]) -> int:
     """Print the path of the profile in use, whether or not it exists."""
     parser = Parser("config path", "Print the path of your profile, whether or not it exists.")
-    parser.profile_flag()
+    parser.shared_flags("--profile")
     print(choose_profile(parser.parse_flags(argv).profile).path)
     return 0
 

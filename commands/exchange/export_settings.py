@@ -47,9 +47,7 @@ def export(argv: Sequence[str]) -> int:
     )
     parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
     parser.flag("--name", metavar="NAME", help="for k8s: what to call the Job (headway)")
-    parser.secrets_flag()
-    parser.profile_flag()
-    parser.machine_flag()
+    parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
     if parsed.format is None:
         parser.error(f"--format is required: one of {', '.join(FORMATS)}")

@@ -37,13 +37,13 @@ def import_file(argv: Sequence[str]) -> int:
         "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
     )
     parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
-    parser.secrets_flag()
+    parser.shared_flags("--show-secrets")
     parser.flag(
         "--lossy",
         help="import the rest of a file whose training cannot be taken over as a whole "
         "(DeepSpeed, Megatron-LM, fp8)",
     )
-    parser.profile_flag()
+    parser.shared_flags("--profile")
     own, words = parser.split(argv)
     parsed = parser.parse_args(own)
     if len(words) == 1 and " " in words[0] and not os.path.lexists(words[0]):
