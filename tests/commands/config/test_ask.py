@@ -97,19 +97,21 @@ def test_ctrl_c_at_any_question_writes_nothing_and_the_next_run_starts_again(
 
 
 @on(M2)
-def test_write_and_test_runs_the_test_command_under_the_profile(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("exit_code", [0, 7])
+def test_write_and_test_runs_the_test_under_the_profile_and_says_what_is_next_if_it_passed(
+    exit_code: int, machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Mapping[str, Raw] | list[str]] = []
 
     def run(words: list[str]) -> int:
         calls.extend([words, profile(choose_profile("mine").path)])
-        return 7
+        return exit_code
 
     monkeypatch.setattr(test, "main", run)
-    typed(monkeypatch, "\n\n\nwrite and test\n")
-    assert main(["config", "--profile", "mine"]) == 7
+    typed(monkeypatch, f"\n\n\n{TEST}\n")
+    assert main(["config", "--profile", "mine"]) == exit_code
     assert calls == [["--profile", "mine"], {**CPU, "device": "mps"}]
+    assert ("next: headway launch" in capsys.readouterr().out) == (exit_code == 0)
 
 
 def test_gpus_that_are_busy_now_count_for_the_profile(capsys: Capture) -> None:
@@ -216,16 +218,6 @@ def test_an_answer_that_is_not_utf_8_is_asked_again(
     assert main(["config"]) == 0
     assert "'l\\udcfcg' is not UTF-8" in capsys.readouterr().out
     assert profile()["log_dir"] == "logs"
-
-
-@pytest.mark.parametrize("exit_code", [0, 1])
-def test_after_a_test_that_passed_the_next_command_is_said(
-    exit_code: int, machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headway.commands.test.main", lambda _: exit_code)
-    typed(monkeypatch, f"\n\n\n\n{TEST}\n")
-    assert main(["config"]) == exit_code
-    assert ("next: headway launch" in capsys.readouterr().out) == (exit_code == 0)
 
 
 def test_a_hostfile_here_is_asked_about_and_kept(
