@@ -85,7 +85,6 @@ class Prepared(NamedTuple):
     own: Any  # those of this rank
     tensors: Mapping[str, torch.Tensor]  # those that this rank writes, by name
     progress: Progress
-    sha256: bool
     then: Callable[[float], object]
 
 
@@ -94,7 +93,6 @@ def prepare_checkpoint(
     state: Callable[[Path], State],
     progress: Progress,
     *,
-    sha256: bool = False,
     then: Callable[[float], object] = bool,
 ) -> Prepared:
     """Return a checkpoint whose tensors are still those of the training; every rank calls this.
@@ -122,7 +120,7 @@ def prepare_checkpoint(
         agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
     written = {name: one for name, one in tensors.items() if _is_written_by(rank, name, one)}
-    return Prepared(target, pending, shared, own, written, progress, sha256, then)
+    return Prepared(target, pending, shared, own, written, progress, then)
 
 
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
@@ -143,7 +141,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
                 write_json(pending / values_name(), prepared.shared)
             write_json(pending / values_name(rank), prepared.own)
             paths = _files_of(rank, pending)
-            return describe_files(pending, paths, sha256=prepared.sha256, known=known)
+            return describe_files(pending, paths, known=known)
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
         saved_at = on_rank_0(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,12 @@ def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS, sha256: bo
     for path, text in texts.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text + str(step))
-    files = describe_files(folder, sorted(files_below(folder)), sha256=sha256)
+    files = describe_files(folder, sorted(files_below(folder)))
+    if sha256:
+        files = [
+            one._replace(sha256=hashlib.sha256((folder / one.path).read_bytes()).hexdigest())
+            for one in files
+        ]
     manifest = Manifest(
         FORMAT, "0.1", "2.13", "3.11", "", next_time(folder.parent), 0.0, step, 0, 1, tuple(files)
     )

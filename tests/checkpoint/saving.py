@@ -13,8 +13,7 @@ def save_checkpoint(
     state: Callable[[Path], State],
     progress: Progress,
     *,
-    sha256: bool = False,
     then: Callable[[float], object] = bool,
 ) -> None:
     """Write a checkpoint and commit it; see `prepare_checkpoint`."""
-    write_prepared(prepare_checkpoint(target, state, progress, sha256=sha256, then=then))
+    write_prepared(prepare_checkpoint(target, state, progress, then=then))
