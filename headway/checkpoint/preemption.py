@@ -49,7 +49,7 @@ class Interval(NamedTuple):
 
 
 class Schedule:
-    """When a save is due, and at which step the ranks have to agree; asks no clock and no rank.
+    """When a save is due, and when to look whether one is; asks no clock and no rank.
 
     Attributes:
         look_at: the number of steps before which nothing can be due.
@@ -57,13 +57,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.look_at = 0
-        self._agreed_at = self._agree_at = 0
         self._saved_at_step, self._saved_at = 0, 0.0
-
-    def begin(self, step: int, now: float) -> None:
-        """Count from here: steps from `step`, seconds from `now`."""
-        self._saved_at_step = self._agreed_at = step
-        self._saved_at = now
 
     def is_due(self, every: Interval, step: int) -> bool:
         """Return whether this step is one at which to save."""
@@ -75,20 +69,9 @@ class Schedule:
         """Return whether the seconds are over."""
         return every.seconds is not None and now - self._saved_at >= every.seconds
 
-    def has_to_agree(self, step: int) -> bool:
-        """Return whether the ranks agree at this step, also where no save is due."""
-        return step >= self._agree_at
-
-    def steps_since_agreed(self, step: int) -> int:
-        return step - self._agreed_at
-
-    def agreed(self, step: int, following: int) -> None:
-        """Note that the ranks have agreed, and after how many steps they do so again."""
-        self._agreed_at, self._agree_at = step, step + following
-
-    def look_again(self, every: Interval, step: int) -> None:
-        """Note the next step at which something may be due."""
-        self.look_at = self._agree_at
+    def look_again(self, every: Interval, step: int, agree_at: int) -> None:
+        """Note the next step at which something may be due; at `agree_at` the ranks agree."""
+        self.look_at = agree_at
         if every.steps is not None:
             self.look_at = min(self.look_at, (step // every.steps + 1) * every.steps)
 
@@ -97,6 +80,7 @@ class Schedule:
         self.look_at = 0
 
     def saved(self, step: int, now: float) -> None:
+        """Count from here: steps from `step`, seconds from `now`."""
         self._saved_at_step, self._saved_at = step, now
 
 
@@ -243,7 +227,8 @@ class Preemption:
         if path is not None:
             self._load(Path(path), project, allow_pickle)
         loader, step = training.loader, training.steps_done
-        self._schedule.begin(step, time.monotonic())
+        self._schedule.saved(step, time.monotonic())
+        self._by_steps.begin(step)
         run = ResumedRun(step=step, checkpoint=path)
         if path is not None and loader is not None:
             run = ResumedRun(loader.epoch, step, loader.samples, path)
@@ -301,15 +286,13 @@ class Preemption:
         """Return whether a save is due at this step, and note at which one to look again."""
         interval, schedule = self._interval(every), self._schedule
         is_due = schedule.is_due(interval, step)
-        if self._request is Request.NONE and (is_due or schedule.has_to_agree(step)):
+        if self._request is Request.NONE and (is_due or step >= self._by_steps.next_at):
             is_late = schedule.is_late(interval, time.monotonic())
-            since = schedule.steps_since_agreed(step)
-            request = self._trap_signals().request
-            verdict = self._by_steps.agree(request, is_late, since)
-            self._note(verdict.request)
-            schedule.agreed(step, verdict.following)
-            is_due |= verdict.is_due
-        schedule.look_again(interval, step)
+            asked = self._trap_signals().request
+            request, is_late = self._by_steps.agree(step, asked, is_due=is_late)
+            self._note(request)
+            is_due |= is_late
+        schedule.look_again(interval, step, self._by_steps.next_at)
         return is_due
 
     def _interval(self, every: int | str | None) -> Interval:
@@ -367,7 +350,7 @@ class Preemption:
             if self._resumed_with is None:
                 self._require_resumed()
                 self._note_earlier_saves()
-                self._schedule.begin(0, time.monotonic())
+                self._schedule.saved(0, time.monotonic())
             self._signals = StopSignals(self._settings.deadline)
             self._signals.trap()
             channel.has_resumed = True

@@ -8,7 +8,7 @@ import signal
 import time
 from enum import IntEnum
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -133,43 +133,41 @@ def _tell_from_rank_0(text: str) -> None:
         say_amid_writing(text)
 
 
-class Verdict(NamedTuple):
-    """What all ranks have agreed on."""
-
-    request: Request
-    is_due: bool  # rank 0's clock says so
-    following: int  # units until they agree again
-
-
 class Agreement:
-    """All ranks agree every so many units, steps or calls, as the time of rank 0 tells."""
+    """All ranks agree every so many units, steps or calls, as the time of rank 0 tells.
+
+    Attributes:
+        next_at: the unit at which they agree next.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._agreed_at: float | None = None
-        self._units = self._left = 0  # of `ask`: between two agreements, and of those to come
+        self._unit = self.next_at = 0  # of the last agreement, or the first unit
+        self._num_asked = 0  # by `ask`
+
+    def begin(self, unit: int) -> None:
+        """Count units from this one."""
+        self._unit = unit
 
     @property
     def is_near(self) -> bool:
         """Whether the next `ask` asks the other ranks."""
-        return self._left <= 0
+        return self._num_asked >= self.next_at
 
     def ask(self, request: Request) -> Request:
-        """Return what all ranks agree on, or none in the units for which they have agreed."""
-        if not self.is_near:
-            self._left -= 1
-            return Request.NONE
-        verdict = self.agree(request, False, self._units)
-        self._units, self._left = verdict.following, verdict.following - 1
-        return verdict.request
+        """Return what all ranks agree on, or none in the calls for which they have agreed."""
+        agreed = self.agree(self._num_asked, request)[0] if self.is_near else Request.NONE
+        self._num_asked += 1
+        return agreed
 
-    def agree(self, request: Request, is_due: bool, units: int) -> Verdict:
-        """Return what all ranks agree on, after so many units; all call this at the same unit.
+    def agree(self, unit: int, request: Request, *, is_due: bool = False) -> tuple[Request, bool]:
+        """Return what all ranks agree on, and whether a save is due; all call this at this unit.
 
-        `is_due` counts on rank 0 alone: whether a save is due.
+        `is_due` counts on rank 0 alone.
         """
-        now, before = time.monotonic(), self._agreed_at
-        self._agreed_at = now
+        now, before, units = time.monotonic(), self._agreed_at, unit - self._unit
+        self._agreed_at, self._unit = now, unit
         following = 1
         if before is not None and units > 0:
             fitting = int(_AGREE_EVERY_S * units / max(now - before, 1e-9))
@@ -181,4 +179,5 @@ class Agreement:
             told = torch.tensor(mine, device=_CPU if has_cpu else self._device)
             dist.all_reduce(told, dist.ReduceOp.MAX)
             mine = tuple(told.tolist())
-        return Verdict(Request(mine[0]), bool(mine[1]), mine[2])
+        self.next_at = unit + mine[2]
+        return Request(mine[0]), bool(mine[1])

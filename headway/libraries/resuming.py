@@ -234,7 +234,7 @@ class Stopping:
     def meet(self) -> bool:
         """Wait until all ranks have called this, and return whether the job has to stop."""
         wanted = self.request or self._signals.request
-        self.request = self._by_saves.agree(wanted, False, 0).request
+        self.request, _ = self._by_saves.agree(0, wanted)
         return bool(self.request)
 
     def leave(self, step: int, saved: str, *, is_noted: bool) -> NoReturn:

@@ -167,15 +167,17 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_time_limit(
 def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    agreement, units, times = Agreement(torch.device("cpu")), 0, []
+    agreement, unit, units, times = Agreement(torch.device("cpu")), 0, 0, []
     for _ in range(30):
         now[0] += 0.001 * units
         times.append(now[0])
-        units = agreement.agree(Request.NONE, False, units).following
+        agreement.agree(unit, Request.NONE)
+        units, unit = agreement.next_at - unit, agreement.next_at
     gaps = [later - earlier for earlier, later in pairwise(times[5:])]
     assert gaps == pytest.approx([0.5] * len(gaps), rel=0.01)
     now[0] += 10 * units  # the steps have become slow
-    assert agreement.agree(Request.NONE, False, units).following == 1
+    agreement.agree(unit, Request.NONE)
+    assert agreement.next_at == unit + 1
 
 
 @pytest.mark.processes
