@@ -24,8 +24,8 @@ from tests.distributed.launching import free_port
 from tests.launcher.machines.hubs import open_hub
 
 pytest.importorskip("torch")
-from headway.launcher.machines import membership
-from headway.launcher.machines.membership import Membership
+from headway.launcher.machines import rounds
+from headway.launcher.machines.rounds import Membership
 
 SCONTROL = """#!/bin/sh
 [ "$*" = "--oneliner show node n1" ] || exit 1
@@ -81,7 +81,7 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
         lines.append(line)
         has_said.set()
 
-    monkeypatch.setattr(membership, "say", say)
+    monkeypatch.setattr(rounds, "say", say)
     one = machine_1(port, 600)
     joining = threading.Thread(target=one.join, args=(str,))
     with closing(port):
