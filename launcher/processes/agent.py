@@ -38,10 +38,14 @@ from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.supervision import grace_of, refuse_missing_ranks
 from headway.launcher.processes.failure_record import place_of, record_here
-from headway.launcher.processes.leftover_processes import describe, wait_for_left_processes
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
-from headway.launcher.processes.starter import ServerEnded, Starter
+from headway.launcher.processes.starter import (
+    ServerEnded,
+    Starter,
+    describe_left,
+    wait_for_left_processes,
+)
 from headway.launcher.rank.debugging import CtrlC, breakpoint_variables
 from headway.machine.source import count_memory_kills
 from headway.settings.table import YES
@@ -242,7 +246,7 @@ class Agent(LocalElasticAgent):
         settings = self.plan.settings
         if settings.leave_children == YES:
             if left := self._starter.left_processes():
-                say(f"leaving {describe(left, self._ranks_by_pid())} (--leave-children)")
+                say(f"leaving {describe_left(left, self._ranks_by_pid())} (--leave-children)")
             self._starter.close(leave_children=True)
         else:
             wait_for_left_processes(self._starter, self._ranks_by_pid(), settings.grace_period_s)

@@ -1,5 +1,5 @@
-"""The launcher's side of `server.py`: requests ranks, and reads which have ended; what the system
-must allow for that.
+"""The launcher's side of `server.py`: requests ranks, reads which have ended, and waits for what
+they have left running; what the system must allow for that.
 
 Imports no torch, so that the server can be started before the launcher's own slow imports.
 """
@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.contract.forking import ProcessHandle, adopt_orphans, open_pidfd
-from headway.contract.notes import waiting_for
+from headway.contract.notes import named, say, waiting_for
 from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.plan.plan import LaunchPlan
@@ -43,6 +43,8 @@ limit = max(int(sys.argv[1]), 0)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 import torch.distributed
 """
+_SAY_AFTER_S = 1.0  # what ends with its rank is gone by then
+_MAX_NAMES = 8
 _FILES, _FILES_PER_RANK = 40, 10  # that a launcher has open at most
 
 
@@ -252,6 +254,60 @@ class Starter:
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end
         self.woken.put(None)
+
+
+def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s: float) -> None:
+    """Return once they have all ended, or after `grace_s` seconds; say once which are waited for.
+
+    `ranks` has the ranks by pid.
+    """
+    began = time.monotonic()
+    is_said = False
+    while left := starter.left_processes():
+        import psutil
+
+        waited_s = time.monotonic() - began
+        if waited_s >= grace_s:
+            say(f"{grace_s:.0f} s are over: ending {_names(left)}")
+            return
+        if waited_s >= _SAY_AFTER_S and not is_said:
+            is_said = True
+            say(f"waiting up to {grace_s:.0f} s for {describe_left(left, ranks)}")
+        next_s = grace_s if is_said else min(_SAY_AFTER_S, grace_s)
+        psutil.wait_procs(left, timeout=next_s - waited_s)
+
+
+def describe_left(left: Sequence[Process], ranks: Mapping[int, int]) -> str:
+    """Return 1 process that rank 0 left: sleep (pid 4242)."""
+    owners = sorted({rank for one in left if (rank := _rank_of(one, ranks)) is not None})
+    count = f"{len(left)} process{'es' * (len(left) > 1)}"
+    return f"{count} that {named(owners) if owners else 'the ranks'} left: {_names(left)}"
+
+
+def _names(left: Sequence[Process]) -> str:
+    names = [f"{_name(one)} (pid {one.pid})" for one in left[:_MAX_NAMES]]
+    return ", ".join([*names, *(["..."] if len(left) > _MAX_NAMES else [])])
+
+
+def _name(process: Process) -> str:
+    import psutil
+
+    with suppress(psutil.Error):
+        return process.name()
+    return "process"
+
+
+def _rank_of(process: Process, ranks: Mapping[int, int]) -> int | None:
+    """Return the rank that started a process: that of its session, else that of its variables."""
+    import psutil
+
+    with suppress(OSError):
+        session = os.getsid(process.pid)
+        if session in ranks:
+            return ranks[session]
+    with suppress(psutil.Error, KeyError, ValueError):
+        return int(process.environ()["RANK"])
+    return None
 
 
 def refuse_limits(plan: LaunchPlan, environ: Mapping[str, str]) -> None:

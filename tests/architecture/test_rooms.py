@@ -62,7 +62,7 @@ READ_ENVIRON = {
     *("launcher.processes.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there
     "trackers.adapters",  # variables that stand for its arguments
-    "launcher.processes.leftover_processes",  # those of other processes
+    "launcher.processes.starter",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
     "estimate.child.ranks",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
