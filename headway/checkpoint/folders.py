@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -328,13 +328,8 @@ def _siblings(target: Path, kind: str) -> list[Path]:
 
 
 def _flush_folders(folder: Path) -> None:
-    for path in _folders_below(folder):
-        _flush(path)
-
-
-def _folders_below(folder: Path) -> Iterator[Path]:
-    parents: Iterable[str] = (parent for parent, _, _ in os.walk(folder, topdown=False))
-    yield from map(Path, parents)
+    for parent, _, _ in os.walk(folder, topdown=False):
+        _flush(Path(parent))
 
 
 def _flush(folder: Path) -> None:

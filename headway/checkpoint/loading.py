@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,17 +19,15 @@ from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
 
-class Loaded:
+class Loaded(NamedTuple):
     """A verified checkpoint, of which nothing has been given to live objects yet.
 
-    It has values and tensors as they were saved: `shared` those of all ranks, `own` those of this
-    one, which is None if this rank has not saved any.
+    It has values and tensors as they were saved.
     """
 
-    def __init__(self, manifest: Manifest, shared: Any, own: Any) -> None:
-        self.manifest = manifest
-        self.shared: dict[str, Any] = shared
-        self.own: dict[str, Any] | None = own
+    manifest: Manifest
+    shared: dict[str, Any]  # of all ranks
+    own: dict[str, Any] | None  # of this one; None if it has not saved any
 
 
 Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
