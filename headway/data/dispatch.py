@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -63,12 +64,12 @@ class DispatchedShare(Share):
             super().__init__(loader, skip)
         elif isinstance(loader.dataset, IterableDataset):
             self._rounds = StreamRounds(loader, division, rank)
-            collate = _CollateEach(collate_of(loader))
+            collate = partial(_collate_each, collate_of(loader))
             changes: dict[str, Any] = {"dataset": self._rounds, "collate_fn": collate}
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
         else:
             self._rounds = MapRounds(loader, division, rank, indices, all_read=False)
-            collate = _CollateEach(collate_of(loader, self._rounds.is_batched))
+            collate = partial(_collate_each, collate_of(loader, self._rounds.is_batched))
             changes = {"dataset": _Rounds(loader.dataset), "collate_fn": collate}
             changes["sampler"] = self._rounds
             super().__init__(rebuilt(loader, batch_size=None, **changes), skip, _OfRounds(indices))
@@ -163,15 +164,10 @@ class _Rounds(Dataset[Round]):
         return indices._replace(samples=[self._dataset[index] for index in indices.samples])
 
 
-class _CollateEach:
-    """Collates each rank's part of a round; a class, so that loader workers can be sent it."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, round_: Round) -> Parts:
-        samples, slices, batch = round_
-        return [self._collate(samples[one]) for one in slices], batch
+def _collate_each(collate: Callable[[list[Any]], Any], round_: Round) -> Parts:
+    """Collate each rank's part of a round."""
+    samples, slices, batch = round_
+    return [collate(samples[one]) for one in slices], batch
 
 
 def _of_batches(loader: Iterable[Any], division: Division) -> Iterator[Parts]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
@@ -147,7 +148,7 @@ class StreamShare(Share):
         self._stream = StreamRounds(loader, division, rank)
         self._num_batches = division.num_batches
         parts = _StreamParts(self._stream, rank)
-        collate = _CollatePart(collate_of(loader))
+        collate = partial(_collate_part, collate_of(loader))
         super().__init__(rebuilt(loader, dataset=parts, batch_size=None, collate_fn=collate), skip)
 
     def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
@@ -300,33 +301,21 @@ class _StreamParts(IterableDataset[_Part]):
             yield _Part(mine, batch, mark(marked))
 
 
-class _CollatePart:
-    """Collates a part's samples; a class, so that loader workers can be sent it."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, part: _Part) -> _Part:
-        if part.samples is NoBatch:
-            return part
-        return part._replace(samples=self._collate(part.samples))
+def _collate_part(collate: Callable[[list[Any]], Any], part: _Part) -> _Part:
+    """Collate a part's samples."""
+    return part if part.samples is NoBatch else part._replace(samples=collate(part.samples))
 
 
-class _CollateOnly:
-    """The collate function of a loader without batch size, for its single sample."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._collate(samples[0])
+def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
+    """Collate the single sample of a loader without batch size."""
+    return collate(samples[0])
 
 
 def collate_of(loader: DataLoader[Any], is_batched: bool | None = None) -> Callable[[Any], Any]:
-    """Return the function that makes a batch of a list of samples."""
+    """Return what makes a batch of a list of samples; loader workers can be sent it."""
     if is_batched is None:
         is_batched = loader.batch_size is not None
-    return loader.collate_fn if is_batched else _CollateOnly(loader.collate_fn)
+    return loader.collate_fn if is_batched else partial(_collate_only, loader.collate_fn)
 
 
 class _Generators:
