@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.distributed.rng import synchronize_rng_states as synchronize_rng_states
     from headway.distributed.world import DistributedType as DistributedType
     from headway.errors import HeadwayError as HeadwayError
-    from headway.memory.batch_size import find_executable_batch_size as find_executable_batch_size
+    from headway.memory.oom import find_executable_batch_size as find_executable_batch_size
     from headway.notebook import (
         debug_launcher as debug_launcher,
         notebook_launcher as notebook_launcher,
@@ -49,7 +49,7 @@ _HOMES = {
     "PartialState": "headway.state",
     "ProfileKwargs": "headway.plugins",
     "debug_launcher": "headway.notebook",
-    "find_executable_batch_size": "headway.memory.batch_size",
+    "find_executable_batch_size": "headway.memory.oom",
     "notebook_launcher": "headway.notebook",
     "replace_accelerate": "headway.compat.replacing",
     "skip_first_batches": "headway.data.loader",

@@ -60,7 +60,7 @@ from headway.distributed.rng import (
     synchronize_rng_states as synchronize_rng_states,
 )
 from headway.distributed.world import DistributedType as DistributedType
-from headway.memory.batch_size import find_executable_batch_size as find_executable_batch_size
+from headway.memory.oom import find_executable_batch_size as find_executable_batch_size
 from headway.memory.device import (
     clear_device_cache as clear_device_cache,
     release_memory as release_memory,

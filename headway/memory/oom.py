@@ -1,7 +1,8 @@
-"""Which exceptions mean that a device or the machine has no memory left."""
+"""What happens where memory runs out: which errors mean that, and smaller batches on all ranks."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import socket
@@ -10,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial, wraps
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,10 @@ from headway.distributed.world import (
     group_device,
     rank_and_size,
 )
+from headway.errors import OutOfMemory, UsageError, WrongType
+from headway.memory.device import clear_device_cache
+
+T = TypeVar("T")
 
 TEXTS = (  # parts of the messages of torch's RuntimeErrors, each with its source
     "out of memory",  # CUDA, HIP and MPS: c10/cuda/CUDACachingAllocator.cpp, MPSAllocator.mm
@@ -38,6 +44,131 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in TEXTS)
+
+
+HALF = 0.5
+
+
+@overload
+def find_executable_batch_size(
+    function: None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+
+
+@overload
+def find_executable_batch_size(
+    function: Callable[..., T],
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Callable[..., T]: ...
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+    *,
+    factor: float = HALF,
+) -> Any:
+    """Call a function with smaller and smaller batch sizes until memory suffices.
+
+    After an out-of-memory error the size is halved. All ranks use the same size: an error on one
+    rank lowers it on all. A later call begins with the size that was found.
+
+    Args:
+        function: takes the batch size as its first argument. It makes the model, the optimizer and
+            the loaders, and prepares them: each attempt begins with free memory. The first ranks
+            that end an attempt wait for the others; those that wait for a rank whose memory ran
+            out stop doing so, and the process group is formed anew.
+        starting_batch_size: the first size to try.
+        reduce_batch_size_fn: returns the next size to try, in place of `factor`; it takes no
+            arguments, and returns the same on all ranks.
+        factor: of the last size, rounded down, that is tried next; Accelerate's is 0.9.
+
+    Returns:
+        The decorated function, which takes all arguments but the first and returns what `function`
+        returns; without `function` the decorator.
+
+    Raises:
+        OutOfMemory: the size has fallen to 0.
+        UsageError: the next size is no smaller than the one before.
+        WrongType: the decorated function was given the batch size, too, or does not take it.
+
+    Examples:
+        >>> import torch
+        >>> from headway import find_executable_batch_size
+        >>> @find_executable_batch_size(starting_batch_size=128)
+        ... def train(batch_size, name):
+        ...     if batch_size > 40:
+        ...         raise torch.OutOfMemoryError("CUDA out of memory.")  # as a GPU would
+        ...     return f"{name}: {batch_size} samples"
+        >>> train("small")
+        'small: 32 samples'
+    """
+    if function is None:
+        return partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+            factor=factor,
+        )
+    size = starting_batch_size
+
+    @wraps(function)
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        nonlocal size
+        _check_arguments(function, args)
+        while size > 0:
+            clear_device_cache(garbage_collection=True)
+            ended = retry_on_all_ranks(partial(function, size, *args, **kwargs))
+            if ended is not None:
+                return ended.result
+            before = size
+            size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
+            _check_falls(before, size)
+        raise OutOfMemory(
+            f"{function.__name__}() runs out of memory with every batch size: reached zero",
+            where="the script's find_executable_batch_size(...)",
+            fix="use a smaller model, shorter inputs, or a device with more memory",
+        )
+
+    return attempt
+
+
+def _check_falls(before: int, size: int) -> None:
+    if size >= before:
+        raise UsageError(
+            f"the batch size that follows {before}, for which memory ran out, is {size}",
+            where="the script's find_executable_batch_size(...)",
+            fix="pass a factor below 1, or a reduce_batch_size_fn whose sizes fall",
+        )
+
+
+def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    parameters = inspect.signature(function).parameters
+    if not parameters:
+        raise WrongType(
+            f"{function.__name__}() has no parameter for the batch size",
+            where="the script's find_executable_batch_size(...)",
+            fix=f"write `def {function.__name__}(batch_size):`",
+        )
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    if len(parameters) > len(args) or takes_any:
+        return
+    named = zip(list(parameters)[1:], args[1:], strict=False)
+    call = ", ".join(f"{name}={value!r}" for name, value in named)
+    raise WrongType(
+        f"{function.__name__}() got {len(args)} arguments besides the batch size, which it takes"
+        f" {len(parameters) - 1} of",
+        where=f"the script's call of {function.__name__}(...)",
+        fix=f"leave the batch size out: {function.__name__}({call})",
+    )
 
 
 DONE, OUT_OF_MEMORY, CUT_OFF, FAILED = "done", "out of memory", "cut off", "failed"

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from headway.compat.forwarding import forward
-from headway.memory import batch_size
+from headway.memory import oom
 
 import_module(f"{__name__}.tqdm")  # an attribute from here on, which would hide the function
 del globals()["tqdm"]
@@ -20,9 +20,9 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """See `headway.memory.batch_size.find_executable_batch_size`, which halves the size instead.
+    """See `headway.memory.oom.find_executable_batch_size`, which halves the size instead.
 
     Each size is nine tenths of the last one, as in Accelerate.
     """
-    find: Any = batch_size.find_executable_batch_size
+    find: Any = oom.find_executable_batch_size
     return find(function, starting_batch_size, reduce_batch_size_fn, factor=0.9)
