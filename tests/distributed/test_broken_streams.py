@@ -215,22 +215,6 @@ os.fork = limited
 """
 
 
-def test_a_limit_of_processes_that_is_reached_at_a_fork_is_named_with_the_fix() -> None:
-    script(LIMITED, "sitecustomize.py")
-    done = launch(
-        "-q",
-        "--cpu",
-        "--num-processes",
-        "3",
-        script("pass"),
-        PYTHONPATH=os.pathsep.join([".", *sys.path]),
-    )
-    assert done.returncode == 4
-    assert "the ranks cannot be started: Resource temporarily unavailable" in done.stderr
-    assert "ulimit -u" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 THREADLESS = """
 import sys, threading
 start = threading.Thread.start
@@ -242,14 +226,25 @@ threading.Thread.start = limited
 """
 
 
-@pytest.mark.parametrize("name", ["headway-starter", "headway-output", "headway-watch"])
-def test_a_limit_of_threads_that_is_reached_in_the_launcher_is_named_with_the_fix(
-    name: str,
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (LIMITED, "the ranks cannot be started: Resource temporarily unavailable"),
+        *(
+            (THREADLESS.replace("NAME", f"headway-{name}"), "ulimit -u")
+            for name in ("starter", "output", "watch")
+        ),
+    ],
+    ids=["fork", "starter", "output", "watch"],
+)
+def test_a_limit_of_processes_or_threads_that_is_reached_is_named_with_the_fix(
+    limit: str, said: str
 ) -> None:
-    script(THREADLESS.replace("NAME", name), "sitecustomize.py")
-    words = ("--cpu", "--num-processes", "2", script("pass"))
-    done = launch(*words, PYTHONPATH=os.pathsep.join([".", *sys.path]))
+    script(limit, "sitecustomize.py")
+    words = ("--cpu", "--num-processes", "3", script("pass"))
+    done = launch("-q", *words, PYTHONPATH=os.pathsep.join([".", *sys.path]))
     assert done.returncode == 4, done.stderr
+    assert said in done.stderr
     assert "ulimit -u" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -141,15 +141,6 @@ def test_a_suspended_fork_server_does_not_hold_a_stop_up() -> None:
     assert not survivors(_GONE_WITHIN_S)
 
 
-@pytest.mark.long
-def test_nothing_survives_a_launcher_killed_while_the_fork_server_is_suspended() -> None:
-    process, ranks = start_families(2)
-    above(ranks[0], process.pid)[0].suspend()
-    process.kill()
-    process.communicate()
-    assert not survivors(_GONE_WITHIN_S)
-
-
 @pytest.mark.parametrize(
     ("suspended", "killed"),
     [
@@ -157,6 +148,7 @@ def test_nothing_survives_a_launcher_killed_while_the_fork_server_is_suspended()
         (["guardian"], ["launcher"]),
         (["fork server", "guardian"], ["launcher"]),
         (["fork server"], ["guardian", "launcher"]),
+        pytest.param(["fork server"], ["launcher"], marks=pytest.mark.long),
     ],
 )
 def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspended(
