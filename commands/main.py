@@ -6,12 +6,14 @@ Only the subcommand that was asked for is imported. Only here is a HeadwayError 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn, TextIO
 
 from headway._version import __version__
@@ -182,7 +184,7 @@ def _dispatch(words: list[str]) -> int:
     if name != "launch":  # its script may inherit the stream
         escape_unencodable()
     try:
-        exit_code: int = import_module(f"headway.commands.{name}").main(words[1:])
+        exit_code: int = _imported(name).main(words[1:])
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
@@ -192,3 +194,14 @@ def _dispatch(words: list[str]) -> int:
             fix=f"`{sys.executable} -m pip install {error.name}`",
         ) from None
     return exit_code
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a subcommand; what that makes stays, so no garbage is looked for meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"headway.commands.{name}")
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -61,6 +60,8 @@ SILENT_S = 1.0
 @contextmanager
 def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
     """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`."""
+    import threading  # a launch of one process waits for nothing
+
     timer = threading.Timer(SILENT_S, announce, [what])
     timer.daemon = True
     if not is_quiet:
