@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from headway.commands.doctor import TEMPORARY_FIX
 from headway.commands.flags import Parser
@@ -36,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_args(own)
     words = [word for word in own if word != "--json"]
     with _temporary_folder() as folder:
+        if find_spec("torch") is None:  # a launch of one process would leave it to the script
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
         results = os.path.join(folder, "results.json")
         launch = [*interpreter(), "-m", "headway", "launch", "--quiet", *words]
         began = time.perf_counter()

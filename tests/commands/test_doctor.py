@@ -249,6 +249,19 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
     assert "export TMPDIR=FOLDER" in capsys.readouterr().err
 
 
+@pytest.mark.wording
+def test_a_training_without_torch_is_refused_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headway.commands.test.find_spec", lambda _: None)
+    monkeypatch.setattr("headway.commands.main._PACKAGES", ("torch",))
+    monkeypatch.setattr("subprocess.call", lambda *_: pytest.fail("it was started"))
+    assert main(["test", "--cpu"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: `headway test` needs torch here, which is not installed")
+    assert f"`{sys.executable} -m pip install torch`" in error
+
+
 def test_too_few_open_files_for_a_check_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
     text = live(monkeypatch)
