@@ -13,7 +13,6 @@ from headway.commands.elsewhere import Moved, moved, words_elsewhere
 from headway.commands.flags import Parser
 from headway.commands.runs import RUN
 from headway.contract.notes import say
-from headway.contract.records import shown
 from headway.contract.secrets import MASK
 from headway.errors import ConfigError, LaunchError
 from headway.history.record import Commit, Record
@@ -57,14 +56,27 @@ def main(argv: Sequence[str]) -> int:
         again = Moved(program, {})
     words = words_elsewhere(own, again.program, without=())
     variables = {**_variables(record), **again.variables}
-    assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    line = " ".join([*assigned, "headway launch", shlex.join(words)])
-    say(shown(f"cd {shlex.quote(start.folder)} && {line}"))
+    assigned = [f"{name}={_quoted(value)}" for name, value in variables.items()]
+    line = " ".join([*assigned, "headway launch", *map(_quoted, words)])
+    say(f"cd {_quoted(start.folder)} && {line}")
     if parsed.dry_run:
         return 0
     os.chdir(start.folder)
     os.environ.update(variables)
     return launch(words)
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell; what cannot be printed, such as bytes of no UTF-8, as escapes."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(
+        (f"\\{char}" if char in "\\'" else char)
+        if char.isprintable()
+        else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+        for char in word
+    )
+    return f"$'{escaped}'"
 
 
 def _refuse_unknown(record: Record) -> None:
@@ -90,7 +102,7 @@ def _variables(record: Record) -> Mapping[str, str]:
     held = {
         name: value
         for name, value in record.start.variables.items()
-        if name.startswith("HEADWAY_") and name not in OF_ONE_RUN and os.environ.get(name) != value
+        if name.startswith("HEADWAY_") and name not in OF_ONE_RUN
     }
     if secret := [name for name, value in held.items() if MASK in value]:
         raise ConfigError(

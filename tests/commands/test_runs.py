@@ -126,6 +126,25 @@ def test_a_rerun_prints_the_command_line_with_the_variables_of_settings() -> Non
     assert text == f"headway: cd {os.getcwd()} && {command}\n"
 
 
+def test_a_rerun_prints_variables_also_where_they_are_set_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
+    write_run(folder=os.getcwd(), variables={"HEADWAY_MIXED_PRECISION": "bf16"})
+    assert " HEADWAY_MIXED_PRECISION=bf16 headway launch " in run("rerun", "--dry-run")[1]
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_a_rerun_prints_names_of_no_utf_8_as_a_shell_reads_them() -> None:
+    arguments = (os.fsdecode(b"it's \xff0\\.txt"), "a\nb")
+    write_run(folder=os.getcwd(), arguments=arguments, command=("train.py", *arguments))
+    _, text = run("rerun", "--dry-run")
+    line = text.removeprefix("headway: ").replace("headway launch", "printf '%s\\0'")
+    printed = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
+    assert printed == b"".join(os.fsencode(one) + b"\0" for one in ("train.py", *arguments))
+
+
 @pytest.mark.parametrize(
     ("start", "said"),
     [
