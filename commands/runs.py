@@ -40,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed.json:
         print(json.dumps([as_json(record) for record in records], indent=2))
     else:
-        print_table(_HEAD, [_row(record, _script(record, records)) for record in records])
+        rows = [_row(record, _script(record, records)) for record in records]
+        print_table(_HEAD, rows, shortened="script")
     for line in refused:
         say(f"note: {line}")
     return 0

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headway.commands.main import main
 from headway.history import store
 from headway.history.place import runs_folder
 from headway.history.record import Kept, Restart, Row, Tail
@@ -47,6 +48,25 @@ def test_scripts_of_one_name_are_told_apart_by_their_folders() -> None:
         write_run(script=script, program=os.path.basename(script))
     names = [line.split()[3] for line in run("runs")[1].splitlines()]
     assert names == ["a/main.py", "b/main.py", "a/main.py", "train.py"]
+
+
+def test_a_long_name_of_a_script_is_shortened_to_the_width_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = f"first_{'x' * 240}_last.py"
+    write_run(program=long, script=f"/work/{long}")
+    write_run()
+    assert long in run("runs")[1]  # a program that reads it has it whole
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["runs"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    rows = [line for line in lines if line.lstrip().startswith("2024")]
+    assert len(rows) == 2
+    assert max(map(len, lines)) <= 120
+    assert re.search(r" first_x+…x+_last\.py ", rows[0])
 
 
 def test_without_a_record_there_is_said_how_to_get_one() -> None:
