@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 _NO_STEP = "no rank has told of an optimizer step yet"
 _UNKNOWN = "-"
+_MOST_NAMED = 5  # launches, in a line
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
 
 _RANK_HEAD = (
@@ -115,6 +116,8 @@ def _print_once(runs: Sequence[Watched]) -> None:
         return
     print()
     newest = _newest(runs)
+    if len(runs) > 1:
+        print(_others(runs, newest))
     if not newest.ranks:
         print(_NO_STEP)
         return
@@ -126,6 +129,16 @@ def _print_once(runs: Sequence[Watched]) -> None:
 def _newest(runs: Sequence[Watched]) -> Watched:
     """Return the newest run of which a rank has told; if there is none, the newest."""
     return next((one for one in reversed(runs) if one.ranks), runs[-1])
+
+
+def _others(runs: Sequence[Watched], chosen: Watched) -> str:
+    """Return whose ranks are shown where nobody has chosen, and which launches have others."""
+    others = [str(one.run.pid) for one in runs if one is not chosen]
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return (
+        f"these are the ranks of {chosen.run.pid}; `headway top RUN` shows those of "
+        f"{', '.join(others[:_MOST_NAMED])}{more}"
+    )
 
 
 def _watch(word: str | None) -> None:
@@ -153,6 +166,8 @@ def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> Renderab
     if word is None:
         chosen = _newest(runs)
     parts: list[RenderableType] = [_table(HEAD, [row_of(one.run) for one in runs])]
+    if word is None and chosen is not None and len(runs) > 1:
+        parts.append(Text(_others(runs, chosen)))
     if chosen is None:
         parts.append(Text(f"{word} has ended"))
         return Group(*parts)
