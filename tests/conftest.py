@@ -6,7 +6,9 @@ import ctypes
 import gc
 import importlib.util
 import os
+import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -132,7 +134,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _may_start_processes = True
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Guard all tests, and give them a temporary folder in memory.
 
     They make and remove some 20,000 folders, which takes milliseconds each on a disk.
@@ -145,6 +147,26 @@ def pytest_configure() -> None:
     if "TMPDIR" not in os.environ and _has_room(_SHARED_MEMORY):
         os.environ["TMPDIR"] = _SHARED_MEMORY
         tempfile.tempdir = None  # to be looked up anew
+    if not hasattr(config, "workerinput") and hasattr(os, "getuid"):
+        remove_left_folders(Path(tempfile.gettempdir()))
+
+
+_OWN_FOLDER = "hw-test-"
+"""The beginning of a test's temporary folder; the process's id follows, and random characters.
+
+Short, for the sockets in it.
+"""
+
+
+def remove_left_folders(folder: Path) -> None:
+    """Remove this user's temporary folders of tests whose process was killed."""
+    for left in folder.glob(f"{_OWN_FOLDER}*-*"):
+        pid = left.name.removeprefix(_OWN_FOLDER).partition("-")[0]
+        with suppress(OSError):  # others remove it, too
+            found = left.lstat()
+            is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if is_own and pid.isdecimal() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 _SHARED_MEMORY = "/dev/shm"
@@ -223,7 +245,7 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     Not below `tmp_path`: with the name of a test in it, sockets in it would have too long a path.
     """
-    with tempfile.TemporaryDirectory(prefix="headway-test-") as name:
+    with tempfile.TemporaryDirectory(prefix=f"{_OWN_FOLDER}{os.getpid()}-") as name:
         with monkeypatch.context() as patch:
             patch.setenv("TMPDIR", name)
             patch.setattr(tempfile, "tempdir", name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.another_user import NOBODY, fork_as, needs_root
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, remove_left_folders
 
 
 @pytest.fixture
@@ -45,6 +45,35 @@ def test_root_may_do_everything_again_after_the_test() -> None:
         pytest.skip("only root passes permissions")
     Path("closed").mkdir(mode=0o000)
     assert os.listdir("closed") == []
+
+
+@pytest.mark.processes
+def test_of_killed_test_runs_alone_the_temporary_folders_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    folder = tmp_path / "shared"
+    names = [
+        f"hw-test-{ended.pid}-ab_12",
+        f"hw-test-{os.getpid()}-ab_12",
+        f"hw-test-x{ended.pid}-ab_12",
+        f"other-{ended.pid}-ab_12",
+    ]
+    others = names[1:]
+    for name in names:
+        (folder / name / "inner").mkdir(parents=True)
+    (folder / f"hw-test-{ended.pid}-link").symlink_to(folder / others[0])
+    remove_left_folders(folder)
+    assert {one.name for one in folder.iterdir()} == {*others, f"hw-test-{ended.pid}-link"}
+    assert (folder / others[0] / "inner").is_dir()
+
+
+@needs_root
+def test_the_temporary_folder_of_another_user_stays(tmp_path: Path) -> None:
+    theirs = tmp_path / f"hw-test-{2**30}-ab_12"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, NOBODY)
+    remove_left_folders(tmp_path)
+    assert theirs.is_dir()
 
 
 BECOMES_ANOTHER = re.compile(
