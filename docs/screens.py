@@ -3,7 +3,8 @@
     python docs/screens.py     from the root of the repository
 
 The commands run in a temporary folder with a `train.py` and the recorded machines of
-tests/machines; names of this machine and its folders are replaced.
+tests/machines; names of this machine and its folders are replaced. A screen stays as it is where
+its script is not in that folder, as one that trains with another library, unless it shows an error.
 """
 
 from __future__ import annotations
@@ -76,17 +77,29 @@ def run(command: str, stage: Path, execute: Execute = execute) -> str:
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", output)
 
 
+def is_made(screen: str, command: str, stage: Path) -> bool:
+    """Return whether a screen is made by running its command: what that needs is on the stage."""
+    scripts = [word for word in shlex.split(command) if word.endswith(".py")]
+    return "error:" in screen or all((stage / script).exists() for script in scripts)
+
+
+def made_anew(text: str, stage: Path, run: Callable[[str, Path], str] = run) -> str:
+    """Return the text of a page with the output that its commands have now."""
+
+    def screen_of(found: re.Match[str]) -> str:
+        if not is_made(found[0], found[1], stage):
+            return found[0]
+        return f"```console\n$ {found[1]}\n{run(found[1], stage)}```"
+
+    return SCREEN.sub(screen_of, text)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)
         make_stage(stage)
         for page in PAGES:
-            page.write_text(
-                SCREEN.sub(
-                    lambda screen: f"```console\n$ {screen[1]}\n{run(screen[1], stage)}```",
-                    page.read_text(),
-                )
-            )
+            page.write_text(made_anew(page.read_text(), stage))
 
 
 if __name__ == "__main__":

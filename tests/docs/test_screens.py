@@ -95,3 +95,23 @@ def test_the_pages_have_screens_and_name_only_commands_that_exist() -> None:
     for page in screens.PAGES:
         for name in re.findall(r"`headway (\w+)", page.read_text()):
             assert name in commands, f"{page.name} names `headway {name}`"
+
+
+def test_a_screen_whose_script_is_not_on_the_stage_stays(tmp_path: Path) -> None:
+    screens.make_stage(tmp_path)
+    ran: list[str] = []
+
+    def run(command: str, _: Path) -> str:
+        ran.append(command)
+        return "new\n"
+
+    pages = {page.name: page.read_text() for page in screens.PAGES}
+    made = {name: screens.made_anew(text, tmp_path, run) for name, text in pages.items()}
+    stay = {command for _, _, command in COMMANDS} - {*ran}
+    assert {word for command in stay for word in command.split() if word.endswith(".py")} == {
+        "sft.py",
+        "train_with_trainer.py",
+    }
+    for name, text in pages.items():
+        for screen in screens.SCREEN.finditer(text):
+            assert (screen[0] in made[name]) == (screen[1] in stay)
