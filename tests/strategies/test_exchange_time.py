@@ -74,9 +74,12 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
     model = DistributedDataParallel(Model())
     model.register_comm_hook(None, slow_exchange)
     note_exchange(model)
-    for backward_s, sync_s in passes(model, 6):
-        assert SLOW_S <= backward_s < 2 * SLOW_S
+    taken = passes(model, 9)
+    for backward_s, sync_s in taken:
+        assert backward_s >= SLOW_S
         assert sync_s >= 2 * SLOW_S
+    for some in (taken[:3], taken[3:]):  # until the last parameter is known, and from then on
+        assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S  # others use this machine
 
 
 def test_after_some_passes_one_parameter_alone_has_a_hook(group: None) -> None:
