@@ -73,10 +73,16 @@ def _quoted(word: str) -> str:
     escaped = "".join(
         (f"\\{char}" if char in "\\'" else char)
         if char.isprintable()
-        else "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+        else "".join(f"\\x{byte:02x}" for byte in _bytes_of(char))
         for char in word
     )
     return f"$'{escaped}'"
+
+
+def _bytes_of(char: str) -> bytes:
+    """Return the bytes of a character; one alone that Python has escaped, as in a file's name."""
+    escaped = 0xDC80 <= ord(char) <= 0xDCFF
+    return char.encode("utf-8", "surrogateescape" if escaped else "surrogatepass")
 
 
 def _refuse_unknown(record: Record) -> None:

@@ -1,4 +1,4 @@
-"""The walks in docs/architecture.md are those that a batch, a step and a checkpoint take."""
+"""The walks in docs/architecture.md are those that prepare(), a batch, a step and a save take."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def called(action: Callable[[], object]) -> list[str]:
     return [*seen]
 
 
-@pytest.mark.parametrize("name", ["batch", "step", "checkpoint"])
+@pytest.mark.parametrize("name", ["prepare", "batch", "step", "checkpoint"])
 def test_a_walk_of_the_page_is_the_one_that_is_taken(name: str, tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Linear(2, 1)
@@ -59,12 +59,18 @@ def test_a_walk_of_the_page_is_the_one_that_is_taken(name: str, tmp_path: Path) 
             accelerator.backward(model(torch.ones(2, 2)).mean())
             optimizer.step()
 
-    action = {
+    def prepare() -> None:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        accelerator.prepare(optimizer, torch.utils.data.DataLoader(torch.ones(8, 2)), model)
+
+    action: dict[str, Callable[[], object]] = {
+        "prepare": prepare,
         "batch": lambda: next(iter(loader)),
         "step": step,
         "checkpoint": lambda: accelerator.save_state(tmp_path / "saved"),
-    }[name]
+    }
     told = walk(name)
     assert len(told) <= MOST
-    taken = called(action)
+    taken = called(action[name])
     assert [one for one in taken if one in told] == told
