@@ -165,6 +165,11 @@ def test_a_rerun_prints_names_of_no_utf_8_as_a_shell_reads_them() -> None:
     assert printed == b"".join(os.fsencode(one) + b"\0" for one in ("train.py", *arguments))
 
 
+def test_a_rerun_of_a_damaged_record_prints_characters_that_are_none() -> None:
+    write_run(arguments=("a\ud800b",))
+    assert "$'a\\xed\\xa0\\x80b'" in run("rerun", "--dry-run")[1]
+
+
 @pytest.mark.parametrize(
     ("start", "said"),
     [
