@@ -67,6 +67,7 @@ class Preparer:
         check_configuration(config)
         is_global = self.training.global_batch_size is not None
         self._data = replace(config, split_batches=True) if is_global else config
+        self.training.skips_itself &= not config.use_stateful_dataloader
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Return models, optimizers, data loaders and schedulers made ready, in the given order.

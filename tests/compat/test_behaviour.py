@@ -208,15 +208,18 @@ def test_a_loader_with_torchdatas_state_goes_on_by_it(
     assert [one.tolist() for one in other] == left_after(make(), 0)[1], "a whole pass again"
 
 
+@pytest.mark.parametrize("is_set_later", [False, True])
 @pytest.mark.parametrize("make", [Accelerator, compat.accelerator.native.Accelerator])
 def test_torchdatas_loader_is_prepared_and_its_place_saved(
-    make: Any, stateful: Any, tmp_path: Path
+    make: Any, is_set_later: bool, stateful: Any, tmp_path: Path
 ) -> None:
     config = compat.utils.DataLoaderConfiguration(use_stateful_dataloader=True)
 
     def begun() -> tuple[Any, Any, Iterator[Any]]:
         torch.manual_seed(1)
-        accelerator = make(cpu=True, dataloader_config=config)
+        accelerator = make(cpu=True, dataloader_config=None if is_set_later else config)
+        if is_set_later:
+            accelerator.dataloader_config = config
         loader = accelerator.prepare(stateful(range(24), batch_size=4, shuffle=True))
         assert isinstance(loader, stateful) == (make is Accelerator), "as scripts ask it"
         return accelerator, loader, iter(loader)

@@ -168,9 +168,9 @@ while True:
     accelerator.backward(model(torch.ones(1, 1)).mean())
     optimizer.step()
     optimizer.zero_grad()
-    open("up_0_" + os.environ["RANK"], "w").write(str(os.getpid()))
     time.sleep(0.1)
     accelerator.checkpoint(every="1h")
+    open("up_0_" + os.environ["RANK"], "w").write(str(os.getpid()))
 """
 
 

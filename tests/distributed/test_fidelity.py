@@ -42,6 +42,7 @@ ALLOWED = {  # what may differ from plain python, and why
 
 VARIABLES = {  # what the launcher may add to the environment
     "HEADWAY_RUN",
+    "HEADWAY_OWN_RECORD",  # of one process
     "ACCELERATE_USE_CPU",
     "ACCELERATE_MIXED_PRECISION",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
