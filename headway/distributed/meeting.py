@@ -279,9 +279,9 @@ class _Meetings:
         total = self.store.add(key, own)
         if total % (1 << _COUNT_BITS) == self._size:
             outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
-            self.store.set(go, outcome)
             for old in (f"{mine.number - 2}", f"{mine.number - 2}/go"):
                 self.store.delete_key(old)
+            self.store.set(go, outcome)  # the last word: the rank that has the store may leave now
         else:
             self.store.wait([go], group_timeout())
             outcome = self.store.get(go)

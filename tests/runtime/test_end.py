@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from headway import accelerator as module  # noqa: E402
 from headway.checkpoint import saving  # noqa: E402
+from headway.distributed import meeting  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from tests.runtime.resumed_training import CHECKPOINTS, Training, names  # noqa: E402
 
@@ -111,3 +112,29 @@ def test_the_rest_is_ended_where_the_checkpoint_could_not_be_saved(
             training[0].accelerator.end_training()
     assert training[1] == ORDER
     assert not names()
+
+
+class Store:
+    """The ranks' store, and what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def add(self, key: str, number: int) -> int:
+        self.asked.append(("add", key))
+        return number
+
+    def set(self, key: str, _: bytes) -> None:
+        self.asked.append(("set", key))
+
+    def delete_key(self, key: str) -> bool:
+        self.asked.append(("delete_key", key))
+        return True
+
+
+def test_the_last_rank_to_come_asks_the_store_nothing_once_the_others_may_leave_with_it() -> None:
+    meetings = object.__new__(meeting._Meetings)
+    meetings.store, meetings._rank, meetings._size = Store(), 0, 1
+    assert meetings._come(meeting.Where(5, "end_training")) is None
+    assert [*dict(meetings.store.asked)] == ["add", "delete_key", "set"]
+    assert meetings.store.asked[-1] == ("set", "5/go")
