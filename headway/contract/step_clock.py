@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
 _NUM_PHASES = 6
 
 _EVERY_S = 1.0
-_APART_S = 0.004  # the least between steps that a device times; of shorter ones some are left out
+_MOST_MARKS = 256  # of a step, before those are read that its device has come to
 _WAITED = "/proc/thread-self/schedstat"
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
 
@@ -112,11 +111,26 @@ class Event(Protocol):
     def elapsed_time(self, end_event: Event, /) -> float: ...  # in milliseconds
 
 
-class _Queued(NamedTuple):
-    """A step that the device may not have finished."""
+class _Timed:
+    """A step that a device times, until it has finished it."""
 
-    marks: list[tuple[int, Event]]  # phases with the events at their ends; the first one begins it
-    then: list[Callable[[], None]]
+    __slots__ = ("marks", "spent", "then")
+
+    def __init__(self, begin: Event) -> None:
+        self.marks = [(SCRIPT, begin)]  # phases with the events at their ends; the first begins it
+        self.spent = [0.0] * _NUM_PHASES  # up to the first one of `marks`
+        self.then: list[Callable[[], None]] = []  # called at its end
+
+    def read(self, unused: list[Event]) -> bool:
+        """Add up what the device has come to; return whether that is the whole step."""
+        done = 0
+        while done + 1 < len(self.marks) and self.marks[done + 1][1].query():
+            (_, begin), (phase, end) = self.marks[done : done + 2]
+            self.spent[phase] += max(begin.elapsed_time(end), 0.0) / 1e3  # of two streams: any
+            unused.append(begin)
+            done += 1
+        del self.marks[:done]
+        return len(self.marks) == 1
 
 
 class QueueTimes:
@@ -126,92 +140,94 @@ class QueueTimes:
     Events are read once the device has come to them, so it is never waited for.
 
     `record` puts an event into the queue, the given one again if there is one, and returns it; None
-    where there can be none, as in a CUDA graph that is being captured.
+    where there can be none, as in a CUDA graph that is being captured: such a step is not timed.
     """
 
     def __init__(self, record: Callable[[Event | None], Event | None]) -> None:
         self._record = record
         self._unused: list[Event] = []
-        self._marks: list[tuple[int, Event]] = []  # of the step that runs; empty: it is not timed
-        self._then: list[Callable[[], None]] = []  # called once the device has finished it
-        self._queued: deque[_Queued] = deque()  # the steps that were run before
-        self._began_at = 0.0
+        self._step: _Timed | None = None  # that runs; None: it is not timed
+        self._queued: deque[_Timed] = deque()  # the steps that were run before
         self._spent = [0.0] * _NUM_PHASES
         self._num_steps = 0  # that `_spent` is of
         self._has_failed = False
 
     def mark(self, phase: int) -> None:
         """Let the device's time since the last mark of this step count for `phase`."""
-        if self._marks:
-            self._put(phase)
+        step = self._step
+        if step is not None:
+            event = self._put()
+            if event is None:
+                self._step = None
+                return
+            step.marks.append((phase, event))
+            if len(step.marks) % _MOST_MARKS == 0:  # as in an evaluation
+                self._try(step.read)
 
-    def end_step(self, phase: int, now: float) -> None:
+    def end_step(self, phase: int) -> None:
         """End a step, whose last phase this was, and read those that the device has finished."""
         self.mark(phase)
-        if self._marks:
-            self._queued.append(_Queued(self._marks, self._then))
-            self._marks = []
-            self._read()
-        self._then = []
-        if now - self._began_at >= _APART_S and not self._has_failed:
-            self._began_at = now
-            self._put(phase)
+        step, self._step = self._step, None
+        if step is not None:
+            self._queued.append(step)
+            begin: Event | None = step.marks[-1][1]
+            while self._queued and self._try(self._queued[0].read):
+                self._finish(self._queued.popleft())
+        else:
+            begin = self._put()
+        if begin is not None:
+            self._step = _Timed(begin)
 
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Have what `make_call` returns called once the device has finished this step.
 
         It is made at once, and only if the step is timed: then no graph is being captured.
         """
-        if self._marks:
-            self._then.append(make_call())
+        if self._step is not None:
+            self._step.then.append(make_call())
 
     def take(self) -> list[float] | None:
         """Return the mean step since the last time, in seconds of each phase; None without one."""
         if not self._num_steps:
             return None
         mean = [spent / self._num_steps for spent in self._spent]
-        self._drop()
+        self._spent = [0.0] * _NUM_PHASES
+        self._num_steps = 0
         return mean
 
     @property
-    def is_behind(self) -> bool:
-        """Whether steps will be timed that the device has not finished."""
-        return bool(self._queued)
+    def num_behind(self) -> int:
+        """How many steps will be timed that the device has not finished."""
+        return len(self._queued)
 
-    def _put(self, phase: int) -> None:
+    def _finish(self, step: _Timed) -> None:
+        self._spent = [sum(pair) for pair in zip(self._spent, step.spent, strict=True)]
+        self._num_steps += 1
+        for call in step.then:
+            call()
+
+    def _put(self) -> Event | None:
+        if self._has_failed:
+            return None
         try:
-            event = self._record(self._unused.pop() if self._unused else None)
+            return self._record(self._unused.pop() if self._unused else None)
         except RuntimeError:
             self._fail()
-            return
-        if event is None:
-            self._marks.clear()
-        else:
-            self._marks.append((phase, event))
+            return None
 
-    def _read(self) -> None:
+    def _try(self, read: Callable[[list[Event]], bool]) -> bool:
         try:
-            while self._queued and all(one.query() for _, one in reversed(self._queued[0].marks)):
-                marks, then = self._queued.popleft()
-                for (_, begin), (phase, end) in pairwise(marks):  # may be of different streams
-                    self._spent[phase] += max(begin.elapsed_time(end), 0.0) / 1e3
-                self._num_steps += 1
-                self._unused += [event for _, event in marks]
-                for call in then:
-                    call()
+            return read(self._unused)
         except RuntimeError:
             self._fail()
+            return False
 
     def _fail(self) -> None:
         """Time nothing more: the device has failed, which the script's next call will tell it."""
         self._has_failed = True
-        self._marks.clear()
+        self._step = None
         self._queued.clear()
-        self._drop()
-
-    def _drop(self) -> None:
-        self._spent = [0.0] * _NUM_PHASES
-        self._num_steps = 0
+        self.take()
 
 
 class StepClock:
@@ -278,7 +294,7 @@ class StepClock:
         self.spent[before] += now - self.mark
         self.mark, self.phase = now, SCRIPT
         if self.queue is not None and self.is_on:
-            self.queue.end_step(before, now)
+            self.queue.end_step(before)
         self.num_steps += 1
         return self.is_on and now >= self.due_at
 
@@ -287,13 +303,17 @@ class StepClock:
 
         None at first, and while a device has not finished a step since.
         """
+        num_ends, num_told = self.num_steps, self.num_steps
         if self.queue is not None:  # it times the steps after the first one
+            num_told -= self.queue.num_behind
             if (mean := self.queue.take()) is not None:
-                self.spent[:] = [self.num_steps * spent for spent in mean]
-            elif self.queue.is_behind:
+                self.spent[:] = [num_told * spent for spent in mean]
+            elif num_told < num_ends:
                 return None
         is_first, lost = self.last_step < 0, self.lost_time.take()
-        num_steps = min(max(step - self.last_step, 1), self.num_steps)
+        all_steps = min(max(step - self.last_step, 1), num_ends)
+        num_steps = max(round(all_steps * num_told / num_ends), 1)
+        num_samples = round(self.num_samples * num_told / num_ends)
         figures = Figures(
             time=_epoch(),
             step=step,
@@ -304,7 +324,7 @@ class StepClock:
             backward_s=self.spent[BACKWARD],
             sync_s=self.spent[SYNC],
             save_s=self.spent[SAVE],
-            samples=self.num_samples,
+            samples=num_samples,
             rss_bytes=_rss_bytes(),
             device_bytes=self.device_bytes(),
             total=total,
@@ -314,8 +334,10 @@ class StepClock:
             throttled_s=lost.throttled,
         )
         self.spent[:] = [0.0] * _NUM_PHASES
-        self.num_steps = self.num_samples = 0
-        self.last_step, self.due_at = step, 0.0 if is_first else self.mark + _EVERY_S
+        self.num_steps -= num_told
+        self.num_samples -= num_samples
+        self.last_step = step - (all_steps - num_steps)
+        self.due_at = 0.0 if is_first else self.mark + _EVERY_S
         return None if is_first else figures
 
 

@@ -224,6 +224,7 @@ def queue_step(clock: StepClock, device: Device, data_s: float = 0.0) -> bool:
     clock.switch(DATA)
     device.time.now += data_s
     clock.switch(FORWARD)
+    clock.batch_samples = 8
     device.time.now += 0.1
     device.queue(2)
     clock.switch(BACKWARD)
@@ -252,12 +253,18 @@ def test_what_a_device_takes_counts_and_not_what_it_takes_to_queue_it(
     queue_step(clock, device)
     figures = clock.take(4, 9, None)
     assert figures is not None
-    assert (figures.step, figures.num_steps, figures.total) == (4, 3, 9)
-    # of the two that are done
-    assert figures.data_s == pytest.approx(3 * 5 / 2)
-    assert figures.forward_s == pytest.approx(3 * (2 + 0.1 / 2))  # the first one's began late
-    assert (figures.backward_s, figures.sync_s) == pytest.approx((3 * 3, 3 * 4))
-    assert figures.seconds == pytest.approx(3 * (10 + 5.1 / 2))
+    assert (figures.step, figures.num_steps, figures.total) == (4, 2, 9)  # the two that are done
+    assert figures.samples == 16
+    assert figures.data_s == pytest.approx(5)
+    assert figures.forward_s == pytest.approx(2 * 2 + 0.1)  # the first one's began late
+    assert (figures.backward_s, figures.sync_s) == pytest.approx((2 * 3, 2 * 4))
+    assert figures.seconds == pytest.approx(2 * 10 + 5.1)
+    device.time.now = device.free_at
+    queue_step(clock, device)
+    figures = clock.take(5, 9, None)
+    assert figures is not None
+    assert (figures.num_steps, figures.samples) == (1, 8)
+    assert figures.forward_s == pytest.approx(2.1)
 
 
 def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_nothing(
@@ -277,9 +284,9 @@ def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_not
     queue_step(clock, device)
     figures = clock.take(7, 0, None)
     assert figures is not None
-    assert figures.num_steps == 6
+    assert figures.num_steps == 5  # the sixth has just been queued
     assert figures.data_s == 0
-    assert figures.sync_s == pytest.approx(6 * 4)
+    assert figures.sync_s == pytest.approx(5 * 4)
 
 
 def test_without_a_timed_step_what_the_script_takes_counts(
@@ -321,22 +328,27 @@ def test_an_error_of_the_device_is_left_to_the_script_and_its_own_time_counts(
     assert device.num_events == 0
 
 
-def test_of_short_steps_some_are_timed_and_all_are_counted(
+def test_an_evaluation_between_two_steps_needs_few_events_and_counts_as_long_as_it_takes(
     clock: StepClock, device: Device
 ) -> None:
     warm_up(clock, device)
-    for _ in range(1000):
+    for _ in range(10_000):
         clock.switch(DATA)
         device.queue(0.001)
-        clock.batch_samples = 8
-        clock.end_backward()
+        clock.switch(FORWARD)
+        device.queue(0.002)
         device.time.now = device.free_at
-        clock.end_step()
-    figures = clock.take(1001, 0, None)
+    queue_step(clock, device)
+    device.time.now = device.free_at
+    for _ in range(3):
+        queue_step(clock, device)
+        device.time.now = device.free_at
+    figures = clock.take(5, 0, None)
     assert figures is not None
-    assert (figures.num_steps, figures.samples) == (1000, 8000)
-    assert figures.data_s == pytest.approx(1)
-    assert device.num_events < 20  # they are used again
+    assert (figures.num_steps, figures.samples) == (3, 24)  # the last one has just been queued
+    assert figures.data_s == pytest.approx(10, abs=0.01)
+    assert figures.forward_s == pytest.approx(20 + 3 * 2.1, abs=0.01)
+    assert device.num_events < 300  # they are used again
 
 
 def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is_done(

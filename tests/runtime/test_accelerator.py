@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
-from headway.contract import step_clock
 from headway.contract.origin import Layer, Origin
 from headway.contract.records import channel
 from headway.contract.run import VARIABLE, RunContract, encode
@@ -505,7 +504,6 @@ class Mark:
 def test_the_loss_on_a_gpu_is_known_once_the_gpu_has_done_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_clock, "_APART_S", 0.0)
     mark = Mark()
     clock = StepClock()
     clock.queue = QueueTimes(lambda _: mark)
