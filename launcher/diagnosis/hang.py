@@ -432,8 +432,10 @@ def newest_entry(statuses: Sequence[RankStatus]) -> float:
 
 
 def _entries(status: RankStatus) -> list[float]:
+    """Return when a rank entered collectives; of the runtime's meetings that is not known."""
     groups = status.groups or ()
-    return sorted(one.entered_at for group in groups for one in group.collectives)
+    times = (one.entered_at for group in groups for one in group.collectives)
+    return sorted(time for time in times if time)
 
 
 def _gaps(status: RankStatus) -> Iterator[float]:

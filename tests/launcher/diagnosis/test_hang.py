@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.contract.records import Collective, Frame, Group, Progress
+from headway.contract.records import OF_HEADWAY, Collective, Frame, Group, Progress
 from headway.launcher.diagnosis.hang import (
     Exit,
     Hang,
@@ -317,6 +317,14 @@ def test_ranks_that_move_are_said_to_be_slow_and_where_they_are() -> None:
     assert lines[1] == "  rank 0: in all_reduce #3, at /w/train.py:3 in main"
     assert "which is too short to tell" in observed(0, 1, 2, still_s=1).describe()
     assert Observation((), False, 0).describe() == "no rank has started yet"
+
+
+def test_a_call_of_the_runtime_whose_time_is_not_known_puts_nothing_off() -> None:
+    meeting = Group(OF_HEADWAY, None, (Collective(3, "wait_for_everyone", "", True, 0.0),))
+    now = time.time()
+    seen = observed(now, now + 1, now + 2, still_s=6)
+    statuses = [one._replace(groups=(*(one.groups or ()), meeting)) for one in seen.statuses]
+    assert seen._replace(statuses=tuple(statuses)).verdict is Verdict.STILL
 
 
 def test_the_newest_collective_of_all_ranks_counts() -> None:
