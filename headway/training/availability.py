@@ -12,6 +12,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from headway.devices.table import MPS
+from headway.distributed.environment import parse_flag_from_env
 from headway.errors import UsageError
 from headway.machine.detection import detect_machine
 
@@ -202,6 +203,7 @@ is_amdsmi_available = _package("amdsmi")
 is_bnb_available = _package("bitsandbytes")
 is_boto3_available = _package("boto3")
 is_clearml_available = _package("clearml")
+_has_rich = _package("rich")
 is_comet_ml_available = _package("comet_ml", "comet-ml")
 is_datasets_available = _package("datasets")
 is_dvclive_available = _package("dvclive")
@@ -213,7 +215,6 @@ is_pandas_available = _package("pandas")
 is_peft_available = _package("peft")
 is_pynvml_available = _package("pynvml", "nvidia-ml-py", "pynvml")
 is_pytest_available = _package("pytest")
-is_rich_available = _package("rich")
 is_schedulefree_available = _package("schedulefree")
 is_swanlab_available = _package("swanlab")
 is_timm_available = _package("timm")
@@ -225,6 +226,19 @@ is_trackio_available = _package("trackio")
 is_transformers_available = _package("transformers")
 is_triton_available = _package("triton")
 is_wandb_available = _package("wandb")
+
+
+def is_rich_available() -> bool:
+    """Return whether rich is installed, and `ACCELERATE_ENABLE_RICH` asks for it.
+
+    Accelerate itself shows tracebacks by rich then.
+
+    Examples:
+        >>> from headway.utils import is_rich_available
+        >>> is_rich_available()
+        False
+    """
+    return _has_rich() and parse_flag_from_env("ACCELERATE_ENABLE_RICH")
 
 
 def is_torchdata_stateful_dataloader_available() -> bool:

@@ -127,14 +127,27 @@ class Store:
     def set(self, key: str, _: bytes) -> None:
         self.asked.append(("set", key))
 
+    def clone(self) -> Store:
+        return self
+
     def delete_key(self, key: str) -> bool:
         self.asked.append(("delete_key", key))
         return True
 
 
-def test_the_last_rank_to_come_asks_the_store_nothing_once_the_others_may_leave_with_it() -> None:
-    meetings = object.__new__(meeting._Meetings)
-    meetings.store, meetings._rank, meetings._size = Store(), 0, 1
-    assert meetings._come(meeting.Where(5, "end_training")) is None
-    assert [*dict(meetings.store.asked)] == ["add", "delete_key", "set"]
-    assert meetings.store.asked[-1] == ("set", "5/go")
+def test_the_last_rank_to_come_asks_the_store_nothing_once_the_others_may_leave_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    monkeypatch.setattr(meeting, "default_store", lambda: store)
+    monkeypatch.setattr(meeting, "rank_and_size", lambda: (0, 1))
+    monkeypatch.setattr(torch.distributed, "PrefixStore", lambda _, store: store)
+    leaves: list[Callable[[], None]] = []
+    monkeypatch.setattr(meeting, "before_leaving", leaves)
+    meetings = meeting._Meetings()
+    assert meetings.hold("end_training") is None
+    for leave in [*leaves]:
+        leave()
+    at = store.asked.index(("set", "1/go"))
+    assert ("delete_key", "-1") in store.asked[:at]
+    assert all(key.startswith("where/") for _, key in store.asked[at + 1 :])
