@@ -6,7 +6,6 @@ Two processes may write one record: a process that has replaced its launcher tel
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ MAX_BYTES = 2**20
 MAX_TEXT = 2**15
 """Characters of a report, and of the script's own text."""
 _LARGEST = 2**63
+_LARGEST_LOSS = 1e100  # of one that diverges; a larger one counts as not known
 TAIL_LINES = 200
 """Kept of each rank."""
 _MOST_ROWS = 600  # of figures, of all ranks together
@@ -133,7 +133,7 @@ class Series:
 
     def note(self, rank: int, figures: Figures) -> None:
         """Take the next figures of a rank; a loss that is no number counts as not known."""
-        if figures.loss is not None and not math.isfinite(figures.loss):
+        if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
         if not figures.num_steps:  # it says how far the rank is by now
@@ -235,10 +235,11 @@ def decode(line: bytes) -> Line:
     return found
 
 
-def _limits(_: str, value: Any) -> str:
+def _limits(name: str, value: Any) -> str:
     """Say that a number is none that a run can have, if it is so."""
     is_number = isinstance(value, (int, float))
-    return "is out of range" if is_number and not abs(value) <= _LARGEST else ""
+    largest = _LARGEST_LOSS if name.endswith("loss") else _LARGEST
+    return "is out of range" if is_number and not abs(value) <= largest else ""
 
 
 def record_of(name: str, path: str, data: bytes) -> Record:

@@ -207,6 +207,16 @@ def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
     assert (of_one[-1].step, of_one[-1].loss) in ((50_000, None), (50_000, 2.0))
 
 
+def test_a_loss_that_diverges_is_on_record_as_far_as_it_can_be_drawn() -> None:
+    series = Series()
+    losses = [1e25, -3e99, 1e101, float("inf"), float("nan")]
+    for step, loss in enumerate(losses, 1):
+        series.note(0, figures(step, loss=loss))
+    record = write_run(rows=[Row(rank, row) for rank, row in series.rows()])
+    assert record.damaged == 0
+    assert [row.loss for row in record.figures[0]] == [1e25, -3e99, None, None, None]
+
+
 def test_speed_and_steps_are_those_of_all_ranks() -> None:
     rows = [Row(rank, figures(step)) for rank in (0, 1) for step in (10, 20)]
     record: Record = write_run(rows=rows)
