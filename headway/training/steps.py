@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -321,14 +321,18 @@ class Steps:
 
 
 def _note_loss(loss: torch.Tensor, num_tokens: int | torch.Tensor | None) -> None:
-    """Keep a loss for the launcher; a GPU's once it is there, as to wait would hold up the GPU."""
+    """Keep a loss for the launcher; a GPU's once it is there, as to wait would hold up the GPU.
+
+    One that is no real number, or cannot be copied, is left out.
+    """
     if loss.numel() != 1 or isinstance(num_tokens, torch.Tensor):
         return
     count = num_tokens or 1
     if loss.device.type == "cpu":
         _keep_loss(loss.detach(), count)
     elif clock.queue is not None:
-        clock.queue.when_done(lambda: partial(_keep_loss, _copied(loss), count))
+        with suppress(RuntimeError):  # no pinned memory, or an error of the device
+            clock.queue.when_done(lambda: partial(_keep_loss, _copied(loss), count))
 
 
 def _copied(loss: torch.Tensor) -> torch.Tensor:
@@ -337,7 +341,8 @@ def _copied(loss: torch.Tensor) -> torch.Tensor:
 
 
 def _keep_loss(loss: torch.Tensor, count: int) -> None:
-    channel.loss = float(loss) / count
+    with suppress(RuntimeError):
+        channel.loss = float(loss) / count
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

@@ -517,3 +517,21 @@ def test_the_loss_on_a_gpu_is_known_once_the_gpu_has_done_the_step(
     mark.is_reached = True
     clock.end_step()
     assert channel.loss == 2.0
+
+
+def test_a_loss_that_cannot_be_told_is_left_out_and_the_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NotCopied(LossOnGpu):
+        def to(self, device: str, *, non_blocking: bool) -> torch.Tensor:
+            raise RuntimeError("CUDA error: out of memory")
+
+    clock = StepClock()
+    clock.queue = QueueTimes(lambda _: Mark())
+    clock.begin()
+    clock.end_step()
+    monkeypatch.setattr(steps, "clock", clock)
+    monkeypatch.setattr(channel, "loss", 0.5)
+    steps._note_loss(cast("torch.Tensor", NotCopied()), None)
+    steps._note_loss(torch.tensor(1 + 2j), None)
+    assert channel.loss == 0.5
