@@ -134,6 +134,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _may_start_processes = True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Allow processes again: a fixture of the whole session may end after a quick test."""
+    global _may_start_processes
+    _may_start_processes = True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Guard all tests, and give them a temporary folder in memory.
 
