@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed, Parser, bad_words
-from headway.commands.program import program_from
+from headway.commands.program import program_from, require_torch
 from headway.contract.memory_use import size
 from headway.contract.notes import waiting_for
 from headway.contract.origin import Layer, Origin
@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
     rows = _rows(parsed.strategy, devices)
     given = {name: getattr(parsed, name) for name in _COUNTED}
     environ = {**os.environ, **_variables_for(given)}
+    require_torch()
     with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
         found = [planner.judge(row, attempt, devices, batches) for row in rows]
     first = found[0].outcome
@@ -238,6 +239,7 @@ def fit_memory(
     said = [name for name in _COUNTED if settings.origin(name).layer is not Layer.DEFAULT]
     variables = _variables_for({name: settings.values[name].value for name in said})
     found: list[Judged] = []
+    require_torch()
     with waiting_for(_WAITED_FOR), Planner(python, {**environ, **variables}) as planner:
         for row in rows_for(devices.world_size, devices.kind):
             if any(row.settings.get(name, "no") != value for name, value in chosen.items()):

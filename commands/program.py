@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed, bad_words
@@ -19,6 +20,12 @@ _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish")
 _EXECUTABLES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # of Linux and macOS
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
 _ZIP = b"PK\x03\x04"
+
+
+def require_torch() -> None:
+    """Raise what `import torch` would, without the import, before a child is started for it."""
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 class _Kind(NamedTuple):

@@ -8,10 +8,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from headway.commands.doctor import TEMPORARY_FIX
 from headway.commands.flags import Parser
+from headway.commands.program import require_torch
 from headway.commands.tables import print_table
 from headway.contract.notes import waiting_for
 from headway.errors import MachineError
@@ -37,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_args(own)
     words = [word for word in own if word != "--json"]
     with _temporary_folder() as folder:
-        if find_spec("torch") is None:  # a launch of one process would leave it to the script
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        require_torch()  # a launch of one process would leave it to the script
         results = os.path.join(folder, "results.json")
         launch = [*interpreter(), "-m", "headway", "launch", "--quiet", *words]
         began = time.perf_counter()

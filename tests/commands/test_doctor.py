@@ -250,15 +250,24 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
 
 
 @pytest.mark.wording
+@pytest.mark.parametrize(
+    "words",
+    [
+        "test --cpu",
+        f"estimate --devices 4xcpu {__file__}",
+        f"launch --fit-memory --cpu --num-processes 2 {__file__}",
+    ],
+)
 def test_a_training_without_torch_is_refused_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("headway.commands.test.find_spec", lambda _: None)
+    monkeypatch.setattr("headway.commands.program.find_spec", lambda _: None)
     monkeypatch.setattr("headway.commands.main._PACKAGES", ("torch",))
-    monkeypatch.setattr("subprocess.call", lambda *_: pytest.fail("it was started"))
-    assert main(["test", "--cpu"]) == 3
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("it was started"))
+    assert main(words.split()) == 3
     error = capsys.readouterr().err
-    assert error.startswith("error: `headway test` needs torch here, which is not installed")
+    command = words.split()[0]
+    assert error.startswith(f"error: `headway {command}` needs torch here, which is not installed")
     assert f"`{sys.executable} -m pip install torch`" in error
 
 
