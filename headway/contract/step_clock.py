@@ -119,7 +119,7 @@ class _Timed:
     def __init__(self, begin: Event) -> None:
         self.marks = [(SCRIPT, begin)]  # phases with the events at their ends; the first begins it
         self.spent = [0.0] * _NUM_PHASES  # up to the first one of `marks`
-        self.then: list[Callable[[], None]] = []  # called at its end
+        self.then: Callable[[], None] | None = None  # called at its end
 
     def read(self, unused: list[Event]) -> bool:
         """Add up what the device has come to; return whether that is the whole step."""
@@ -181,10 +181,12 @@ class QueueTimes:
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Have what `make_call` returns called once the device has finished this step.
 
-        It is made at once, and only if the step is timed: then no graph is being captured.
+        It is made at once, and only if the step is timed: then no graph is being captured. While
+        one waits to be called, no other is made.
         """
-        if self._step is not None:
-            self._step.then.append(make_call())
+        step = self._step
+        if step is not None and not any(one.then for one in (*self._queued, step)):
+            step.then = make_call()
 
     def take(self) -> list[float] | None:
         """Return the mean step since the last time, in seconds of each phase; None without one."""
@@ -203,8 +205,8 @@ class QueueTimes:
     def _finish(self, step: _Timed) -> None:
         self._spent = [sum(pair) for pair in zip(self._spent, step.spent, strict=True)]
         self._num_steps += 1
-        for call in step.then:
-            call()
+        if step.then is not None:
+            step.then()
 
     def _put(self) -> Event | None:
         if self._has_failed:
@@ -234,7 +236,7 @@ class StepClock:
     """Adds up what steps take, until `take`."""
 
     __slots__ = (
-        *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at", "queue"),
+        *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at", "queue", "device"),
         *("num_workers", "batch_samples", "num_samples", "lost_time", "device_bytes"),
     )
 
@@ -245,6 +247,7 @@ class StepClock:
         self.num_steps = 0  # since the last record
         self.last_step = -1  # the number of the last one in a record; -1 before the first
         self.due_at = 0.0  # the next record
+        self.device: Any = None  # the `torch.device` of the training, once it is known
         self.queue: QueueTimes | None = None  # of the device, which then counts instead of `spent`
         self.num_workers: int | None = None  # of the loader that gave the last batch
         self.batch_samples = 0  # of this rank, in the batch that the loader gave last
@@ -258,6 +261,7 @@ class StepClock:
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
         """Let the figures be those of a training on a `torch.device` of this kind."""
+        self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
         self.queue = QueueTimes(record) if record is not None else None

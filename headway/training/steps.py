@@ -323,14 +323,15 @@ class Steps:
 def _note_loss(loss: torch.Tensor, num_tokens: int | torch.Tensor | None) -> None:
     """Keep a loss for the launcher; a GPU's once it is there, as to wait would hold up the GPU.
 
-    One that is no real number, or cannot be copied, is left out.
+    One that is no real number, cannot be copied, or is on another GPU than the one that is timed is
+    left out.
     """
     if loss.numel() != 1 or isinstance(num_tokens, torch.Tensor):
         return
     count = num_tokens or 1
     if loss.device.type == "cpu":
         _keep_loss(loss.detach(), count)
-    elif clock.queue is not None:
+    elif clock.queue is not None and loss.device == clock.device:
         with suppress(RuntimeError):  # no pinned memory, or an error of the device
             clock.queue.when_done(lambda: partial(_keep_loss, _copied(loss), count))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.contract import step_clock
+from headway.contract import records, step_clock
 from headway.contract.step_clock import (
     BACKWARD,
     DATA,
@@ -361,6 +361,7 @@ def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is
     warm_up(clock, device)
     queue.when_done(lambda: lambda: called.append("second"))
     queue_step(clock, device)
+    queue.when_done(lambda: pytest.fail("made while another one waits"))
     assert called == []
     device.is_capturing = True
     device.time.now = device.free_at
@@ -371,6 +372,26 @@ def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is
     device.time.now = device.free_at
     queue_step(clock, device)
     assert called == ["second"]
+
+
+def test_a_heartbeat_tells_how_far_a_rank_is_while_its_device_is_behind(
+    clock: StepClock, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+    monkeypatch.setattr(records, "clock", clock)
+    monkeypatch.setattr(records, "channel", records.Channel())
+    monkeypatch.setattr(records, "_monotonic", device.time)
+    monkeypatch.setattr(records, "send", sent.append)
+    records.channel.listeners = [sent.append]
+    warm_up(clock, device)
+    clock.num_steps = 1  # of which the device has not finished any
+    for step in (2, 3):
+        clock.switch(DATA)
+        device.queue(1000)
+        device.time.now += 2
+        records.report(step, 9, None)
+    assert [type(one).__name__ for one in sent] == ["Heartbeat", "Heartbeat"]
+    assert sent[-1] == records.Heartbeat(records.Progress(3, "script", 9, None))
 
 
 class CudaPart:

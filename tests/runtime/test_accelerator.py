@@ -506,7 +506,7 @@ def test_the_loss_on_a_gpu_is_known_once_the_gpu_has_done_the_step(
 ) -> None:
     mark = Mark()
     clock = StepClock()
-    clock.queue = QueueTimes(lambda _: mark)
+    clock.queue, clock.device = QueueTimes(lambda _: mark), LossOnGpu.device
     clock.begin()
     monkeypatch.setattr(steps, "clock", clock)
     monkeypatch.setattr(channel, "loss", None)
@@ -527,11 +527,14 @@ def test_a_loss_that_cannot_be_told_is_left_out_and_the_training_goes_on(
             raise RuntimeError("CUDA error: out of memory")
 
     clock = StepClock()
-    clock.queue = QueueTimes(lambda _: Mark())
+    clock.queue, clock.device = QueueTimes(lambda _: Mark()), LossOnGpu.device
     clock.begin()
     clock.end_step()
     monkeypatch.setattr(steps, "clock", clock)
     monkeypatch.setattr(channel, "loss", 0.5)
     steps._note_loss(cast("torch.Tensor", NotCopied()), None)
     steps._note_loss(torch.tensor(1 + 2j), None)
+    clock.device = torch.device("cuda", 1)
+    monkeypatch.setattr(NotCopied, "to", lambda *_, **__: pytest.fail("of another GPU"))
+    steps._note_loss(cast("torch.Tensor", NotCopied()), None)
     assert channel.loss == 0.5
