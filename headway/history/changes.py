@@ -120,6 +120,8 @@ def _code(before: Record, after: Record) -> Iterator[Change]:
     detail = _diff(old.text, new.text) if old.text and new.text else ""
     for change in files:
         is_edit = _GONE not in (change.before, change.after)
+        if not is_edit and not change.name.endswith(".py"):  # a run may have written it
+            continue
         yield change._replace(
             before=_GONE if change.before == _GONE else "there",
             after="edited" if is_edit else _GONE if change.after == _GONE else "new",

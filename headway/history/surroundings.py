@@ -13,9 +13,10 @@ from headway.contract.secrets import is_secret, masked, masked_line, masked_text
 from headway.history.record import MAX_TEXT, Surroundings
 from headway.history.snapshot import Snapshot
 from headway.machine.host import TRAINING_VARIABLES
+from headway.settings.profile_files import PROJECT_FILE
 from headway.settings.table import TABLE
 
-_MOST_FILES = 300  # Python files that are digested, names of a folder, untracked files
+_MOST_FILES = 300  # that are digested, of each kind; names of a folder, untracked files
 _SOURCE_BYTES = 2**20  # of one file; a larger one was not written by hand
 _VALUE = 400  # characters of a variable
 _OF_A_SESSION = re.compile(
@@ -24,6 +25,7 @@ _OF_A_SESSION = re.compile(
     r"|WINDOW|TMUX)$|.*_(PID|SOCK|SOCKET)$"
     r"|(HEADWAY_RUN|TERM_|TMUX_|SSH_|XDG_|DBUS_|VSCODE_|GPG_|LESS|SLURM|SBATCH|SRUN|PMI|OMPI_|PYTEST_)"
 )
+_CONFIGS = (".yaml", ".yml", ".toml", ".ini", ".cfg")  # JSON is rather what a run wrote
 _SKIPPED = ("__pycache__", "node_modules", "site-packages", "headway-jobs")
 
 
@@ -66,7 +68,7 @@ def surroundings_of(
     text = masked_text(_text_of(script))
     return Surroundings(
         packages=packages(sys.path),
-        sources=sources_below(os.path.dirname(script)) if script else {},
+        sources=_digests_below(os.path.dirname(script), arguments) if script else {},
         text=text if len(text) <= MAX_TEXT else "",
         inputs={
             copy.typed(word) if copy is not None else word: found
@@ -88,19 +90,28 @@ def packages(path: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def sources_below(folder: str) -> dict[str, str]:
-    """Return a digest of each Python file in a folder and below, but not of environments."""
+def _digests_below(folder: str, arguments: Sequence[str]) -> dict[str, str]:
+    """Return a digest of each Python file and each configuration in a folder and below.
+
+    Environments, hidden folders, Headway's own profile and what arguments name are left out.
+    """
+    left_out = {os.path.join(folder, PROJECT_FILE), *map(os.path.abspath, _paths_in(arguments))}
     found: dict[str, str] = {}
-    for path in _python_files(folder):
+    left = dict.fromkeys((True, False), _MOST_FILES)
+    for path in _paths_below(folder):
+        is_source = path.endswith(".py")
+        if path in left_out or not left[is_source]:
+            continue
         with suppress(OSError), open(path, "rb") as file:
             data = file.read(_SOURCE_BYTES)
             found[os.path.relpath(path, folder)] = hashlib.blake2s(data, digest_size=8).hexdigest()
-        if len(found) == _MOST_FILES:
-            break
+            left[is_source] -= 1
+            if not any(left.values()):
+                break
     return found
 
 
-def _python_files(folder: str) -> Iterator[str]:
+def _paths_below(folder: str) -> Iterator[str]:
     for where, folders, files in os.walk(folder):
         folders[:] = [
             name
@@ -109,7 +120,9 @@ def _python_files(folder: str) -> Iterator[str]:
             and name not in _SKIPPED
             and not os.path.exists(os.path.join(where, name, "pyvenv.cfg"))
         ]
-        yield from (os.path.join(where, name) for name in sorted(files) if name.endswith(".py"))
+        for name in sorted(files):
+            if name.endswith((".py", *_CONFIGS)):
+                yield os.path.join(where, name)
 
 
 def _text_of(script: str) -> str:

@@ -38,7 +38,7 @@ START = Start(
 )
 SURROUNDINGS = Surroundings(
     packages={"torch": "2.11.0", "numpy": "2.1.0"},
-    sources={"train.py": "aa", "model.py": "bb"},
+    sources={"train.py": "aa", "model.py": "bb", "conf/model.yaml": "cc"},
     text="lr = 0.1\nepochs = 3\n",
     inputs={"data": "/work/data: a folder of 4 entries, 100 bytes"},
 )

@@ -46,6 +46,11 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"sources": {"train.py": "aa", "model.py": "dd"}},
         "code model.py: there -> edited",
     ),
+    "a configuration beside the script": (
+        {},
+        {"sources": {**SURROUNDINGS.sources, "conf/model.yaml": "ee", "runs/1.yaml": "ff"}},
+        "code conf/model.yaml: there -> edited",
+    ),
     "what is in the data folder": (
         {},
         {"inputs": {"data": "/work/data: a folder of 3 entries, 80 bytes"}},

@@ -34,8 +34,11 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     git("commit", "-qm", "first")
     Path("train.py").write_text('api_key = "sk-live-9876543210"\nlr = 0.2\n')
     Path("new.py").write_text("")
+    for name in ("conf/model.yaml", "given.toml", "headway.yaml", ".hydra/config.yaml", "data.csv"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("width = 8\n")
     start = START._replace(folder=os.getcwd(), script=os.path.abspath("train.py"))
-    recorder = Recorder(new_path(), lambda: start, ["--lr", "0.2"], ["0123456789"])
+    recorder = Recorder(new_path(), lambda: start, ["--c=given.toml"], ["0123456789"])
     recorder.note(0, figures(10))
     recorder.restart("rank 0 failed; restart 1 of 2")
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
@@ -49,7 +52,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     assert record.commit is not None
     assert record.commit.root == os.path.realpath(os.getcwd())
     assert "+lr = 0.2" in record.commit.diff
-    assert record.commit.untracked == ("new.py",)
+    assert "new.py" in record.commit.untracked
     assert not record.commit.is_whole  # a secret is masked in it
     assert record.end is not None
     assert (record.end.exit_code, record.restarts[0].line) == (3, "rank 0 failed; restart 1 of 2")
@@ -58,7 +61,8 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     assert record.figures == {0: [figures(10)]}
     assert record.num_steps == 12  # also those after the last figures
     assert record.surroundings is not None
-    assert {*record.surroundings.sources} == {"train.py", "new.py"}
+    assert {*record.surroundings.sources} == {"train.py", "new.py", "conf/model.yaml"}
+    assert {*record.surroundings.inputs} == {"given.toml"}
     text = (Path(record.path) / "record.jsonl").read_text()
     assert "sk-live" not in text
     assert "abcdefgh123" not in text
