@@ -5,13 +5,52 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from headway.contract import signals
 
+_FIXED_IN = {(3, 10): 15, (3, 11): 10}  # of these Pythons; newer ones never had it
+_SETTLED_WITHIN_S = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+_settles = False
+
+
+def settle_before_forks() -> None:
+    """Let each fork of this process wait until none of its threads but Python's own runs.
+
+    Such a thread may begin to call Python, as gloo's do to drop a tensor once a collective is over.
+    Before Python 3.10.15 and 3.11.10 a child that is forked at this moment, as a loader's worker,
+    hangs for ever. Linux only; a thread that does not come to rest is waited for up to 50 ms.
+    Source: https://github.com/python/cpython/issues/112275
+    """
+    global _settles
+    if not _settles and sys.version_info[2] < _FIXED_IN.get(sys.version_info[:2], 0):
+        os.register_at_fork(before=_settle)
+    _settles = True
+
+
+def _settle() -> None:
+    import threading
+
+    deadline = time.monotonic() + _SETTLED_WITHIN_S
+    pythons = {str(one.native_id) for one in threading.enumerate()}
+    with suppress(OSError):  # not Linux
+        while _any_runs({*os.listdir("/proc/self/task")} - pythons) and time.monotonic() < deadline:
+            time.sleep(0.0002)
+
+
+def _any_runs(threads: set[str]) -> bool:
+    """Return whether one of these threads runs, or waits for a core. Source: proc(5)."""
+    for one in threads:
+        with suppress(OSError), open(f"/proc/self/task/{one}/stat", "rb") as file:
+            if file.read().rpartition(b") ")[2][:1] in (b"R", b"D"):
+                return True
+    return False
 
 
 def become_new(parent: int, streams: Sequence[int]) -> None:

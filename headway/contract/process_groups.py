@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from headway.contract.forking import settle_before_forks
 from headway.contract.records import Collective, Group, channel
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -46,6 +47,7 @@ def keep_groups_apart(c10d: ModuleType) -> None:
         channel.has_joined_group = True
         made = make(*args, **kwargs)
         formed, is_forming = formed + is_forming, False
+        settle_before_forks()
         return made
 
     find_apart.keeps_groups_apart = True  # type: ignore[attr-defined]

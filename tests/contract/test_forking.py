@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from headway.contract import forking
 from headway.contract.forking import ProcessHandle
 from headway.contract.records import Ended
 from headway.launcher.plan.supervision import Grace
@@ -128,3 +131,51 @@ def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_l
         ranks.close()
     assert ranks.exits[0].killed_after_s is not None
     assert ranks.failed_amid_stop is lost
+
+
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [((3, 10, 14), 1), ((3, 10, 15), 0), ((3, 11, 9), 1), ((3, 11, 10), 0), ((3, 13, 0), 0)],
+    ids=str,
+)
+def test_pythons_in_which_a_forked_child_may_hang_wait_before_forks(
+    version: tuple[int, ...], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda before: registered.append(before))
+    monkeypatch.setattr(forking, "_settles", False)
+    monkeypatch.setattr(sys, "version_info", version)
+    forking.settle_before_forks()
+    forking.settle_before_forks()
+    assert len(registered) == count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_fork_waits_for_threads_that_run_and_not_for_pythons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, hashes, looked = bytes(2**24), [0], threading.Event()
+
+    def compute() -> None:  # without Python's lock
+        while hashes[0] < 5 or not looked.is_set():
+            hashlib.sha256(data)
+            hashes[0] += 1
+
+    busy = threading.Thread(target=compute, daemon=True)
+    busy.start()
+    idle = threading.Thread(target=looked.wait, daemon=True)
+    idle.start()
+    with monkeypatch.context() as context:
+        asked: set[str] = set()
+        context.setattr(forking, "_any_runs", asked.update)
+        forking._settle()
+        assert {str(busy.native_id), str(idle.native_id)}.isdisjoint(asked)
+    began = time.monotonic()
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread(), idle])
+    forking._settle()
+    waited_s = time.monotonic() - began
+    looked.set()
+    busy.join()
+    assert waited_s >= forking._SETTLED_WITHIN_S
+    assert not forking._any_runs({str(idle.native_id)})
+    idle.join()

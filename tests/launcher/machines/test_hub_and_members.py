@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, cast
 
 import pytest
 
@@ -150,12 +151,28 @@ def test_strangers_of_one_address_push_out_none_of_another() -> None:
             one.close()
 
 
+class Listener:
+    """A listening socket whose first connection has been accepted before."""
+
+    def __init__(self, socket: socket.socket) -> None:
+        self._socket = socket
+        self.first: list[Any] = [socket.accept()]
+
+    def accept(self) -> Any:
+        return self.first.pop() if self.first else self._socket.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
 def test_a_machine_joins_though_200_strangers_of_its_address_come_just_behind_it() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     link, *strangers = [socket.create_connection(listener.getsockname()) for _ in range(200)]
+    queue = Listener(listener)
     machine = Member(link, KEY, 60, str)
     machine.send(Join(1, 2, 2, "n1", 1, time.time()))
-    with channel(listener=listener) as some:
+    assert queue.first[0][0].recv(1, socket.MSG_PEEK)  # it has greeted, before the others come
+    with channel(listener=cast("socket.socket", queue)) as some:
         some.join(0)
         wait_until(lambda: machine.accepted or machine.is_over)
         assert machine.accepted is not None
