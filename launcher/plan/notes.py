@@ -12,7 +12,7 @@ from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import kind_of
 from headway.errors import described
 from headway.launcher.plan.accelerate import fsdp_variables, keeps_accelerate
-from headway.launcher.plan.program import Program
+from headway.launcher.plan.program import LIGHTNING, Program
 from headway.launcher.plan.supervision import why_not_joined
 from headway.launcher.plan.variables import counts_fastest_first
 from headway.machine.facts import Machine
@@ -224,8 +224,10 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
         parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
     if not any(uses.stopping for uses in known):
         parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
-    if not has_reader and not any(uses.group for uses in known):
-        parts += _without_group(settings, len(ranks))
+    if not any(uses.group for uses in known):
+        has_lightning = any(one in LIGHTNING for uses in known for one in uses.readers)
+        if has_lightning or not has_reader:
+            parts += _without_group(settings, len(ranks), has_lightning)
     return ["; ".join(parts)] if parts else []
 
 
@@ -273,11 +275,13 @@ def _is_default(settings: Settings, name: str) -> bool:
     return bool(settings.values[name].value == TABLE[name].default)
 
 
-def _without_group(settings: Settings, num_here: int) -> list[str]:
-    count = settings.num_processes * settings.num_machines
-    if count == 1 or (settings.num_machines.is_range and num_here == 1):  # it may be the only one
+def _without_group(settings: Settings, num_here: int, has_lightning: bool) -> list[str]:
+    per_machine, machines = settings.num_processes, settings.num_machines
+    count = per_machine * machines
+    if count == 1 or (machines.is_range and num_here == 1):  # it may be the only one
         return []
-    return [
-        f"no rank joined a process group: all {count} ranks did the same work, unless the script "
-        "reads RANK"
-    ]
+    otherwise = "unless the script reads RANK"
+    if has_lightning:
+        nodes = f", num_nodes={machines}" if machines > 1 else ""
+        otherwise = f"as Lightning was not given devices={per_machine}{nodes}"
+    return [f"no rank joined a process group: all {count} ranks did the same work, {otherwise}"]
