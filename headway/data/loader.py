@@ -30,6 +30,7 @@ from headway.data.position import (
     Start,
     counts_samples,
     generators_of,
+    samples_in,
     set_generators_ahead,
     set_generators_to_begin,
 )
@@ -209,7 +210,8 @@ class PreparedDataLoader(DataLoader[Any]):
                 channel.phase = "script"
                 if counts:
                     clock.switch(FORWARD)
-                    clock.batch_samples = global_batch.samples // num_ranks
+                    known = global_batch.samples // num_ranks
+                    clock.batch_samples = known or samples_in(batch)
                 current.rounds += 1
                 current.samples += global_batch.samples
                 if not has_more:

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from headway import Accelerator, DataLoaderConfiguration  # noqa: E402
 from headway.compat import Accelerator as CompatAccelerator  # noqa: E402
+from headway.contract.step_clock import StepClock  # noqa: E402
 from headway.data.configuration import micro_batch_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
@@ -60,6 +61,17 @@ def test_a_micro_batch_of_all_ranks_can_be_divided_among_them() -> None:
     with pytest.raises(UsageError, match=r"10 .* 4 ranks times 3 micro-batches") as refused:
         micro_batch_of(10, num_ranks=4, steps=3)
     assert "=12," in str(refused.value)
+
+
+@pytest.mark.parametrize("maker", [Accelerator, CompatAccelerator])
+def test_samples_are_counted_though_batches_have_sizes_of_their_own(
+    maker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = StepClock()
+    clock.begin()
+    monkeypatch.setattr("headway.data.loader.clock", clock)
+    loader = maker(cpu=True).prepare(DataLoader(torch.arange(4), batch_sampler=Uneven()))
+    assert [clock.batch_samples for _ in loader] == [3, 1]
 
 
 def test_batches_of_their_own_are_refused() -> None:
