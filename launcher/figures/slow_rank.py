@@ -31,6 +31,7 @@ _NAMES = {
     MACHINE: "other processes on its cores",
 }
 _THROTTLED = "its machine: throttled by its CPU quota"
+_SCRIPT = "what its script does besides, as to evaluate, save or log on this rank alone"
 _NO_PHASES = "the cause is known only where Headway's Accelerator trains"
 _MOST = 0.5  # of a machine's time: the quota, and not other processes
 
@@ -51,6 +52,12 @@ class Times(NamedTuple):
     def has_phases(self) -> bool:
         """Whether more than waiting for other ranks is known, by an Accelerator."""
         return bool(self.data or self.forward or self.backward)
+
+    @property
+    def script(self) -> float:
+        """What is in no phase: the optimizer's step, and all else that the script does."""
+        phases = self.data + self.forward + self.backward + self.sync + self.save
+        return max(self.step - phases, 0.0)
 
 
 class SlowRank(NamedTuple):
@@ -119,7 +126,8 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
             is_throttled = cause == MACHINE and own.throttled - usual.throttled >= _MOST * more_s
             why = _THROTTLED if is_throttled else ""
             return SlowRank(last, cost_s, step_s, cause, ratio, why)
-    return SlowRank(last, cost_s, step_s, None)
+    is_script = own.script - usual.script >= _EXPLAINED * cost_s
+    return SlowRank(last, cost_s, step_s, None, why=_SCRIPT if is_script else "")
 
 
 def find_lasting(stretches: Sequence[Mapping[int, Times]]) -> SlowRank | None:
