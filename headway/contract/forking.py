@@ -17,6 +17,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+_monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 _settles = False
 
 
@@ -37,11 +38,11 @@ def settle_before_forks() -> None:
 def _settle() -> None:
     import threading
 
-    deadline = time.monotonic() + _SETTLED_WITHIN_S
-    pythons = {str(one.native_id) for one in threading.enumerate()}
+    deadline = _monotonic() + _SETTLED_WITHIN_S
+    pythons = {str(getattr(one, "native_id", None)) for one in threading.enumerate()}
     with suppress(OSError):  # not Linux
-        while _any_runs({*os.listdir("/proc/self/task")} - pythons) and time.monotonic() < deadline:
-            time.sleep(0.0002)
+        while _any_runs({*os.listdir("/proc/self/task")} - pythons) and _monotonic() < deadline:
+            _sleep(0.0002)
 
 
 def _any_runs(threads: set[str]) -> bool:
