@@ -121,8 +121,9 @@ def _paths_below(folder: str) -> Iterator[str]:
             and not os.path.exists(os.path.join(where, name, "pyvenv.cfg"))
         ]
         for name in sorted(files):
-            if name.endswith((".py", *_CONFIGS)):
-                yield os.path.join(where, name)
+            path = os.path.join(where, name)
+            if name.endswith((".py", *_CONFIGS)) and os.path.isfile(path):  # and no named pipe
+                yield path
 
 
 def _text_of(script: str) -> str:

@@ -37,6 +37,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     for name in ("conf/model.yaml", "given.toml", "headway.yaml", ".hydra/config.yaml", "data.csv"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("width = 8\n")
+    os.mkfifo("pipe.yaml")  # to read it would wait for ever
     start = START._replace(folder=os.getcwd(), script=os.path.abspath("train.py"))
     recorder = Recorder(new_path(), lambda: start, ["--c=given.toml"], ["0123456789"])
     recorder.note(0, figures(10))
