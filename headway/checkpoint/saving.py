@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -105,7 +106,12 @@ def prepare_checkpoint(
     time in its manifest.
     """
     rank, _ = rank_and_size()
-    name = on_rank_0(lambda: begin(target).name)
+
+    def begun() -> str:
+        _git_commit()  # asked for by the thread that trains: see there
+        return begin(target).name
+
+    name = on_rank_0(begun)
     # absolute, as a hook or the script may change its working directory before all is written
     target = agree(target.absolute)
     pending = target.with_name(name)
@@ -208,8 +214,14 @@ def commit_files(
     return manifest.saved_at
 
 
+@functools.cache
 def _git_commit() -> str:
-    """Return the commit of the script's git repository; empty outside of one, or without git."""
+    """Return the commit of the script's git repository; empty outside of one, or without git.
+
+    It is asked for once, and not while a checkpoint is written in the background: a loader's worker
+    that is forked while another thread starts a process inherits the pipe by which that thread
+    waits for its program, and keeps it waiting for as long as the worker lives.
+    """
     script = getattr(sys.modules["__main__"], "__file__", None) or "."
     command = ["git", "-C", os.path.dirname(os.path.abspath(script)), "rev-parse", "HEAD"]
     try:
