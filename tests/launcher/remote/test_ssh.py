@@ -91,6 +91,7 @@ def is_gone(host: str) -> bool:
 
 
 HANGS = "time.sleep(600)"
+ORDERED = "sys.stdin.readline()"  # returns once the command is connected to all hosts
 STOPPED_BY_US = "join()\nsys.stdin.read()\ntell(143)"
 
 
@@ -149,7 +150,7 @@ def test_a_stop_signal_ends_a_launch_whose_host_does_not_answer(
 ) -> None:
     monkeypatch.setattr(connection, "CLOSE_WITHIN_S", 0.2)
     monkeypatch.setattr(ssh, "_NOTICE_AFTER_S", 0.1)
-    stops = "time.sleep(0.2)\nos.kill(os.getppid(), signal.SIGTERM)"  # which knows both by then
+    stops = f"{ORDERED}\nos.kill(os.getppid(), signal.SIGTERM)"
     assert run(a=HANGS, b=f"{stops}\n{HANGS}") == 143
     wait_until(lambda: is_gone("b"))
     assert "waiting for a, b to close the connection" in capsys.readouterr().err
@@ -159,7 +160,7 @@ def test_a_second_stop_signal_ends_the_command_and_its_ssh_at_once(
     run: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "CLOSE_WITHIN_S", 600.0)
-    stops = "has_come('a')\nhas_come('b')\nos.kill(os.getppid(), signal.SIGINT)"
+    stops = f"{ORDERED}\nos.kill(os.getppid(), signal.SIGINT)"
     again = f"sys.stdin.read()\nos.kill(os.getppid(), signal.SIGTERM)\n{HANGS}"
     assert run(a=f"{stops}\n{HANGS}", b=again) == 130
     wait_until(lambda: is_gone("a") and is_gone("b"))
