@@ -40,6 +40,8 @@ def _settle() -> None:
 
     deadline = _monotonic() + _SETTLED_WITHIN_S
     pythons = {str(getattr(one, "native_id", None)) for one in threading.enumerate()}
+    # the main thread has its parent's number in `threading` after a fork; this one may not be there
+    pythons |= {str(os.getpid()), str(threading.get_native_id())}
     with suppress(OSError):  # not Linux
         while _any_runs({*os.listdir("/proc/self/task")} - pythons) and _monotonic() < deadline:
             _sleep(0.0002)

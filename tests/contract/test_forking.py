@@ -179,3 +179,15 @@ def test_a_fork_waits_for_threads_that_run_and_not_for_pythons(
     assert waited_s >= forking._SETTLED_WITHIN_S
     assert not forking._any_runs({str(idle.native_id)})
     idle.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_fork_of_a_forked_process_does_not_wait_for_its_own_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(forking, "_any_runs", asked.update)
+    if (child := os.fork()) == 0:
+        forking._settle()
+        os._exit(str(os.getpid()) in asked)
+    assert os.waitpid(child, 0)[1] == 0
