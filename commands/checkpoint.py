@@ -1,6 +1,6 @@
-"""`headway checkpoint ls|verify|prune|export|import`: look at, remove and convert checkpoints.
+"""`headway checkpoint ls|verify|prune|export`: list, verify, remove and export checkpoints.
 
-Only export and import need torch.
+Only export needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
-ACTIONS = ("ls", "verify", "prune", "export", "import")
+ACTIONS = ("ls", "verify", "prune", "export")
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
                    complete, incomplete, closed (to this user) or damaged, as far as sizes show
@@ -31,8 +31,6 @@ prune FOLDER       remove all but the newest --keep checkpoints
 export FOLDER OUT.safetensors
                    write the weights of a model into one file; of the newest checkpoint, if the
                    folder is that of a project
-import ACCELERATE_FOLDER OUT
-                   make a checkpoint of what Accelerate's save_state() wrote; no pickle is executed
 """
 
 
@@ -47,11 +45,9 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--keep and --leftovers are for prune, not for {action}")
     if action != "export" and parsed.model is not None:
         parser.error(f"--model is for export, not for {action}")
-    if action in ("export", "import"):
+    if action == "export":
         if len(folders) != 2:
-            parser.error(f"{action} requires two paths: what it reads, and what it writes")
-        if action == "import":
-            return _import(folders[0], folders[1])
+            parser.error("export requires two paths: a checkpoint, and the file to write")
         if folders[1].suffix != ".safetensors":
             parser.error(f"export writes OUT.safetensors, not {str(folders[1])!r}")
         if parsed.model is not None and not parsed.model.isdecimal():
@@ -75,7 +71,7 @@ def make_parser() -> Parser:
     """Return the parser of the command's flags."""
     parser = Parser(
         "checkpoint",
-        "Look at the checkpoints that accelerator.save_state() wrote, remove and convert them.",
+        "List, verify, remove and export the checkpoints of accelerator.save_state().",
         usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--leftovers] [--model N]"
         " [--json] [FOLDER ...]",
         appendix=_ACTIONS,
@@ -189,8 +185,8 @@ def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
 
 
 def _export(folder: Path, out: Path, number: int | None) -> int:
-    from headway.checkpoint.exchange import weights_in
     from headway.checkpoint.files import save_whole
+    from headway.checkpoint.loading import weights_in
 
     checkpoint = resolve_checkpoint(folder)
     weights = weights_in(checkpoint, number)
@@ -205,20 +201,4 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
     print(f"{shown(str(out))}: {len(weights.tensors)} tensors of {shown(str(checkpoint))}")
     for name in weights.others:
         print(f"{shown(name)} is no tensor, and is left out")
-    return 0
-
-
-def _import(source: Path, target: Path) -> int:
-    from headway.checkpoint.exchange import import_accelerate
-
-    if os.path.lexists(target):
-        raise CheckpointError(
-            "there is something of this name already",
-            where=str(target),
-            fix="pass the path of a new folder",
-        )
-    done = import_accelerate(source, target)
-    print(f"{shown(str(target))}: made of {', '.join(done.taken)}")
-    for note in done.notes:
-        print(f"note: {shown(note)}")
     return 0

@@ -88,6 +88,32 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     return agree(decoded)
 
 
+class Weights(NamedTuple):
+    """The weights of a model in a checkpoint: tensors by their names, and the names of the rest."""
+
+    tensors: dict[str, torch.Tensor]
+    others: list[str]
+
+
+def weights_in(folder: Path, number: int | None = None) -> Weights:
+    """Verify a checkpoint, and return the weights of one model.
+
+    Models are numbered in the order in which they were prepared; None: there is only one.
+    """
+    models = load_checkpoint(folder).shared["models"]
+    if (number is None and len(models) != 1) or (number or 0) >= len(models):
+        raise CheckpointError(
+            f"the checkpoint has {len(models)} models",
+            where=str(folder),
+            fix=f"choose one with --model, from 0 to {len(models) - 1}"
+            if models
+            else "export one that was saved with its weights",
+        )
+    weights = models[number or 0]
+    tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
+    return Weights(tensors, sorted(weights.keys() - tensors.keys()))
+
+
 def _read_json(path: Path) -> Any:
     try:
         return parse(path.read_bytes())

@@ -33,7 +33,6 @@ _LOOKS = 5  # at a checkpoint that another process replaces while it is read
 _PART = re.compile(r"values_rank\d+\.json")
 _LATEST = 253402300800.0  # the year 10000, in seconds since the epoch
 _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_OF_ACCELERATE = ("random_states_0.pkl", "optimizer.bin", "model.safetensors", "pytorch_model.bin")
 
 
 class File(NamedTuple):
@@ -190,13 +189,10 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
     is_folder = os.path.isdir(folder)
     if is_folder and not isinstance(error, FileNotFoundError):
         return _damaged(path, getattr(error, "strerror", None) or str(error))
-    fix = "pass the folder of a checkpoint: `headway checkpoint ls` lists them"
-    if any(os.path.lexists(folder / name) for name in _OF_ACCELERATE):
-        fix = "if Accelerate wrote it, load what `headway checkpoint import FOLDER OUT` makes of it"
     return CheckpointError(
         "the checkpoint has no manifest" if is_folder else "there is no checkpoint",
         where=shown(str(path if is_folder else folder)),
-        fix=fix,
+        fix="pass the folder of a checkpoint: `headway checkpoint ls` lists them",
     )
 
 

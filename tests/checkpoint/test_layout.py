@@ -21,7 +21,6 @@ import numpy as np  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from headway import Accelerator  # noqa: E402
-from headway.checkpoint.exchange import weights_in  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 from headway.precision.precision import Fp16, PrecisionSettings  # noqa: E402
 from tests.checkpoint.saved import rewrite  # noqa: E402
@@ -172,12 +171,3 @@ def test_a_position_in_numpy_s_generator_that_reads_other_memory_is_refused(
     with pytest.raises(CheckpointError, match="generators"):
         live.accelerator.load_state(folder)
     assert live.bits() == before
-
-
-def test_what_is_exported_is_judged_as_what_is_loaded(saved: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(saved, tmp_path / "a"))
-    assert [*weights_in(folder).tensors] == ["weight", "bias"]
-    (folder / "values.json").write_text('{"dict": [["models", {"dict": []}]]}')
-    rewrite(folder)
-    with pytest.raises(CheckpointError, match="models"):
-        weights_in(folder)

@@ -46,16 +46,6 @@ def test_files_that_were_added_are_told_and_not_refused(saved: Path) -> None:
     assert unlisted_files(saved, verify(saved)) == ["link", "notes.txt"]
 
 
-def test_a_folder_of_accelerate_is_told_what_makes_a_checkpoint_of_it(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as plain:
-        read_manifest(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError) as accelerates:
-        read_manifest(tmp_path)
-    assert "headway checkpoint ls" in plain.value.problems[0].fix
-    assert "headway checkpoint import" in accelerates.value.problems[0].fix
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes() or b"x")
     data[len(data) // 2] ^= 1

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import sys
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -183,41 +180,16 @@ def test_words_that_make_no_command_are_refused(words: list[str]) -> None:
     assert len(list(FOLDER.iterdir())) == 3
 
 
-# ---------------------------------------------------------------------- exchange
-
-
-def trained(kind: Any, seed: int, num_epochs: int = 1, **options: Any) -> tuple[Any, list[Any]]:
-    """Return an Accelerator of either library, trained for three steps an epoch."""
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(seed)
-    accelerator = kind(cpu=True, **options)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
-    optimizer = torch.optim.AdamW(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    loader = torch.utils.data.DataLoader(torch.ones(6, 3), batch_size=2)
-    objects = accelerator.prepare(model, optimizer, scheduler, loader)
-    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
-    accelerator.register_for_checkpointing(average)
-    model, optimizer, scheduler, loader = objects
-    for batch in chain(*[loader] * num_epochs):
-        accelerator.backward(model(batch).sum())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    return accelerator, [*objects[:3], average]
-
-
-def states(objects: list[Any]) -> list[str]:
-    return [repr(one.state_dict()) for one in objects]
+# ---------------------------------------------------------------------- export
 
 
 def test_a_package_that_a_command_needs_and_does_not_find_is_named_with_what_installs_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.delitem(sys.modules, "headway.checkpoint.exchange", raising=False)
+    monkeypatch.delitem(sys.modules, "headway.checkpoint.loading", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["checkpoint", "import", "there", "out"]) == MachineError.exit_code
+    assert main(["checkpoint", "export", "there", "out.safetensors"]) == MachineError.exit_code
     assert "-m pip install torch" in capsys.readouterr().err
 
 
@@ -227,7 +199,8 @@ def test_weights_are_exported_as_other_programs_read_them(
     torch = pytest.importorskip("torch")
     from headway import Accelerator
 
-    accelerator, (model, *_) = trained(Accelerator, 1)
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)))
     accelerator.save_state("one")
     assert main(["checkpoint", "export", "one", "out.safetensors"]) == 0
     safetensors = pytest.importorskip("safetensors.torch")
@@ -247,101 +220,3 @@ def test_weights_are_exported_as_other_programs_read_them(
         assert main(["checkpoint", "export", *words]) == CheckpointError.exit_code
     for words in (["two"], ["two", "out.bin"], ["two", "out.safetensors", "--model", "x"]):
         assert main(["checkpoint", "export", *words]) == ConfigError.exit_code
-
-
-def test_a_folder_of_accelerate_becomes_a_checkpoint_that_goes_on(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    torch = pytest.importorskip("torch")
-    accelerate = pytest.importorskip("accelerate")
-    from headway import Accelerator
-
-    theirs, objects = trained(accelerate.Accelerator, 1)
-    theirs.save_state("theirs")
-    expected = states(objects), torch.rand(3).tolist(), random.random()
-    assert main(["checkpoint", "import", "theirs", "ours"]) == 0
-    assert "data loaders" in capsys.readouterr().out
-    ours, objects = trained(Accelerator, 2)
-    assert states(objects) != expected[0]
-    ours.load_state("ours")
-    assert (states(objects), torch.rand(3).tolist(), random.random()) == expected
-    assert objects[1].step_count == 3
-    assert main(["checkpoint", "import", "theirs", "ours"]) == CheckpointError.exit_code
-    assert main(["checkpoint", "import", "ours", "other"]) == CheckpointError.exit_code
-    assert main(["checkpoint", "import", "ours"]) == ConfigError.exit_code
-
-
-def test_a_script_resumes_from_what_was_imported_from_accelerate() -> None:
-    pytest.importorskip("torch")
-    accelerate = pytest.importorskip("accelerate")
-    from headway import Accelerator
-
-    theirs, objects = trained(accelerate.Accelerator, 1)
-    theirs.save_state("theirs")
-    expected = states(objects)
-    assert main(["checkpoint", "import", "theirs", "runs/moved/checkpoints/imported"]) == 0
-    ours, objects = trained(Accelerator, 2, num_epochs=0, project_dir="runs/moved")
-    run = ours.resume()
-    assert (run.step, run.epoch, run.samples) == (3, 0, 0)
-    assert states(objects) == expected
-    assert ours.checkpoint() == "runs/moved/checkpoints/step_00000003"
-    ours.end_training()
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("exploded",)
-
-
-def test_nothing_in_a_folder_of_accelerate_is_executed(capsys: pytest.CaptureFixture[str]) -> None:
-    torch = pytest.importorskip("torch")
-    folder = Path("theirs")
-    folder.mkdir()
-    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
-    assert main(["checkpoint", "import", "theirs", "ours"]) == 0
-    assert main(["checkpoint", "verify", "ours"]) == 0
-    for name in ("pytorch_model.bin", "optimizer.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
-        before = (folder / name).read_bytes() if (folder / name).exists() else None
-        torch.save(Bomb(), folder / name)
-        assert main(["checkpoint", "import", "theirs", "bombed"]) == CheckpointError.exit_code
-        assert name in capsys.readouterr().err
-        assert not Path("exploded").exists()
-        assert not Path("bombed").exists()
-        (folder / name).unlink() if before is None else (folder / name).write_bytes(before)
-    torch.save(Bomb(), folder / "sampler.bin")
-    assert main(["checkpoint", "import", "theirs", "other"]) == 0
-    assert "sampler.bin" in capsys.readouterr().out
-
-
-ODD_FILES: list[tuple[str, Any]] = [
-    ("pytorch_model.bin", [1]),
-    ("optimizer.bin", []),
-    ("optimizer.bin", {"state": "a"}),
-    ("optimizer.bin", {"state": {0: {"step": float("nan")}}}),
-    ("optimizer.bin", {"state": {0: {"step": -1}}}),
-    ("random_states_0.pkl", {}),
-    ("random_states_0.pkl", []),
-    ("scaler.pt", b"root:x:0:0:root"),
-    ("scaler.pt", os.mkfifo),
-    ("scaler.pt", os.mkdir),
-    ("scaler.pt", lambda path: path.symlink_to("nothing")),
-]
-
-
-@pytest.mark.parametrize(("name", "content"), ODD_FILES, ids=range(len(ODD_FILES)))
-def test_a_file_that_accelerate_does_not_write_is_refused_by_name(
-    name: str, content: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch = pytest.importorskip("torch")
-    folder = Path("theirs")
-    folder.mkdir()
-    torch.save({"weight": torch.ones(2)}, folder / "pytorch_model.bin")
-    if callable(content):
-        content(folder / name)
-    elif isinstance(content, bytes):
-        (folder / name).write_bytes(content)
-    else:
-        torch.save(content, folder / name)
-    assert main(["checkpoint", "import", "theirs", "ours"]) == CheckpointError.exit_code
-    assert f"theirs/{name}" in capsys.readouterr().err
-    assert not Path("ours").exists()
