@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -20,17 +19,14 @@ from headway.contract.typed import parse, plain, read
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
-FORMAT = 3
-"""The version of the layout of checkpoints. A checkpoint with a higher one is refused.
-
-1: the first. 2: the manifest has a checksum of itself, `crc32`. 3: and names the launch that saved
-it, by `launched_at`.
-"""
+FORMAT = 4
+"""The version of the layout of checkpoints. A checkpoint of any other is refused."""
 
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
 _BLOCK = 2**20
 _LOOKS = 5  # at a checkpoint that another process replaces while it is read
 _PART = re.compile(r"values_rank\d+\.json")
+_OTHER_CHECKSUM = "its checksum differs from that of when it was written"
 _LATEST = 253402300800.0  # the year 10000, in seconds since the epoch
 _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -41,7 +37,6 @@ class File(NamedTuple):
     path: str  # below the checkpoint, with slashes
     size: int  # bytes
     crc32: int
-    sha256: str  # compared where there is one; Headway itself writes none, which costs more time
 
 
 class Manifest(NamedTuple):
@@ -81,7 +76,7 @@ def describe_files(
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(errno.EINVAL, "it is not a file")
             if path in known:
-                files.append(File(path, os.fstat(handle).st_size, known[path], ""))
+                files.append(File(path, os.fstat(handle).st_size, known[path]))
             else:
                 files.append(_describe(path, handle))
             os.fsync(handle)
@@ -116,13 +111,11 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
-def _describe(path: str, handle: int, *, sha256: bool = False) -> File:
-    size, crc, digest = 0, 0, hashlib.sha256()
+def _describe(path: str, handle: int) -> File:
+    size, crc = 0, 0
     while block := os.read(handle, _BLOCK):
         size, crc = size + len(block), zlib.crc32(block, crc)
-        if sha256:
-            digest.update(block)
-    return File(path, size, crc, digest.hexdigest() if sha256 else "")
+    return File(path, size, crc)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -162,13 +155,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         fields = parse(data)
         _require_known_format(fields, path)
-        if fields["format"] > 1 and fields.pop("crc32") != _checksum(fields):
-            raise ValueError("its checksum is another one than when it was written")
-        if fields["format"] < 3:
-            fields["launched_at"] = 0.0
+        if fields.pop("crc32", None) != _checksum(fields):
+            raise ValueError(_OTHER_CHECKSUM)
         return _manifest_from(fields)
-    except KeyError as error:
-        raise _damaged(path, f"{error} is missing") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
 
@@ -207,13 +196,14 @@ def read_plain(path: Path) -> bytes:
 
 
 def _require_known_format(fields: Any, path: Path) -> None:
-    version = fields.get("format") if isinstance(fields, dict) else None
-    if type(version) is int and version > FORMAT:
+    if not isinstance(fields, dict) or type(fields.get("format")) is not int:
+        raise ValueError("it has no format number")
+    if (version := fields["format"]) != FORMAT:
         raise CheckpointError(
             f"the checkpoint has format {version}, written by Headway {fields.get('headway')!r};"
-            f" this version reads formats up to {FORMAT}",
+            f" this version reads format {FORMAT}",
             where=shown(str(path)),
-            fix="install the version of Headway that wrote it, or a later one",
+            fix="load it with the version of Headway that wrote it",
         )
 
 
@@ -282,8 +272,8 @@ def _problem_with(folder: Path, file: File) -> str:
             return "it is not a file"
         if status.st_size != file.size:
             return f"it has {status.st_size} bytes instead of {file.size}"
-        found = _describe(file.path, handle, sha256=bool(file.sha256))
-    return "" if found == file else "its checksum is another one than when it was written"
+        found = _describe(file.path, handle)
+    return "" if found == file else _OTHER_CHECKSUM
 
 
 def is_below_link(folder: Path, path: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,27 +21,22 @@ from headway.checkpoint.manifest import (
 TEXTS = {"values.json": "{}", "tensors/a.bin": "a" * 1000, "tensors/b.bin": ""}
 
 
-def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS, sha256: bool = False) -> None:
+def write(folder: Path, step: int = 1, texts: dict[str, str] = TEXTS) -> None:
     """Write files and manifest of a checkpoint into an existing folder."""
     for path, text in texts.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text + str(step))
     files = describe_files(folder, sorted(files_below(folder)))
-    if sha256:
-        files = [
-            one._replace(sha256=hashlib.sha256((folder / one.path).read_bytes()).hexdigest())
-            for one in files
-        ]
     manifest = Manifest(
         FORMAT, "0.1", "2.13", "3.11", "", next_time(folder.parent), 0.0, step, 0, 1, tuple(files)
     )
     write_manifest(folder, manifest)
 
 
-def save(target: Path, step: int = 1, *, sha256: bool = False) -> None:
+def save(target: Path, step: int = 1) -> None:
     """Save a checkpoint as training does, in one process."""
     pending = begin(target)
-    write(pending, step, sha256=sha256)
+    write(pending, step)
     commit(pending, target)
 
 
