@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if getattr(config.option, "loadgroup", False):
         _share_out(items)
     if config.getoption("--quick"):
-        slow = [item for item in items if _NOT_QUICK & {*item.keywords}]
+        slow = [item for item in items if _NOT_QUICK & {mark.name for mark in item.iter_markers()}]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
     if config.getoption("--long"):
@@ -127,7 +127,7 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that starts a process, but for git, and is not marked so: `make quick` has it."""
     global _may_start_processes
-    _may_start_processes = bool(_NOT_QUICK & {*item.keywords})
+    _may_start_processes = bool(_NOT_QUICK & {mark.name for mark in item.iter_markers()})
     try:
         return (yield)
     finally:

@@ -15,10 +15,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.contract import signals
 from headway.contract.memory_use import describe_memory_use
 from headway.contract.notes import say
-from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
 from headway.history.record import LOGS, TAIL_LINES
-from headway.launcher.diagnosis.failures import Failure, describe_killed
+from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
@@ -28,6 +27,7 @@ from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.agent import Agent
+from headway.launcher.processes.ending import Ending, Outcome, ending_of
 from headway.launcher.processes.failure_record import (
     place_of,
     record_elsewhere,
@@ -42,11 +42,9 @@ from headway.settings.table import RAW
 
 if TYPE_CHECKING:
     from headway.history.recorder import Recorder
-    from headway.launcher.machines.messages import Failed
 
 # the last for the rank that has the terminal
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
-_ENDED_BY_INTERRUPT = 130
 
 
 def supervise(
@@ -120,8 +118,9 @@ def supervise(
         error.peers_notified = True
         raise
     finally:
+        outcome = Outcome(agent.exits, settings.num_processes, stopped_by)
         has_failed = any(end.is_failure for end in agent.exits)
-        has_failed |= stopped_by is not None and not _have_saved(agent)
+        has_failed |= stopped_by is not None and not outcome.have_saved
         watch.close()
         if has_failed or watch.hang is not None:
             output.close(UNREAD_AFTER_FAILURE_S)
@@ -130,9 +129,21 @@ def supervise(
         handler.shutdown()
         if has_failed and is_debugged:
             leave_prompt()
-    if recorder is not None and (failure := agent.find_failure()) is not None:
-        recorder.report = failure.cause  # where no error says more
-    return _exit_code(agent, stopped_by, folder)
+    outcome = outcome._replace(
+        failure=agent.find_failure(),
+        elsewhere=handler.ended_by,
+        lost_amid_stop=agent.failed_amid_stop,
+        will_save=watch.will_save(),
+        machine=handler.machine,
+        is_reported_by_machine_0=agent.is_reported_by_machine_0,
+    )
+    if recorder is not None and outcome.failure is not None:
+        recorder.report = outcome.failure.cause  # where no error says more
+    ending = ending_of(outcome)
+    _report(agent, ending, folder)
+    if ending.code == 0 and stopped_by is None:
+        _print_notes(agent)
+    return ending.code or int(console.has_lost_output)
 
 
 def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezvous:
@@ -183,81 +194,46 @@ def _signals(agent: Agent) -> Iterator[None]:
         signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if seen else before)
 
 
-def _exit_code(agent: Agent, stopped_by: signal.Signals | None, folder: str | None) -> int:
-    has_lost = agent.watch.will_save() and not _have_saved(agent)
-    if stopped_by == signal.SIGINT:
-        unsaved = ", and nothing was saved since the last checkpoint" if has_lost else ""
-        failed = agent.handler.ended_by
-        amid = f"; before, {failed.cause}" if failed is not None else ""
-        _tell(agent, f"interrupted{unsaved}{amid}{describe_killed(agent.exits)}")
-        return _ENDED_BY_INTERRUPT
-    failure = agent.find_failure()
-    ended_by = agent.handler.ended_by or (agent.failed_amid_stop if has_lost else None)
-    if ended_by is not None and (failure is None or ended_by.machine != agent.handler.machine):
-        if folder is not None:
-            write_record(record_elsewhere(ended_by), folder)
-        if agent.is_reported_by_machine_0:
-            _tell(agent, f"the run has failed on machine {ended_by.machine}, as machine 0 reports")
-            return ended_by.exit_code
-        raise _failed_elsewhere(agent, ended_by)
-    if failure is None:
-        if stopped_by is not None and len(agent.exits) < agent.plan.settings.num_processes:
-            _tell(agent, f"stopped by {stopped_by.name}")  # before all ranks had started
-            return 128 + stopped_by
-        saved = any(end.code == STOPPED_AND_SAVED for end in agent.exits)
-        if stopped_by is None and not saved:
-            _tell_of_success(agent)
-        return STOPPED_AND_SAVED if saved else int(agent.output.console.has_lost_output)
-    if stopped_by is not None and not has_lost:
-        _tell(agent, f"stopped by {stopped_by.name}{describe_killed(agent.exits)}")
-        is_consequence = isinstance(failure, Failure) and failure.doubt > 1
-        return 128 + stopped_by if is_consequence else failure.exit_code
-    if folder is not None:
+def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
+    """Record and print how the run ended; raises WorkerFailed where a failure is to be reported."""
+    failure, elsewhere = ending.failure, ending.elsewhere
+    if folder is not None and failure is not None:
         write_record(record_here(failure, agent.handler.machine, folder), folder)
-    if ended_by is not None and agent.is_reported_by_machine_0:
-        _tell(agent, "the run has failed here, as machine 0 reports")
-        return failure.exit_code
-    if not failure.fix:
-        _tell(agent, failure.cause)
-        return failure.exit_code
-    agent.output.console.begin_line()
-    raise WorkerFailed(
-        failure.cause + failure.aftermath,
-        where=place_of(failure, folder),
-        fix=failure.fix,
-        details=failure.details,
-        exit_code=failure.exit_code,
-    )
+    if folder is not None and elsewhere is not None:
+        write_record(record_elsewhere(elsewhere), folder)
+    if ending.line:
+        _say(agent, ending.line)
+        return
+    if failure or elsewhere:
+        agent.output.console.begin_line()
+    if failure is not None:
+        raise WorkerFailed(
+            failure.cause + failure.aftermath,
+            where=place_of(failure, folder),
+            fix=failure.fix,
+            details=failure.details,
+            exit_code=ending.code,
+        )
+    if elsewhere is not None:  # machine 0 alone knows the traceback
+        raise WorkerFailed(
+            elsewhere.cause + describe_killed(agent.exits),
+            where=f"{elsewhere.where} (machine {elsewhere.machine})",
+            fix=elsewhere.fix,
+            details=elsewhere.details,
+            exit_code=ending.code,
+        )
 
 
-def _tell_of_success(agent: Agent) -> None:
+def _print_notes(agent: Agent) -> None:
     """Print what the ranks left unused, and how much memory they took if it was estimated."""
     for note in unused(agent.plan.settings, [end.uses for end in agent.exits]):
-        _tell(agent, f"note: {note}")
+        _say(agent, f"note: {note}")
     memory = {end.rank: end.memory for end in agent.exits if end.memory is not None}
     if memory and agent.plan.estimated_bytes is not None:
-        _tell(agent, describe_memory_use(agent.plan.estimated_bytes, memory))
+        _say(agent, describe_memory_use(agent.plan.estimated_bytes, memory))
 
 
-def _failed_elsewhere(agent: Agent, failed: Failed) -> WorkerFailed:
-    """Return the report of a failure on another machine; machine 0 alone knows the traceback."""
-    agent.output.console.begin_line()
-    return WorkerFailed(
-        failed.cause + describe_killed(agent.exits),
-        where=f"{failed.where} (machine {failed.machine})",
-        fix=failed.fix,
-        details=failed.details,
-        exit_code=failed.exit_code,
-    )
-
-
-def _tell(agent: Agent, text: str) -> None:
+def _say(agent: Agent, text: str) -> None:
     """Print a line on stderr, after what the ranks have written."""
     agent.output.console.begin_line()
     say(text)
-
-
-def _have_saved(agent: Agent) -> bool:
-    """Return whether all ranks have ended as those do that save when they are asked to stop."""
-    codes = {end.code for end in agent.exits}
-    return len(agent.exits) == agent.plan.settings.num_processes and codes <= {0, STOPPED_AND_SAVED}

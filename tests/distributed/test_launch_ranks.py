@@ -215,23 +215,13 @@ def test_a_port_in_use_is_refused_with_the_way_out() -> None:
     assert "--main-port" in done.stderr
 
 
-@pytest.mark.parametrize("code", [1, 42])
-def test_the_exit_code_is_that_of_the_first_rank_to_fail(code: int) -> None:
-    text = f"import os, sys, time\nif os.environ['RANK'] == '1': sys.exit({code})\ntime.sleep(1000)"
+def test_the_exit_code_is_that_of_the_first_rank_to_fail() -> None:
+    text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(42)\ntime.sleep(1000)"
     done = launch("--cpu", "--num-processes", "3", script(text))
-    assert done.returncode == code
-    assert (
-        f"rank 1 of 3 ended with exit code {code}; ranks 0, 2 stopped after rank 1 failed"
-        in done.stderr
-    )
+    assert done.returncode == 42
+    report = "rank 1 of 3 ended with exit code 42; ranks 0, 2 stopped after rank 1 failed"
+    assert report in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_rank_that_dies_of_a_signal_gives_128_and_the_signal() -> None:
-    text = "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)"
-    done = launch("--cpu", "--num-processes", "2", script(text))
-    assert done.returncode == 137
-    assert "rank 1 of 2 was ended by SIGKILL" in done.stderr
 
 
 def test_stopped_and_saved_is_no_failure_and_no_restart() -> None:
@@ -303,13 +293,7 @@ def pids_of_ranks(count: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "code", "expected"),
-    [
-        (signal.SIGTERM, 0, 0),
-        (signal.SIGTERM, 75, 75),
-        (signal.SIGHUP, 5, 5),
-        (signal.SIGINT, 0, 130),
-        (signal.SIGINT, 75, 130),
-    ],
+    [(signal.SIGTERM, 75, 75), (signal.SIGHUP, 5, 5), (signal.SIGINT, 0, 130)],
 )
 def test_a_stop_reaches_the_ranks_and_nothing_survives_it(
     number: signal.Signals, code: int, expected: int

@@ -224,25 +224,6 @@ def test_every_end_is_noticed(way: str) -> None:
     assert said in errors
 
 
-def test_a_swallowed_interrupt_is_one_all_the_same() -> None:
-    text = """
-import os, time
-open("began_" + os.environ["RANK"], "w").close()
-try:
-    time.sleep(100)
-except KeyboardInterrupt:
-    pass
-"""
-    process = start("-q", "--cpu", "--num-processes", "2", script(text))
-    wait_until(lambda: len(list(Path.cwd().glob("began_?"))) == 2, process)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "headway: interrupted"
-    assert "error" not in errors
-
-
 def test_eight_launches_at_once_all_succeed() -> None:
     name = script(GROUP.format(rank=-1, fault="pass"))
     processes = [start("-q", "--cpu", "--num-processes", "2", name) for _ in range(8)]
