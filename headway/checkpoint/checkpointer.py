@@ -87,8 +87,7 @@ class Checkpointer:
             The folder.
 
         Raises:
-            UsageError: there is no folder to save to, `LocalSGD` has not averaged the weights, or a
-                rank that is needed does not call it.
+            UsageError: there is no folder to save to, or a rank that is needed does not call it.
             CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
                 the one before, which was not waited for, could not be saved; then this one is not.
 
@@ -146,7 +145,6 @@ class Checkpointer:
             then()
 
         training = self.training
-        training.refuse_unequal_weights()
         own_buffers = own_buffers_of(training.inner_models)
         prepared = prepare_checkpoint(
             target,

@@ -123,7 +123,6 @@ OWN = {
     "tokens": (_two_tensors, None),
     "buffers?": [_own_buffers],
     "gradients?": [(_tensor, None)],
-    "optimizers?": [dict],
 }
 """Of what a rank has of its own."""
 

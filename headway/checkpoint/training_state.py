@@ -374,10 +374,7 @@ _SHARED: tuple[type[_Part], ...] = (
 
 
 class OwnOfRank:
-    """What each rank has of its own: generators, tokens, buffers, gradients of an open step, ...
-
-    After `LocalSGD` also what the optimizers of ranks other than 0 remember.
-    """
+    """What each rank has of its own: generators, tokens, buffers, gradients of an open step."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -394,8 +391,6 @@ class OwnOfRank:
         if own_buffers:
             spread = map(training.strategy.spreads_buffers, training.models)
             own["buffers"] = [*zip(own_buffers, spread, strict=True)]
-        if training.has_own_optimizers and not training.world.is_main:
-            own["optimizers"] = [one.state_dict() for one in training.optimizers]
         if training.accumulation.is_open and not is_alone():
             own["gradients"] = [
                 None if one.grad is None else own_part(one.grad) for one in _parameters(training)
@@ -411,9 +406,6 @@ class OwnOfRank:
                 raise checkpoint.misfit(
                     "the gradients are those of other models, or of another strategy"
                 )
-        optimizers = self._training.optimizers
-        states = (checkpoint.own or {}).get("optimizers", optimizers)
-        checkpoint.require_equal("number of optimizers", len(states), len(optimizers))
         for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
             shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
             if buffers and not _have_shapes(buffers, shapes):
@@ -424,9 +416,6 @@ class OwnOfRank:
         yield "what each rank has of its own"
         training, own = self._training, checkpoint.own or {}
         training.token_mean.pending = own.get("tokens")
-        for optimizer, state in zip(training.optimizers, own.get("optimizers", ()), strict=False):
-            optimizer.load_state_dict(state)
-            training.has_own_optimizers = True
         parameters = _parameters(training)
         gradients = own.get("gradients", [None] * len(parameters))
         for parameter, gradient in zip(parameters, gradients, strict=True):

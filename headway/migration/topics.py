@@ -148,6 +148,13 @@ REFUSED = (
         modules=("commands.config.sagemaker",),
     ),
     Topic(
+        "local SGD, in which ranks average their weights every few steps",
+        "average them with torch.distributed.algorithms.model_averaging, or train with its"
+        " PostLocalSGDOptimizer",
+        _names("LocalSGD"),
+        modules=("local_sgd",),
+    ),
+    Topic(
         "the LOMO optimizer, which steps in the backward pass",
         "use another optimizer",
         frozenset(),

@@ -90,7 +90,7 @@ class TokenMean:
     """
 
     def __init__(self) -> None:
-        self._is_withheld = self._is_local = False
+        self._is_withheld = False
         self.reset()
 
     def reset(self) -> None:
@@ -101,19 +101,15 @@ class TokenMean:
 
     @contextmanager
     def within(
-        self, context: AbstractContextManager[Any], *, withheld: bool = False, local: bool = False
+        self, context: AbstractContextManager[Any], *, withheld: bool = False
     ) -> Iterator[None]:
-        """Enter `context`, in which backward passes are not the last of their step (`withheld`).
-
-        Or in which this rank trains on its own (`local`); the mean is that of its own tokens.
-        """
-        before = self._is_withheld, self._is_local
-        self._is_withheld, self._is_local = withheld, local or self._is_local
+        """Enter `context`, in which backward passes are not the last of their step (`withheld`)."""
+        before, self._is_withheld = self._is_withheld, withheld
         try:
             with context:
                 yield
         finally:
-            self._is_withheld, self._is_local = before
+            self._is_withheld = before
 
     def refuse_mixture(self, accumulation: Accumulation, by_tokens: bool) -> None:
         """Raise UsageError if a backward pass cannot be weighed together with those before it.
@@ -141,8 +137,7 @@ class TokenMean:
             raise UsageError(
                 "optimizer.step() before the last backward(num_tokens=...) of the step",
                 where="the script's accelerator.no_sync(...) or accelerator.accumulate(...)",
-                fix="call the last backward() of each step outside of no_sync(), on every rank; "
-                "to average weights instead of gradients, use headway.local_sgd.LocalSGD",
+                fix="call the last backward() of each step outside of no_sync(), on every rank",
             )
 
     def refuse_withheld(self) -> None:
@@ -216,7 +211,7 @@ class TokenMean:
 
     def _weight(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what each token of any rank counts in a sum that the ranks will average."""
-        size = 1 if self._is_local else rank_and_size()[1]
+        size = rank_and_size()[1]
         if size > 1:
             tokens = tokens.clone()
             dist.all_reduce(tokens)

@@ -176,12 +176,6 @@ class Steps:
         context = self.training.strategy.no_sync(model)
         return self.training.token_mean.within(context, withheld=True)
 
-    def training_alone(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which each rank makes optimizer steps of its own."""
-        self.training.strategy.require_whole_models("LocalSGD")
-        context = self.training.strategy.no_sync(model)
-        return self.training.token_mean.within(context, local=True)
-
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
 

@@ -55,8 +55,6 @@ class Training:
         self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
         self.registered: list[Any] = []  # what `register_for_checkpointing` was given
         self.skips_itself = False
-        self.has_own_optimizers = False  # each rank's remember what it has trained on its own
-        self._equal_at: int | None = None  # optimizer steps, while ranks train on their own
 
     # ------------------------------------------------------------------ what there is
 
@@ -186,29 +184,6 @@ class Training:
         """Whether a pass of evaluation is under way in a training that has begun."""
         loaders = self.loaders
         return any(one.has_trained for one in loaders) and any(one.is_evaluated for one in loaders)
-
-    def note_equal_weights(self) -> None:
-        """Note that ranks which train on their own have equal weights at this moment."""
-        self._equal_at = self._all_steps()
-        self.has_own_optimizers = True
-
-    def train_together(self) -> None:
-        """Note that ranks no longer train on their own."""
-        self._equal_at = None
-
-    def refuse_unequal_weights(self) -> None:
-        """Raise UsageError where the weights of rank 0 do not stand for those of all."""
-        if self._equal_at not in (None, self._all_steps()):
-            raise UsageError(
-                "each rank has weights of its own until LocalSGD averages them, and a checkpoint"
-                " has those of rank 0 for all",
-                where="the script's save_state()",
-                fix="save when local_sgd.num_steps is a multiple of local_sgd_steps, after"
-                " local_sgd.step(); or after the context",
-            )
-
-    def _all_steps(self) -> int:
-        return sum(one.step_count for one in self.optimizers)
 
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from headway import Accelerator
 from headway.errors import HeadwayError
-from headway.local_sgd import LocalSGD
 from tests.distributed.fsdp_models import GPT, MLP, VOCABULARY
 
 TOKENS = torch.arange(48).reshape(6, 8) % VOCABULARY
@@ -80,10 +79,6 @@ def refusals() -> dict[str, str]:
     def mixed() -> None:
         accelerator.clip_grad_norm_([*model.parameters(), *alone.parameters()], 1.0)
 
-    def local_sgd() -> None:
-        with LocalSGD(accelerator, model, 2):
-            pass
-
     def joined() -> None:
         with accelerator.join_uneven_inputs([model]):
             pass
@@ -119,7 +114,6 @@ def refusals() -> dict[str, str]:
         "hsdp without shard_size": lambda: fsdp(strategy="hsdp"),
         "cpu_offload on a CPU": lambda: fsdp(cpu_offload=True),
         "auto_micro_batch": lambda: fsdp(auto_micro_batch=True),
-        "LocalSGD": local_sgd,
         "join_uneven_inputs": joined,
         "ModuleList": lambda: accelerator.prepare(nn.ModuleList([nn.Linear(1, 1)])),
         "nothing initialises it": lambda: accelerator.prepare(empty),

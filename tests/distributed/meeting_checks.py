@@ -19,7 +19,6 @@ from headway.checkpoint.manifest import read_manifest
 from headway.data.configuration import DataLoaderConfiguration
 from headway.distributed import meeting
 from headway.errors import UsageError
-from headway.local_sgd import LocalSGD
 from headway.utils import broadcast_object_list, gather_object
 from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
@@ -76,7 +75,6 @@ def _calls(accelerator: Accelerator) -> Calls:
         "main_process_first": in_a_block,
         "check_trigger": accelerator.check_trigger,
         "prepare": lambda: accelerator.prepare(model),
-        "LocalSGD": LocalSGD(accelerator, model, 1).step,
         "shuffled loader": lambda: next(iter(shuffled)),
         "dispatching loader": lambda: next(iter(dispatched)),
         "loader of a stream": lambda: next(iter(streamed)),

@@ -21,7 +21,6 @@ from tests.distributed import (
     batch_size_checks,
     handler_checks,
     loader_checks,
-    local_sgd_checks,
     meeting_checks,
     micro_batch_checks,
     process_checks,
@@ -32,7 +31,6 @@ from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
 MODULES = (
     loader_checks,
-    local_sgd_checks,
     training_checks,
     process_checks,
     handler_checks,

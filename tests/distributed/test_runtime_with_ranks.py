@@ -370,36 +370,3 @@ def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(
                 for way in ("whole", "parts"):
                     expected = pytest.approx(alone[f"{steps} whole False"], rel=1e-9)
                     assert found[f"{steps} {way} {by_tokens}"] == expected
-
-
-@several_ranks
-def test_local_sgd_averages_weights_every_few_steps_and_at_the_end(
-    seen_with: Callable[[int], Seen], world: int
-) -> None:
-    mean = 4 * (world + 1) / 2
-    for rank in seen_with(world):
-        assert rank["local_sgd"]["True"] == [[False, False, True, False], pytest.approx(mean)]
-        assert rank["local_sgd"]["False"] == [[True] * 4, pytest.approx(mean)]
-
-
-@several_ranks
-def test_a_checkpoint_in_local_sgd_needs_averaged_weights(
-    seen_with: Callable[[int], Seen], world: int
-) -> None:
-    for rank in seen_with(world):
-        assert rank["local_sgd_checkpoints"] == [False, False, True, False, True]
-
-
-@several_ranks
-def test_in_local_sgd_each_rank_goes_on_with_what_its_own_optimizer_remembers(
-    seen_with: Callable[[int], Seen], world: int
-) -> None:
-    assert [rank["local_sgd_goes_on"] for rank in seen_with(world)] == [True] * world
-
-
-@several_ranks
-def test_local_sgd_takes_the_mean_over_the_tokens_of_each_rank_alone(
-    seen_with: Callable[[int], Seen], world: int
-) -> None:
-    for index, rank in enumerate(seen_with(world)):
-        assert rank["local_sgd_gradients_of_tokens"] == pytest.approx([index + 1] * 3)

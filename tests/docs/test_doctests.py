@@ -37,7 +37,6 @@ PLACES = {
     "headway.tracking": import_module("headway.tracking").__all__,
     "headway.state": ["PartialState", "AcceleratorState", "GradientState"],
     "headway.logging": ["get_logger", "MultiProcessAdapter"],
-    "headway.local_sgd": ["LocalSGD"],
     "headway.notebook": ["notebook_launcher", "debug_launcher"],
 }
 STARTS_RANKS = (

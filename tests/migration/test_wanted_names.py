@@ -21,7 +21,6 @@ from accelerate import DistributedDataParallelKwargs, DistributedType, debug_lau
 from accelerate import InitProcessGroupKwargs, notebook_launcher, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard
 from accelerate.data_loader import IterableDatasetShard, prepare_data_loader
-from accelerate.local_sgd import LocalSGD
 from accelerate.logging import get_logger
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
