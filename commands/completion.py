@@ -47,7 +47,6 @@ POSITIONALS: Mapping[str, Sequence[Positional]] = {
         Positional("script", complete="SCRIPT"),
         Positional("arguments", complete="FILE", nargs=REMAINDER),
     ),
-    "plot": (_FILE._replace(nargs="*"),),
     "config import": (_FILE,),
     "config unset": (Positional("key", tuple(TABLE), nargs="*"),),
     "config use": (Positional("name", complete="NAME"),),

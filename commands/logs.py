@@ -12,8 +12,9 @@ from headway.commands.flags import Parser
 from headway.commands.follow import follow_job, write
 from headway.commands.runs import RUN
 from headway.contract.notes import say
+from headway.contract.records import LOGS
 from headway.errors import ConfigError
-from headway.history.record import LOGS, Record
+from headway.history.record import Record
 from headway.history.store import find, is_running
 from headway.launcher.remote.slurm_jobs import copy_new
 

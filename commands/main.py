@@ -43,7 +43,6 @@ GROUPS = {
         "runs": "list the runs that have a record, and say in what two of them differ",
         "why": "say how a run ended, and what has changed since one that ended well",
         "logs": "print what the ranks of a run have printed",
-        "plot": "draw the metrics of runs that the jsonl tracker wrote",
         "checkpoint": "list, verify and remove checkpoints of trainings",
     },
     "settings": {

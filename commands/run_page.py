@@ -5,21 +5,28 @@ It holds all that it shows: pictures are SVG, and there is no script and nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
-from headway.commands.plot import Curve, number, ticks_between
 from headway.commands.runs import ended, slow_rank, took
 from headway.commands.tables import when
+from headway.contract.records import METRICS
 from headway.contract.step_clock import Figures
+from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import Record
+from headway.trackers.run_file import read_run_file
 
 _WIDTH, _HEIGHT = 440, 190
 _LEFT, _RIGHT, _BOTTOM, _TOP = 56, 16, 26, 8
 _MOST_POINTS = 300
 _MOST_RANKS = 64  # that have a row or a curve of their own
+_MOST_METRICS = 24
+_LARGEST, _SMALLEST = 1e100, 1e-300  # of what is drawn
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 _PHASES = (
     ("data", "data_s", "#f59e0b"),
@@ -55,7 +62,7 @@ def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
             ("began", f"{when(start.began_at)}, took {took(record)}"),
             ("ranks", _ranks(record)),
             ("steps", str(record.num_steps or "-")),
-            ("samples/s", "-" if (speed := record.samples_per_s) is None else number(speed)),
+            ("samples/s", "-" if (speed := record.samples_per_s) is None else _number(speed)),
             *((kept.what, kept.path) for kept in record.kept),
             ("command", " ".join(["headway launch", *start.command])),
         ),
@@ -63,6 +70,7 @@ def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
         *_report(record),
         *_changed(good, changes),
         *_pictures(record.figures),
+        *_metrics(record),
         "<h2>Machine</h2>",
         _table(*start.machine.items()),
         "<h2>Settings</h2>",
@@ -134,38 +142,85 @@ def _pictures(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
         return
     if len(figures) > len(shown):
         yield f"<p>The pictures show {len(shown)} of {len(figures)} ranks.</p>"
-    losses = [_curve(rank, rows, lambda row: row.loss) for rank, rows in shown.items()]
-    yield from _chart("Loss", [curve for curve in losses if curve.values][:1])
-    yield from _chart(
-        "Samples per second, of each rank",
-        [_curve(rank, rows, _speed) for rank, rows in shown.items()],
-    )
+
+    def of_ranks(value: Callable[[Figures], float | None]) -> list[_Curve]:
+        return [
+            _Curve.of(f"rank {rank}", ((row.step, value(row)) for row in rows))
+            for rank, rows in shown.items()
+        ]
+
+    losses = [curve for curve in of_ranks(lambda row: row.loss) if curve.points]
+    yield from _chart("Loss", losses[:1])
+    yield from _chart("Samples per second, of each rank", of_ranks(_speed))
     yield f"<h2>Time of each rank</h2>{_phases(shown)}"
-    yield from _chart(
-        "Memory of each rank, MiB",
-        [_curve(rank, rows, lambda row: row.rss_bytes / 2**20) for rank, rows in shown.items()],
-    )
-    devices = [
-        _curve(
-            rank, rows, lambda row: None if row.device_bytes is None else row.device_bytes / 2**20
-        )
-        for rank, rows in shown.items()
-    ]
-    yield from _chart("Memory of the device, MiB", [curve for curve in devices if curve.values])
+    yield from _chart("Memory of each rank, MiB", of_ranks(lambda row: row.rss_bytes / 2**20))
+    yield from _chart("Memory of the device, MiB", of_ranks(_device_mib))
 
 
 def _speed(row: Figures) -> float | None:
     return row.samples / row.seconds if row.samples and row.seconds > 0 else None
 
 
-def _curve(rank: int, rows: Sequence[Figures], value: Callable[[Figures], float | None]) -> Curve:
-    pairs = [(float(row.step), found) for row in rows if (found := value(row)) is not None]
-    whole = Curve(f"rank {rank}", [step for step, _ in pairs], [one for _, one in pairs])
-    return whole.finite().thinned(_MOST_POINTS)
+def _device_mib(row: Figures) -> float | None:
+    return None if row.device_bytes is None else row.device_bytes / 2**20
+
+
+def _metrics(record: Record) -> Iterator[str]:
+    """Yield a chart of each metric that the jsonl tracker wrote."""
+    for path in (kept.path for kept in record.kept if kept.what == METRICS):
+        try:
+            metrics = read_run_file(Path(path)).metrics
+        except ConfigError as error:
+            yield f"<p>The metrics are not drawn: {_text(error.problems[0].what)}</p>"
+            continue
+        for name, series in [*metrics.items()][:_MOST_METRICS]:
+            yield from _chart(name, [_Curve.of(name, zip(*series, strict=True))])
+        if len(metrics) > _MOST_METRICS:
+            yield f"<p>{_MOST_METRICS} of {len(metrics)} metrics are drawn.</p>"
+
+
+class _Curve(NamedTuple):
+    """Values over steps."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+    @classmethod
+    def of(cls, label: str, points: Iterable[tuple[float, float | None]]) -> _Curve:
+        """Make a curve of the points that can be drawn.
+
+        Many points are thinned to the lowest and the highest of equal parts.
+        """
+        kept = [(x, y) for x, y in points if y is not None and abs(y) < _LARGEST]
+        size = math.ceil(len(kept) / _MOST_POINTS)
+        if size > 2:
+            parts = [kept[begin : begin + size] for begin in range(0, len(kept), size)]
+            kept = [point for part in parts for point in _extremes(part)]
+        return cls(label, kept)
+
+
+def _extremes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return sorted({min(points, key=itemgetter(1)), max(points, key=itemgetter(1))})
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` round numbers from `low` to `high`; at least one number."""
+    rough = (high - low) / count
+    if rough < _SMALLEST:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return ticks or [low]
+
+
+def _number(value: float) -> str:
+    is_whole = value == int(value) and abs(value) < 1e12
+    return str(int(value)) if is_whole else f"{value:.4g}"
 
 
 class _Scale(NamedTuple):
-    """Where numbers are in a picture."""
+    """Maps numbers to coordinates of a picture."""
 
     low: float
     high: float
@@ -178,40 +233,38 @@ class _Scale(NamedTuple):
         return round(self.begin + part * (self.end - self.begin), 1)
 
 
-def _chart(title: str, curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield a chart of curves over steps; nothing where there are none."""
-    drawn = [curve for curve in curves if curve.values]
+def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
+    """Yield a chart of curves over steps; nothing if none has a point."""
+    drawn = [curve for curve in curves if curve.points]
     if not drawn:
         return
-    steps = [step for curve in drawn for step in curve.steps]
-    values = [value for curve in drawn for value in curve.values]
+    steps = [step for curve in drawn for step, _ in curve.points]
+    values = [value for curve in drawn for _, value in curve.points]
     across = _Scale(min(steps), max(steps), _LEFT, _WIDTH - _RIGHT)
     up = _Scale(min(values), max(values), _HEIGHT - _BOTTOM, _TOP)
     parts = []
-    for tick in ticks_between(up.low, up.high, 4):
+    for tick in _ticks(up.low, up.high, 4):
         y = up(tick)
         parts.append(f'<path d="M{_LEFT} {y}H{_WIDTH - _RIGHT}" stroke="#8885"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{number(tick)}</text>')
-    for tick in ticks_between(across.low, across.high, 6):
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{_number(tick)}</text>')
+    for tick in _ticks(across.low, across.high, 6):
         x = across(tick)
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{number(tick)}</text>')
-    for index, curve in enumerate(drawn):
-        points = zip(curve.steps, curve.values, strict=True)
-        path = " ".join(f"{across(step)},{up(value)}" for step, value in points)
-        colour = _COLOURS[index % len(_COLOURS)]
-        kind, shape = (
-            "polyline",
-            f'points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"',
-        )
-        if len(curve.values) == 1:
+        text = _number(tick)
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{text}</text>')
+    colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(drawn))]
+    for curve, colour in zip(drawn, colours, strict=True):
+        points = [(across(step), up(value)) for step, value in curve.points]
+        if len(points) == 1:
             kind = "circle"
-            shape = (
-                f'cx="{across(curve.steps[0])}" cy="{up(curve.values[0])}" r="3" fill="{colour}"'
-            )
+            shape = f'cx="{points[0][0]}" cy="{points[0][1]}" r="3" fill="{colour}"'
+        else:
+            kind = "polyline"
+            path = " ".join(f"{x},{y}" for x, y in points)
+            shape = f'points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"'
         parts.append(f"<{kind} {shape}><title>{_text(curve.label)}</title></{kind}>")
     yield f"<h2>{_text(title)}</h2>" + _svg(title, _HEIGHT, parts)
     if len(drawn) > 1:
-        yield _keys((one.label, _COLOURS[i % len(_COLOURS)]) for i, one in enumerate(drawn))
+        yield _keys(zip((curve.label for curve in drawn), colours, strict=True))
 
 
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:

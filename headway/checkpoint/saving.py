@@ -38,7 +38,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
-from headway.contract.records import tell_saved
+from headway.contract.records import CHECKPOINTS, report_kept
 from headway.contract.step_clock import SYNC, spending
 from headway.distributed.world import num_ranks, rank_and_size
 from headway.errors import CheckpointError, HeadwayError
@@ -210,7 +210,7 @@ def commit_files(
     write_manifest(pending, manifest)
     keep_unlisted(target, pending)
     commit(pending, target)
-    tell_saved(str(target.parent))
+    report_kept(CHECKPOINTS, str(target.parent))
     return manifest.saved_at
 
 

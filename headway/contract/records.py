@@ -97,10 +97,15 @@ class WillSave(NamedTuple):
     """Asked to stop, the rank will save after its step, and then leave."""
 
 
-class Saved(NamedTuple):
-    """A checkpoint is complete."""
+CHECKPOINTS, METRICS, LOGS = "checkpoints", "metrics", "logs"
+"""What `Kept` says that a path leads to."""
 
-    folder: str  # that it is in
+
+class Kept(NamedTuple):
+    """Where something of the run is kept: its checkpoints, its metrics, its logs."""
+
+    what: str  # CHECKPOINTS, METRICS (a file of the jsonl tracker) or LOGS
+    path: str
 
 
 class Heartbeat(NamedTuple):
@@ -195,7 +200,7 @@ class Ended(NamedTuple):
     left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = (Ready | WillSave | Saved | Heartbeat | Figures | Answer | Crash | End) | (
+Record = (Ready | WillSave | Kept | Heartbeat | Figures | Answer | Crash | End) | (
     Serving | Started | NotStarted | Ended
 )
 
@@ -218,7 +223,7 @@ class Channel:
     __slots__ = (
         *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
         *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
-        *("listeners", "saved_in"),
+        *("listeners", "kept"),
     )
 
     def __init__(self) -> None:
@@ -233,7 +238,7 @@ class Channel:
         self.obeys_stops = False  # the script has asked whether the job has to stop
         self.will_save = False  # when it is asked to stop
         self.listeners: list[Callable[[Figures], None]] = []  # of the figures of this process
-        self.saved_in = ""  # the folder of the last checkpoint
+        self.kept: dict[str, str] = {}  # the last path of each kind that `Kept` has
 
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
@@ -337,11 +342,12 @@ def beat() -> None:
         send(Heartbeat(progress()))
 
 
-def tell_saved(folder: str) -> None:
-    """Tell the launcher, and this process's own record, where checkpoints are."""
-    if folder != channel.saved_in:
-        channel.saved_in = folder
-        send(Saved(folder))
+def report_kept(what: str, path: str) -> None:
+    """Report to the launcher, and to this process's own record, where something is kept."""
+    path = os.path.abspath(path)
+    if channel.kept.get(what) != path:
+        channel.kept[what] = path
+        send(Kept(what, path))
 
 
 class RecordReader:

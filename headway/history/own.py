@@ -15,12 +15,12 @@ from functools import partial
 from types import FrameType
 
 from headway.contract.notes import say
-from headway.contract.records import channel
+from headway.contract.records import Kept, channel
 from headway.contract.run import RECORD_VARIABLE
 from headway.contract.signals import shell_code
 from headway.contract.step_clock import clock
 from headway.history import store
-from headway.history.record import CHECKPOINTS, MAX_TEXT, End, Kept, Row, Series, lost
+from headway.history.record import MAX_TEXT, End, Row, Series, lost
 
 _WITHIN_S = 1.0
 
@@ -105,8 +105,8 @@ def end(code: int | None, report: str) -> None:
             store.create(folder)
             if rows := series.rows():
                 store.replace_figures(folder, [Row(rank, one) for rank, one in rows])
-            if channel.saved_in:
-                store.append(folder, Kept(CHECKPOINTS, os.path.abspath(channel.saved_in)))
+            for what, path in channel.kept.items():
+                store.append(folder, Kept(what, path))
             store.append(folder, said)
         except OSError as error:
             problem.append(error)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from headway.contract.records import Kept
 from headway.contract.step_clock import Figures
 from headway.contract.typed import Misfit, parse, plain, read
 
@@ -27,9 +28,6 @@ _SUMMED = (  # figures of a row that stands for several
     *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
     *("stolen_s", "samples"),
 )
-
-LOGS, CHECKPOINTS = "logs", "checkpoints"
-"""What `Kept` says that a path leads to."""
 
 
 class Start(NamedTuple):
@@ -76,13 +74,6 @@ class Commit(NamedTuple):
     diff: str = ""  # of the files against the commit
     is_whole: bool = True  # `diff` was not cut
     untracked: tuple[str, ...] = ()  # files that git neither tracks nor ignores
-
-
-class Kept(NamedTuple):
-    """Where something of the run is kept: its logs, its checkpoints."""
-
-    what: str  # LOGS, or CHECKPOINTS
-    path: str
 
 
 class Restart(NamedTuple):

@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from headway.contract.notes import say
+from headway.contract.records import Kept
 from headway.contract.secrets import masked_output
 from headway.contract.step_clock import Figures
 from headway.history import store
 from headway.history.record import (
-    CHECKPOINTS,
     MAX_TEXT,
     TAIL_LINES,
     End,
-    Kept,
     Line,
     Restart,
     Row,
@@ -54,7 +53,7 @@ class Recorder:
         self.exit_code = 1
         self.report = ""  # why the run has failed, as it is printed
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
-        self.saved_in: Callable[[], str] = str  # the folder of the checkpoints; empty for none
+        self.kept: Callable[[], Iterable[Kept]] = tuple  # by the ranks
         self.step: Callable[[], int] = int  # the last one that a rank has told of; 0: none has
         self._series = Series()
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
@@ -79,8 +78,8 @@ class Recorder:
         """Record how the run has ended, and finish within some seconds."""
         for tail in _cut(self.tails(), self._secrets):
             self._lines.put(tail)
-        if folder := self.saved_in():
-            self.keep(CHECKPOINTS, folder)
+        for kept in self.kept():
+            self._lines.put(kept)
         report = masked_output(self.report[-MAX_TEXT:], self._secrets)
         self._lines.put(End(time.time(), self.exit_code, report, self.step()))
         self._lines.put(None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.contract.notes import say
-from headway.contract.records import shown
+from headway.contract.records import METRICS, report_kept, shown
 from headway.errors import UsageError
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
@@ -19,8 +19,8 @@ from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_proce
 class JsonlTracker(GeneralTracker):
     """Writes a run to `<logging_dir>/<run_name>/<date>-<time>-<process id>.jsonl`.
 
-    Each line is written at once and whole, so a crash of the script loses none. `headway plot`
-    draws the file; `headway/trackers/run_file.py` describes its lines.
+    Each line is written at once and whole, so a crash of the script loses none. `headway why
+    --html` draws the file; `headway/trackers/run_file.py` describes its lines.
 
     Args:
         run_name: the project.
@@ -65,6 +65,7 @@ class JsonlTracker(GeneralTracker):
         if self._file is None:
             self._file = _create(folder)
         self.run_id = self.path.stem
+        report_kept(METRICS, str(self.path))
 
     def _go_on_in(self, folder: Path, name: str) -> None:
         """Open the file of an earlier run, if it is one."""
@@ -111,7 +112,7 @@ class JsonlTracker(GeneralTracker):
 
         Args:
             values: numbers and texts by name; an array or tensor of at most 1000 numbers is a list.
-            step: without one, `headway plot` counts one step more than in the call before.
+            step: without one, readers count one step more than in the call before.
         """
         if self._file is not None:  # the other ranks have none
             self._write({"step": step, "time": _now(), "values": flat_numbers(values)})

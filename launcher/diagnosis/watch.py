@@ -21,12 +21,12 @@ from headway.contract.records import (
     Frame,
     Group,
     Heartbeat,
+    Kept,
     Progress,
     Ready,
     Record,
     RecordReader,
     Refused,
-    Saved,
     WillSave,
 )
 from headway.contract.step_clock import Figures
@@ -180,10 +180,13 @@ class Watch:
         with self._lock:
             return any(one.will_save for one in self._ranks.values())
 
-    def saved_in(self) -> str:
-        """Return the folder of the checkpoints of this attempt; empty where there is none."""
+    def kept(self) -> list[Kept]:
+        """Return where the ranks of this attempt keep something, the first one of each kind."""
+        first: dict[str, Kept] = {}
         with self._lock:
-            return next((one.saved_in for one in self._ranks.values() if one.saved_in), "")
+            for one in self._ranks.values():
+                first = one.kept | first
+        return [*first.values()]
 
     def statuses(self) -> list[RankStatus]:
         """Ask the running ranks where they are; return what is known of all on this machine.
@@ -356,7 +359,7 @@ class RankChannel:
         self.asked_at: float | None = None  # when it was asked what it has not answered yet
         self.moved_after = 0.0  # the last progress that it showed is later than this
         self.will_save = False  # once it is asked to stop
-        self.saved_in = ""  # the folder of its checkpoints, once there is one
+        self.kept: dict[str, Kept] = {}  # the last of each kind
         self._pid, self._send_signal = pid, send_signal
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
@@ -413,8 +416,8 @@ class RankChannel:
             return True
         elif isinstance(record, WillSave):
             self.will_save = True
-        elif isinstance(record, Saved):
-            self.saved_in = record.folder
+        elif isinstance(record, Kept):
+            self.kept[record.what] = record
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
             self.moved_after = time.monotonic()

@@ -15,8 +15,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.contract import signals
 from headway.contract.memory_use import describe_memory_use
 from headway.contract.notes import say
+from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
-from headway.history.record import LOGS, TAIL_LINES
+from headway.history.record import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
@@ -95,7 +96,7 @@ def supervise(
         recorder.tails = lambda: {
             end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
         }
-        recorder.saved_in, recorder.step = watch.saved_in, watch.step
+        recorder.kept, recorder.step = watch.kept, watch.step
         if folder is not None:
             recorder.keep(LOGS, folder)
     stopped_by = None

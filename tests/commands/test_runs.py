@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from headway.commands.main import main
+from headway.contract.records import METRICS, Kept
 from headway.history import store
 from headway.history.place import runs_folder
-from headway.history.record import Kept, Restart, Row, Tail
+from headway.history.record import Restart, Row, Tail
 from headway.history.snapshot import read_commit, snapshot_of
+from headway.trackers.jsonl import JsonlTracker
 from tests.commands.running import python, run
 from tests.distributed import launching
 from tests.history.runs import START, SURROUNDINGS, figures, write_run
@@ -267,6 +269,25 @@ def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
     assert "cannot be written" in text
 
 
+def test_the_page_draws_the_metrics_of_the_jsonl_tracker(tmp_path: Path) -> None:
+    tracker = JsonlTracker("digits", tmp_path)
+    tracker.start()
+    for step in range(2000):
+        peak = 9.0 if step == 777 else 0.0
+        tracker.log({"train/<loss>": peak, "odd": [1e308, float("nan"), 5e-324][step % 3]}, step)
+    tracker.finish()
+    write_run(Kept(METRICS, str(tracker.path)))
+    page = tmp_path / "run.html"
+    assert run("why", "--html", str(page))[0] == 0
+    text = page.read_text()
+    assert "<h2>train/&lt;loss&gt;</h2>" in text
+    assert ",8.0 " in text, "the peak is drawn"
+    assert text.count("<polyline") == 2
+    tracker.path.write_text("no run")
+    assert run("why", "--html", str(page))[0] == 0
+    assert "is not a run of the jsonl tracker" in page.read_text()
+
+
 @pytest.mark.processes
 def test_a_browser_shows_the_page_as_wide_as_a_phone(tmp_path: Path) -> None:
     browser = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
@@ -293,7 +314,8 @@ def test_a_browser_shows_the_page_as_wide_as_a_phone(tmp_path: Path) -> None:
 TRAINED = """
 import sys
 from headway import Accelerator
-accelerator = Accelerator()
+accelerator = Accelerator(log_with="jsonl")
+accelerator.init_trackers("digits")
 print("trained with", sys.argv[1:])
 accelerator.save_state("saved/first")
 accelerator.end_training()
@@ -319,6 +341,7 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     assert "argument at 1: good -> bad" in text
     assert "OMP_NUM_THREADS" not in text, "it follows from the number of ranks"
     assert f"checkpoints: {os.path.abspath('saved')}" in text
+    assert f"metrics: {os.path.abspath('runs/digits')}{os.sep}" in text
     _, good, *_ = run("runs", "--json")[1].split('"run": "')
     assert f"checkpoints: {os.path.abspath('saved')}" in run("why", good.partition('"')[0])[1]
     assert "[1] trained with ['bad', '--key', '***']" in run("logs")[1]

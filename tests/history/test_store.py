@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.contract.records import Kept
 from headway.errors import ConfigError
 from headway.history import store
 from headway.history.place import STAMP, new_path, runs_folder
-from headway.history.record import MAX_BYTES, End, Kept, Record, Row, Series, Start, Unreadable
+from headway.history.record import MAX_BYTES, End, Record, Row, Series, Start, Unreadable
 from tests.history.runs import HERE, START, figures, record_file, write_run
 
 
