@@ -10,32 +10,44 @@ from typing import NamedTuple
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import ConfigError
-from headway.migration.alone import AloneCall, calls_alone
-from headway.migration.judging import Status, Verdict, verdicts
-from headway.migration.reading import Need, Script
+from headway.migration.listing import Row, Status, rows_of
+from headway.migration.reading import Script
 from headway.migration.scripts import Source, find_scripts, read_script, replace_script, rewritten
 
 _LISTED = 5  # lines of one name; --json lists all
 SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"
+_GUIDES = (
+    (
+        ("transformers", "trl", "sentence_transformers", "diffusers"),
+        "its library imports accelerate itself: start it with `headway launch` as it is;"
+        " docs/launching.md and docs/from-accelerate.md have what holds then",
+    ),
+    (
+        ("lightning", "pytorch_lightning", "lightning_fabric"),
+        "Lightning has a runtime of its own: start it with `headway launch` as it is; see"
+        " docs/from-lightning.md",
+    ),
+    (
+        ("torch",),
+        "docs/from-pytorch.md has the lines to change; a script for torchrun runs as it is, see"
+        " docs/from-torchrun.md",
+    ),
+)
+"""What is said of a script without Accelerate, by the first packages of which it imports one."""
 
 
 class _Report(NamedTuple):
     """What becomes of one script."""
 
     path: str
-    script: Script
-    verdicts: dict[Need, Verdict]
+    rows: list[Row]  # empty where it does not import Accelerate
+    guide: str
     before: Source
     after: Source
 
     @property
-    def alone(self) -> list[AloneCall]:
-        """The calls that not all ranks make."""
-        return calls_alone(self.script.tree) if self.script.imports else []
-
-    @property
-    def has_all(self) -> bool:
-        return all(verdict.status.is_there for verdict in self.verdicts.values())
+    def is_complete(self) -> bool:
+        return all(row.status is not Status.MISSING for row in self.rows)
 
     def diff(self) -> str:
         """Return the change of the imports, as `patch` reads it."""
@@ -45,12 +57,13 @@ class _Report(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway adopt` with these words; return 1 when a script needs what is not there."""
+    """Run `headway adopt` with these words; return 1 when a script uses what is missing."""
     parser = Parser(
         "adopt",
-        "List what scripts take from Hugging Face Accelerate: what works alike, what differs and "
-        "why, what is not there and what to use instead; and show the change of their imports. "
-        "Exit code 1 if something is not there.",
+        "List the names that scripts import from Hugging Face Accelerate and use: which are the "
+        "same, what differs and why, and what is missing and what to use instead. Every known "
+        "difference of a name is listed, whether it applies or not. Show the change of the "
+        "imports. Exit code 1 if something is missing.",
         usage="headway adopt [--write] [--compat] [--json] SCRIPT...",
         appendix=f"\n{SCRIPTS}\n",
     )
@@ -75,11 +88,11 @@ def main(argv: Sequence[str]) -> int:
         _print(reports, parsed.write)
     if problems:
         raise ConfigError.of([problem for error in problems for problem in error.problems])
-    return 0 if all(report.has_all for report in reports) else 1
+    return 0 if all(report.is_complete for report in reports) else 1
 
 
 def _read_all(words: Sequence[str], compat: bool) -> tuple[list[_Report], list[ConfigError]]:
-    """Return a report for each script that imports Accelerate, and what could not be read."""
+    """Return a report for each script that imports Accelerate or is named, and the errors."""
     reports, problems = [], []
     for path in dict.fromkeys(path for word in words for path in find_scripts(word)):
         try:
@@ -100,41 +113,48 @@ def _report(path: str, source: Source, script: Script, compat: bool) -> _Report:
             where=path,
             fix="write each import of Accelerate on a line of its own",
         ) from None
-    return _Report(path, script, verdicts(script, compat=compat), source, after)
+    rows = rows_of(script, compat=compat)
+    return _Report(path, rows, "" if script.imports else _guide(script), source, after)
+
+
+def _guide(script: Script) -> str:
+    if "headway" in script.packages:
+        return "it imports headway already"
+    found = (guide for packages, guide in _GUIDES if script.packages.intersection(packages))
+    return next(found, "it imports neither accelerate nor torch")
 
 
 def _print(reports: Sequence[_Report], is_written: bool) -> None:
     for report in reports:
         print(report.path)
-        if not report.script.imports:
-            print("does not import accelerate")
+        if report.guide:
+            print(f"does not import accelerate: {report.guide}")
         else:
-            print_table(("line", "result", "name", "what Headway does"), _rows(report))
+            print_table(("line", "result", "name", "what Headway does"), _cells(report.rows))
         if report.after != report.before and not is_written:
             print(f"\n{report.diff()}", end="")
         print()
-    complete = sum(report.has_all for report in reports)
-    counts = f"{complete} of {len(reports)} scripts have all that they use"
+    of_accelerate = [report for report in reports if not report.guide]
+    if not of_accelerate:
+        print("no script imports accelerate: nothing to change")
+        return
+    incomplete = sum(not report.is_complete for report in of_accelerate)
+    missing = f"names are missing in {incomplete} of {len(of_accelerate)} scripts"
+    counts = missing if incomplete else "nothing is missing"
     changed = sum(report.after != report.before for report in reports)
     done = f"imports changed in {changed}" if is_written else "--write changes the imports"
     print(f"{counts}; {done}" if changed else counts)
 
 
-def _rows(report: _Report) -> list[tuple[str, str, str, str]]:
-    found = sorted(report.verdicts.items(), key=lambda item: list(Status).index(item[1].status))
-    differs = Status.DIFFERS.value
-    alone = [
-        (str(one.line), differs, f"Accelerator.{one.method} under a condition", one.said)
-        for one in report.alone
-    ]
-    return alone + [
+def _cells(rows: Sequence[Row]) -> list[tuple[str, str, str, str]]:
+    return [
         (
-            _listed(report.script.needs[need]),
-            verdict.status.value,
-            str(need),
-            "\n".join(filter(None, (verdict.said, verdict.instead))),
+            _listed(row.lines),
+            row.status.value,
+            row.name,
+            "\n".join(filter(None, (row.what, row.instead))),
         )
-        for need, verdict in found
+        for row in rows
     ]
 
 
@@ -147,20 +167,8 @@ def _as_json(reports: Sequence[_Report], problems: Sequence[ConfigError]) -> dic
     scripts = [
         {
             "path": report.path,
-            "uses": [
-                {
-                    "name": str(need),
-                    "lines": report.script.needs[need],
-                    "status": verdict.status.name.lower(),
-                    "said": verdict.said,
-                    "instead": verdict.instead,
-                }
-                for need, verdict in report.verdicts.items()
-            ],
-            "alone": [
-                {"line": one.line, "name": f"Accelerator.{one.method}", "said": one.said}
-                for one in report.alone
-            ],
+            "uses": [row._asdict() | {"status": row.status.value} for row in report.rows],
+            "guide": report.guide,
             "diff": report.diff(),
         }
         for report in reports

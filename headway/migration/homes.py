@@ -100,6 +100,28 @@ def module_with(name: str) -> str | None:
     return None
 
 
+def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
+    """Return the module of Headway to import names of a module of Accelerate's from.
+
+    They are all that one statement imports; those that Headway has nowhere do not matter. With
+    `compat` it is one of `headway.compat`.
+    """
+    native, like_original = joined(NATIVE, module), compat_module(module)
+    missing = [name for name in names if not has(native, name)]
+    if compat or len(missing) == len(names) or any(has(like_original, name) for name in missing):
+        return like_original
+    return native
+
+
+def has(module: str, name: str) -> bool:
+    """Return whether a module of Headway has a name for scripts."""
+    if not module_exists(module):
+        return False
+    if module.startswith(COMPAT):
+        return hasattr(import_module(module), name)
+    return name in offered(module)
+
+
 def _sources(module: str) -> list[str]:
     """Return the modules of Headway that have names of Accelerate's module."""
     native = joined(NATIVE, module)

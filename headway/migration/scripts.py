@@ -18,8 +18,7 @@ from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from headway.errors import ConfigError
-from headway.migration.homes import COMPAT, ORIGINAL, compat_module
-from headway.migration.judging import module_for
+from headway.migration.homes import COMPAT, ORIGINAL, compat_module, module_for
 from headway.migration.reading import Script, imports_original, inside
 
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"

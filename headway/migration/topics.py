@@ -23,7 +23,6 @@ class Topic(NamedTuple):
     names: frozenset[str]  # in whichever module they are imported from
     modules: tuple[str, ...] = ()  # whose names all belong to this topic, below `accelerate.`
     members: frozenset[str] = frozenset()  # of an Accelerator, its state, or its constructor
-    is_planned: bool = False  # a later version will have them
 
 
 def _names(text: str) -> frozenset[str]:
@@ -32,7 +31,7 @@ def _names(text: str) -> frozenset[str]:
 
 _DDP = "train with DistributedDataParallel, which prepare() sets up where there are several ranks"
 
-REFUSED = (
+TOPICS = (
     Topic(
         "training with DeepSpeed",
         _DDP,
@@ -234,9 +233,6 @@ REFUSED = (
         """),
         modules=("utils.constants", "utils.rich", "utils.versions"),
     ),
-)
-
-PLANNED = (
     Topic(
         "the files of Accelerate's checkpoints",
         "save and load with accelerator.save_state() and load_state(), which have a format of"
@@ -266,7 +262,7 @@ PLANNED = (
 
 def topic_of_name(module: str, name: str) -> Topic | None:
     """Return why `name` of Accelerate's module (`utils`, the package itself: ``) is missing."""
-    for topic in (*PLANNED, *REFUSED):  # a name says more than its module
+    for topic in TOPICS:  # a name says more than its module
         if name in topic.names:
             return topic
     return topic_of_module(f"{module}.{name}") or topic_of_module(module)
@@ -274,7 +270,7 @@ def topic_of_name(module: str, name: str) -> Topic | None:
 
 def topic_of_module(module: str) -> Topic | None:
     """Return why Headway has no counterpart of Accelerate's module."""
-    for topic in (*PLANNED, *REFUSED):
+    for topic in TOPICS:
         if any(module == one or module.startswith(f"{one}.") for one in topic.modules):
             return topic
     return None
@@ -282,7 +278,7 @@ def topic_of_module(module: str) -> Topic | None:
 
 def topic_of_member(name: str) -> Topic | None:
     """Return why an Accelerator or its state has no `name`, or its constructor no such argument."""
-    found = (topic for topic in (*PLANNED, *REFUSED) if name in topic.members)
+    found = (topic for topic in TOPICS if name in topic.members)
     return next(found, None)
 
 
@@ -364,8 +360,7 @@ def refused_when_called(name: str, topic: Topic | None, asked: str) -> type:
 
 
 def _said(name: str, topic: Topic) -> str:
-    yet = " yet" if topic.is_planned else ""
-    return f"{name}, for {topic.what}, has no counterpart in Headway{yet}"
+    return f"{name}, for {topic.what}, has no counterpart in Headway"
 
 
 def _is_import(frame: FrameType) -> bool:

@@ -1,0 +1,95 @@
+"""Each name that a script uses is listed once, or with every difference that is known of it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from headway.migration.listing import DIFFERENCES, Row, Status, rows_of
+from headway.migration.reading import Script
+
+# what public scripts take from Accelerate most often
+WANTED = """
+import accelerate
+from accelerate import Accelerator, DataLoaderConfiguration, DDPCommunicationHookType, PartialState
+from accelerate import DistributedDataParallelKwargs, DistributedType, debug_launcher
+from accelerate import InitProcessGroupKwargs, notebook_launcher, skip_first_batches
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard
+from accelerate.data_loader import IterableDatasetShard, prepare_data_loader
+from accelerate.logging import get_logger
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.state import AcceleratorState, GradientState, is_initialized
+from accelerate.test_utils import torch_device
+from accelerate.tracking import CometMLTracker, GeneralTracker, MLflowTracker, TensorBoardTracker
+from accelerate.tracking import TrackioTracker, WandBTracker, on_main_process
+from accelerate.utils import AutocastKwargs, GradientAccumulationPlugin, GradScalerKwargs
+from accelerate.utils import FullyShardedDataParallelPlugin, LoggerType, ProjectConfiguration
+from accelerate.utils import ProfileKwargs, TorchDynamoPlugin, broadcast, broadcast_object_list
+from accelerate.utils import concatenate, convert_outputs_to_fp32, extract_model_from_parallel
+from accelerate.utils import find_batch_size, find_executable_batch_size, gather, gather_object
+from accelerate.utils import honor_type, is_peft_model, pad_across_processes, patch_environment
+from accelerate.utils import recursively_apply, reduce, release_memory, send_to_device, set_seed
+from accelerate.utils import synchronize_rng_states, tqdm, wait_for_everyone, write_basic_config
+accelerate.state.is_initialized(), accelerate.__version__
+Accelerator(
+    device_placement=True, split_batches=False, mixed_precision="bf16", cpu=True,
+    gradient_accumulation_steps=2, dataloader_config=0, rng_types=["generator"], log_with="all",
+    project_dir=".", project_config=0, gradient_accumulation_plugin=0, kwargs_handlers=[],
+    step_scheduler_with_optimizer=True, dynamo_backend="no", dynamo_plugin=0, fsdp_plugin=0,
+    deepspeed_plugin=None,
+)
+"""
+MISSING = """
+from accelerate import Accelerator, DeepSpeedPlugin, init_empty_weights, prepare_pippy
+from accelerate.utils import BnbQuantizationConfig, MegatronLMPlugin, SageMakerDistributedType
+import accelerate.big_modeling
+Accelerator(deepspeed_plugin=0, unheard_of=0).lomo_backward(1)
+"""
+
+
+def listed(text: str, *, compat: bool = False) -> list[Row]:
+    return rows_of(Script(text), compat=compat)
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_the_names_that_scripts_want_are_there(compat: bool) -> None:
+    rows = listed(WANTED, compat=compat)
+    assert len(rows) > 70
+    assert not [row for row in rows if row.status is Status.MISSING]
+
+
+def test_each_name_that_is_missing_has_what_to_use_instead() -> None:
+    rows = listed(MISSING)
+    assert rows[-1] == Row("accelerate.Accelerator", [2], Status.SAME)
+    assert {row.status for row in rows[:-1]} == {Status.MISSING}
+    assert all(row.what and row.instead for row in rows[:-1])
+    assert {row.name for row in rows} >= {
+        "accelerate.big_modeling",
+        "Accelerator(deepspeed_plugin=)",
+        "Accelerator(unheard_of=)",
+        "Accelerator.lomo_backward",
+    }
+
+
+def differences(text: str, *, compat: bool = False) -> list[str]:
+    return [row.name for row in listed(text, compat=compat) if row.status is Status.DIFFERS]
+
+
+def test_every_difference_of_a_name_is_listed_whatever_its_arguments_are_called() -> None:
+    script = "from accelerate import Accelerator\na = Accelerator()\nx = a.prepare(any_name)\n"
+    assert differences(script) == ["Accelerator.prepare", "Accelerator.prepare"]
+    names = [one.name for one in DIFFERENCES]
+    uses = "\n".join(f"a.{name.rpartition('.')[2]}" for name in names)
+    halves = "from accelerate import find_executable_batch_size\n"
+    halves += halves.replace("import", ".utils import", 1).replace(" .", ".")
+    assert sorted(differences(halves + script + uses)) == sorted(names)
+
+
+def test_only_the_differences_of_compat_are_listed_where_all_imports_become_its() -> None:
+    uses = "a.prepare(x)\na.join_uneven_inputs([])\n"
+    script = f"from accelerate import Accelerator\na = Accelerator()\n{uses}"
+    assert differences(script, compat=True) == ["Accelerator.join_uneven_inputs"]
+    whole = f"import accelerate\na = accelerate.Accelerator()\n{uses}"
+    assert differences(whole) == ["Accelerator.join_uneven_inputs"]
