@@ -17,37 +17,43 @@ if TYPE_CHECKING:
     from headway.data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
     from headway.data.loader import skip_first_batches as skip_first_batches
     from headway.distributed.rng import synchronize_rng_states as synchronize_rng_states
-    from headway.distributed.world import DistributedType as DistributedType
+    from headway.distributed.world import (
+        DistributedType as DistributedType,
+        InitProcessGroupKwargs as InitProcessGroupKwargs,
+    )
     from headway.errors import HeadwayError as HeadwayError
     from headway.memory.oom import find_executable_batch_size as find_executable_batch_size
     from headway.notebook import (
         debug_launcher as debug_launcher,
         notebook_launcher as notebook_launcher,
     )
-    from headway.plugins import (
+    from headway.precision.precision import (
         AutocastKwargs as AutocastKwargs,
-        DDPCommunicationHookType as DDPCommunicationHookType,
-        DistributedDataParallelKwargs as DistributedDataParallelKwargs,
-        FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
         GradScalerKwargs as GradScalerKwargs,
-        InitProcessGroupKwargs as InitProcessGroupKwargs,
-        ProfileKwargs as ProfileKwargs,
     )
     from headway.state import PartialState as PartialState
+    from headway.strategies.ddp_settings import (
+        DDPCommunicationHookType as DDPCommunicationHookType,
+        DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+    )
+    from headway.strategies.sharding import (
+        FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+    )
+    from headway.training.profiling import ProfileKwargs as ProfileKwargs
 
 _HOMES = {
     "Accelerator": "headway.accelerator",
-    "AutocastKwargs": "headway.plugins",
-    "DDPCommunicationHookType": "headway.plugins",
+    "AutocastKwargs": "headway.precision.precision",
+    "DDPCommunicationHookType": "headway.strategies.ddp_settings",
     "DataLoaderConfiguration": "headway.data.configuration",
-    "DistributedDataParallelKwargs": "headway.plugins",
+    "DistributedDataParallelKwargs": "headway.strategies.ddp_settings",
     "DistributedType": "headway.distributed.world",
-    "FullyShardedDataParallelPlugin": "headway.plugins",
-    "GradScalerKwargs": "headway.plugins",
+    "FullyShardedDataParallelPlugin": "headway.strategies.sharding",
+    "GradScalerKwargs": "headway.precision.precision",
     "HeadwayError": "headway.errors",
-    "InitProcessGroupKwargs": "headway.plugins",
+    "InitProcessGroupKwargs": "headway.distributed.world",
     "PartialState": "headway.state",
-    "ProfileKwargs": "headway.plugins",
+    "ProfileKwargs": "headway.training.profiling",
     "debug_launcher": "headway.notebook",
     "find_executable_batch_size": "headway.memory.oom",
     "notebook_launcher": "headway.notebook",

@@ -21,34 +21,27 @@ from headway.data.active_loader import gather_for_metrics
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
+from headway.distributed.handler import Handlers, KwargsHandler
 from headway.distributed.meeting import meet_to_end
 from headway.distributed.process import Function, Process
 from headway.distributed.rng import RNGType
-from headway.distributed.world import DistributedType, leave_world
+from headway.distributed.world import DistributedType, InitProcessGroupKwargs, leave_world
 from headway.errors import UsageError
 from headway.history import own
-from headway.plugins.handlers import (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    DynamoBackend,
-    GradientAccumulationPlugin,
-    GradScalerKwargs,
-    Handlers,
-    InitProcessGroupKwargs,
-    KwargsHandler,
-    ProfileKwargs,
-    TorchDynamoPlugin,
-    profiled,
-)
-from headway.plugins.project import Folder, ProjectConfiguration
-from headway.plugins.sharding import FullyShardedDataParallelPlugin
+from headway.precision.precision import AutocastKwargs, GradScalerKwargs
 from headway.state import share, share_accumulation
+from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
+from headway.strategies.ddp_settings import DistributedDataParallelKwargs
+from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.trackers.choice import Chosen
+from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
 from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
+from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Devices, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.preparer import Preparer, is_spread_by_device_map
+from headway.training.profiling import ProfileKwargs, profiled
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
 from headway.training.weights import Weights

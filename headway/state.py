@@ -13,9 +13,8 @@ from headway.data.active_loader import current_loop, open_loops
 from headway.devices.table import kind_of
 from headway.distributed.process import Process
 from headway.distributed.world import (
-    USUAL_GROUP,
     DistributedType,
-    GroupSettings,
+    InitProcessGroupKwargs,
     World,
     best_device,
     group_backend,
@@ -23,9 +22,9 @@ from headway.distributed.world import (
     leave_world,
 )
 from headway.errors import UsageError
-from headway.plugins.handlers import GradientAccumulationPlugin, TorchDynamoPlugin
-from headway.plugins.sharding import FullyShardedDataParallelPlugin
-from headway.training.accumulation import Accumulation
+from headway.strategies.compilation import TorchDynamoPlugin
+from headway.strategies.sharding import FullyShardedDataParallelPlugin
+from headway.training.accumulation import Accumulation, GradientAccumulationPlugin
 from headway.training.arguments import (
     STATE_CALL,
     check_precision,
@@ -92,6 +91,9 @@ class _SharedProcess(Process):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
 
+_GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
+
+
 class PartialState(_SharedProcess):
     """This process's rank and device; all instances, and every Accelerator, share them.
 
@@ -126,14 +128,14 @@ class PartialState(_SharedProcess):
         timeout: timedelta | None = None,
     ) -> None:
         self.__dict__ = self._shared_state
-        settings = GroupSettings(backend, init_method, timeout)
+        settings = InitProcessGroupKwargs(backend, init_method, timeout)
         if not self.initialized:
             agreed = merge_arguments(read_run(), cpu=cpu)
             super().__init__(join_world(agreed.run.device, settings=settings))
             return
         if cpu and self.device.type != "cpu":
             raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
-        if settings != USUAL_GROUP and dist.is_initialized():
+        if settings != InitProcessGroupKwargs(None) and dist.is_initialized():
             join_world(self.device.type, self.device.index, settings)
 
     @staticmethod
@@ -178,8 +180,8 @@ class AcceleratorState(_SharedProcess):
         dynamo_plugin: TorchDynamoPlugin | None = None,
         **arguments: Any,
     ) -> None:
-        group = {name: arguments.pop(name) for name in GroupSettings._fields if name in arguments}
-        known = ("cpu", "mixed_precision", *GroupSettings._fields)
+        group = {name: arguments.pop(name) for name in _GROUP_ARGUMENTS if name in arguments}
+        known = ("cpu", "mixed_precision", *_GROUP_ARGUMENTS)
         reject_unsupported(arguments, known, STATE_CALL)
         check_precision(mixed_precision, STATE_CALL)
         self.__dict__ = self._shared_state

@@ -34,20 +34,13 @@ from headway.distributed.environment import (
     str_to_bool as str_to_bool,
 )
 from headway.distributed.nested import (
-    TensorInformation as TensorInformation,
     concatenate as concatenate,
     find_batch_size as find_batch_size,
     find_device as find_device,
-    get_data_structure as get_data_structure,
-    get_shape as get_shape,
     honor_type as honor_type,
-    ignorant_find_batch_size as ignorant_find_batch_size,
-    initialize_tensors as initialize_tensors,
     is_namedtuple as is_namedtuple,
-    is_tensor_information as is_tensor_information,
     is_torch_tensor as is_torch_tensor,
     listify as listify,
-    merge_dicts as merge_dicts,
     recursively_apply as recursively_apply,
     send_to_device as send_to_device,
     slice_tensors as slice_tensors,
@@ -65,20 +58,22 @@ from headway.memory.device import (
     clear_device_cache as clear_device_cache,
     release_memory as release_memory,
 )
-from headway.plugins import (
-    AutocastKwargs as AutocastKwargs,
-    DDPCommunicationHookType as DDPCommunicationHookType,
+from headway.precision.precision import AutocastKwargs as AutocastKwargs
+from headway.precision.precision import GradScalerKwargs as GradScalerKwargs
+from headway.strategies.ddp_settings import DDPCommunicationHookType as DDPCommunicationHookType
+from headway.strategies.ddp_settings import (
     DistributedDataParallelKwargs as DistributedDataParallelKwargs,
-    DynamoBackend as DynamoBackend,
-    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
-    GradScalerKwargs as GradScalerKwargs,
-    GradientAccumulationPlugin as GradientAccumulationPlugin,
-    InitProcessGroupKwargs as InitProcessGroupKwargs,
-    KwargsHandler as KwargsHandler,
-    ProfileKwargs as ProfileKwargs,
-    ProjectConfiguration as ProjectConfiguration,
-    TorchDynamoPlugin as TorchDynamoPlugin,
 )
+from headway.strategies.sharding import (
+    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+)
+from headway.distributed.world import InitProcessGroupKwargs as InitProcessGroupKwargs
+from headway.training.profiling import ProfileKwargs as ProfileKwargs
+from headway.strategies.compilation import DynamoBackend as DynamoBackend
+from headway.strategies.compilation import TorchDynamoPlugin as TorchDynamoPlugin
+from headway.training.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
+from headway.distributed.handler import KwargsHandler as KwargsHandler
+from headway.trackers.project import ProjectConfiguration as ProjectConfiguration
 from headway.precision.precision import PrecisionType as PrecisionType
 from headway.precision.precision import (
     ConvertOutputsToFp32 as ConvertOutputsToFp32,

@@ -17,7 +17,7 @@ from headway.contract.records import in_phase
 from headway.distributed.meeting import by_all_or_rank_0, meet, place_in_script
 from headway.distributed.world import is_alone
 from headway.errors import CheckpointError, UsageError
-from headway.plugins.project import Folder, ProjectConfiguration
+from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.training import Training
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Lists, tuples, mappings and dataclasses that hold tensors: walks that keep their kind."""
+"""Functions on tensors nested in lists, tuples, mappings and dataclasses."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def send_to_device(
         if isinstance(data, Mapping) and skipped:
             kept = {key: one if key in skipped else send(one) for key, one in data.items()}
             return same_kind(data, kept)
-        if isinstance(data, torch.Tensor):
+        if isinstance(data, torch.Tensor):  # torch.compile cannot trace the general case
             return data.to(device, non_blocking=non_blocking)
         if callable(getattr(data, "to", None)):
             try:
@@ -66,13 +66,13 @@ def is_on(data: Any, device: torch.device) -> bool:
 def for_each_tensor(
     function: Callable[[torch.Tensor], Any], data: Any, *, strict: str | None = None
 ) -> Any:
-    """Return `data` with `function` applied to every tensor in its lists, tuples and mappings.
+    """Return `data` with `function` applied to every tensor in it.
 
-    `strict` names an operation that takes tensors only; else other leaves pass.
+    `strict` names an operation that takes tensors only; else other leaves are kept.
     """
     if isinstance(data, torch.Tensor):
         return function(data)
-    if isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data):
+    if _is_nested(data):
         return for_each_part(lambda one: for_each_tensor(function, one, strict=strict), data)
     if strict is not None:
         raise WrongType(
@@ -84,18 +84,28 @@ def for_each_tensor(
     return data
 
 
-def leaves(data: Any) -> Iterator[Any]:
-    """Yield what the lists, tuples, mappings and dataclasses of nested `data` hold in the end."""
+def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
+    """Return a list, tuple, mapping or dataclass with `function` applied to its members."""
     if isinstance(data, Mapping):
-        parts = iter(data.values())
-    elif isinstance(data, (list, tuple)):
-        parts = iter(data)
-    elif _is_dataclass(data):
-        parts = (getattr(data, field.name) for field in fields(data))
-    else:
+        return same_kind(data, {key: function(one) for key, one in data.items()})
+    if isinstance(data, (list, tuple)):
+        return honor_type(data, map(function, data))
+    if _is_dataclass(data):
+        other = copy.copy(data)  # not replace(): it would call __init__, which may do anything
+        for field in fields(data):
+            object.__setattr__(other, field.name, function(getattr(data, field.name)))
+        return other
+    return data
+
+
+def leaves(data: Any) -> Iterator[Any]:
+    """Yield the leaves of nested `data`."""
+    if not _is_nested(data):
         yield data
         return
-    for part in parts:
+    if _is_dataclass(data):
+        data = [getattr(data, field.name) for field in fields(data)]
+    for part in data.values() if isinstance(data, Mapping) else data:
         yield from leaves(part)
 
 
@@ -104,20 +114,8 @@ def only_tensors(data: Any) -> bool:
     return all(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
-def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
-    """Return a list, tuple, mapping or dataclass with `function` applied to what it holds."""
-    if isinstance(data, Mapping):
-        return same_kind(data, {key: function(one) for key, one in data.items()})
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(function, data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(map(function, data))
-    if _is_dataclass(data):
-        other = copy.copy(data)  # not replace(): it would call __init__, which may do anything
-        for field in fields(data):
-            object.__setattr__(other, field.name, function(getattr(data, field.name)))
-        return other
-    return data
+def _is_nested(data: Any) -> bool:
+    return isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data)
 
 
 def _is_dataclass(data: Any) -> bool:
@@ -132,21 +130,6 @@ def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
-@dataclass
-class TensorInformation:
-    """The shape and dtype of a tensor, without its values.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import TensorInformation
-        >>> TensorInformation(torch.Size([2, 3]), torch.float32)
-        TensorInformation(shape=torch.Size([2, 3]), dtype=torch.float32)
-    """
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 def is_torch_tensor(tensor: object) -> bool:
     """Return whether `tensor` is a torch.Tensor.
 
@@ -157,18 +140,6 @@ def is_torch_tensor(tensor: object) -> bool:
         (True, False)
     """
     return isinstance(tensor, torch.Tensor)
-
-
-def is_tensor_information(tensor_info: object) -> bool:
-    """Return whether `tensor_info` describes a tensor, as `get_data_structure` does.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import get_data_structure, is_tensor_information
-        >>> is_tensor_information(get_data_structure(torch.ones(2)))
-        True
-    """
-    return isinstance(tensor_info, TensorInformation)
 
 
 def is_namedtuple(data: object) -> bool:
@@ -224,21 +195,19 @@ def recursively_apply(
     """
 
     def apply(one: Any) -> Any:
-        if isinstance(one, (tuple, list)):
-            return honor_type(one, map(apply, one))
-        if isinstance(one, Mapping):
-            return same_kind(one, {key: apply(value) for key, value in one.items()})
+        if isinstance(one, (tuple, list, Mapping)):
+            return for_each_part(apply, one)
         if test_type(one):
             return func(one, *args, **kwargs)
-        if error_on_other_type:
-            name = getattr(func, "__name__", repr(func))
-            raise WrongType(
-                f"{name}() cannot be applied to a {type(one).__name__}, which"
-                f" {getattr(test_type, '__name__', test_type)}() does not take",
-                where="the script's recursively_apply(...)",
-                fix="pass nested lists, tuples and mappings of such objects only",
-            )
-        return one
+        if not error_on_other_type:
+            return one
+        raise WrongType(
+            f"{getattr(func, '__name__', repr(func))}() cannot be applied to a"
+            f" {type(one).__name__}, which"
+            f" {getattr(test_type, '__name__', test_type)}() does not take",
+            where="the script's recursively_apply(...)",
+            fix="pass nested lists, tuples and mappings of such objects only",
+        )
 
     return apply(data)
 
@@ -317,36 +286,19 @@ def find_batch_size(data: Any) -> int:
         >>> find_batch_size({"image": torch.ones(4, 3, 8, 8), "label": torch.ones(4)})
         4
     """
-    if isinstance(data, (tuple, list, Mapping)):
-        if not data:
-            raise UsageError(
-                f"an empty {type(data).__name__} has no batch size",
-                where="find_batch_size(...)",
-                fix="pass a batch with at least one tensor",
-            )
-        return find_batch_size(next(iter(data.values() if isinstance(data, Mapping) else data)))
-    if not isinstance(data, torch.Tensor):
+    for leaf in leaves(data):
+        if isinstance(leaf, torch.Tensor):
+            return leaf.shape[0]
         raise WrongType(
-            f"only tensors have a batch size, not a {type(data).__name__}",
+            f"only tensors have a batch size, not a {type(leaf).__name__}",
             where="find_batch_size(...)",
             fix="let the first entry of the batch be a tensor",
         )
-    return data.shape[0]
-
-
-def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return `find_batch_size(data)`, or None where there is none.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import ignorant_find_batch_size
-        >>> ignorant_find_batch_size([torch.ones(4, 2)]), ignorant_find_batch_size(["a text"])
-        (4, None)
-    """
-    try:
-        return find_batch_size(data)
-    except UsageError:
-        return None
+    raise UsageError(
+        f"an empty {type(data).__name__} has no batch size",
+        where="find_batch_size(...)",
+        fix="pass a batch with at least one tensor",
+    )
 
 
 def find_device(data: Any) -> torch.device | None:
@@ -358,12 +310,7 @@ def find_device(data: Any) -> torch.device | None:
         >>> find_device({"name": "train", "x": [torch.ones(2)]})
         device(type='cpu')
     """
-    if isinstance(data, torch.Tensor):
-        return data.device
-    parts = data.values() if isinstance(data, Mapping) else data
-    if isinstance(data, (tuple, list, Mapping)):
-        return next((found for one in parts if (found := find_device(one)) is not None), None)
-    return None
+    return next((one.device for one in leaves(data) if isinstance(one, torch.Tensor)), None)
 
 
 def listify(data: Any) -> Any:
@@ -376,62 +323,3 @@ def listify(data: Any) -> Any:
         {'x': [[0, 1], [2, 3]]}
     """
     return recursively_apply(lambda tensor: tensor.detach().tolist(), data)
-
-
-def get_data_structure(data: Any) -> Any:
-    """Return `data` with a `TensorInformation` in place of every tensor.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import get_data_structure
-        >>> get_data_structure([torch.ones(2, 3)])
-        [TensorInformation(shape=torch.Size([2, 3]), dtype=torch.float32)]
-    """
-    return recursively_apply(lambda one: TensorInformation(one.shape, one.dtype), data)
-
-
-def get_shape(data: Any) -> Any:
-    """Return `data` with the shape, as a list of sizes, in place of every tensor.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import get_shape
-        >>> get_shape({"x": torch.ones(2, 3)})
-        {'x': [2, 3]}
-    """
-    return recursively_apply(lambda tensor: list(tensor.shape), data)
-
-
-def initialize_tensors(data_structure: Any) -> Any:
-    """Return uninitialized tensors on the CPU for what `get_data_structure` returned.
-
-    Args:
-        data_structure: a `TensorInformation`, alone or nested; its shapes and dtypes are taken.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import get_data_structure, initialize_tensors
-        >>> initialize_tensors(get_data_structure({"x": torch.ones(2, 3)}))["x"].shape
-        torch.Size([2, 3])
-    """
-    return recursively_apply(
-        lambda one: torch.empty(one.shape, dtype=one.dtype),
-        data_structure,
-        test_type=is_tensor_information,
-    )
-
-
-def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Write the entries of `source` into `destination`, mapping by mapping, and return it.
-
-    Examples:
-        >>> from headway.utils import merge_dicts
-        >>> merge_dicts({"optimizer": {"lr": 0.1}}, {"optimizer": {"lr": 1.0, "decay": 0.0}})
-        {'optimizer': {'lr': 0.1, 'decay': 0.0}}
-    """
-    for key, value in source.items():
-        if isinstance(value, Mapping):
-            merge_dicts(value, destination.setdefault(key, {}))
-        else:
-            destination[key] = value
-    return destination

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from headway.contract.process_groups import keep_groups_apart
 from headway.contract.run import Ranks, read_ranks
 from headway.devices.kind import DeviceKind
 from headway.devices.table import KINDS, kind_of
+from headway.distributed.handler import KwargsHandler
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.machine.detection import detect_machine
 
@@ -89,20 +90,37 @@ class World:
         return DistributedType(kind_of(self.device.type).distributed_type)
 
 
-class GroupSettings(NamedTuple):
-    """How ranks form their process group; None is what device, environment and torch say."""
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """How the ranks form their process group; nothing with one rank.
 
-    backend: str | None = None
+    Args:
+        backend: a backend of torch.distributed; "nccl", the default, stands for what the device
+            needs: NCCL on GPUs, gloo on CPUs.
+        init_method: where the ranks find each other; None reads it from the environment, where the
+            launcher has put it.
+        timeout: how long a collective may wait; None is torch's: 10 minutes with NCCL, 30 with
+            gloo. It also holds for a group that exists already.
+
+    Examples:
+        >>> from datetime import timedelta
+        >>> from headway import InitProcessGroupKwargs
+        >>> InitProcessGroupKwargs(timeout=timedelta(hours=1)).to_kwargs()
+        {'timeout': datetime.timedelta(seconds=3600)}
+    """
+
+    backend: str | None = "nccl"
     init_method: str | None = None
     timeout: timedelta | None = None
 
-
-USUAL_GROUP = GroupSettings()
+    @property
+    def named_backend(self) -> str | None:
+        """The backend that the script names; None for the default, which depends on the device."""
+        return None if self.backend == InitProcessGroupKwargs.backend else self.backend
 
 
 @lru_cache(maxsize=1)
 def _mesh_of(world: World, _: object) -> DeviceMesh:
-    """Return the mesh of `world` for a default group, which `form_group_again` replaces."""
     size = world.ranks.world_size
     return init_device_mesh(world.device.type, (size,), mesh_dim_names=("data",))
 
@@ -113,7 +131,9 @@ def _mesh_of_shards(world: World, shard_size: int, _: object) -> DeviceMesh:
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicas", "shards"))
 
 
-def join_world(device: str, gpu: int | None = None, settings: GroupSettings = USUAL_GROUP) -> World:
+def join_world(
+    device: str, gpu: int | None = None, settings: InitProcessGroupKwargs | None = None
+) -> World:
     """Choose this rank's device, and form the process group when there are several ranks.
 
     `device` is a name in `KINDS`, `gpu` for the kind of GPU that is here, or `auto` for the best
@@ -121,6 +141,7 @@ def join_world(device: str, gpu: int | None = None, settings: GroupSettings = US
     (of another `Accelerator`, or the script's own) is used as it is, but for the timeout; it must
     have the size that the environment says, and the backend of `settings`.
     """
+    settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
     if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
         ranks = Ranks(
@@ -148,23 +169,6 @@ def leave_world() -> None:
     if dist.is_initialized():
         _left.append(dist.group.WORLD)
         dist.destroy_process_group()
-
-
-def form_group_again(name: str) -> None:
-    """Replace the default process group by a new one of the same ranks; every rank calls this.
-
-    `name` tells the group's keys in the store from those of earlier ones; equal on all ranks.
-    """
-    store, (rank, size) = default_store(), rank_and_size()
-    backend, timeout = dist.get_backend_config(), group_timeout()
-    leave_world()
-    dist.init_process_group(
-        backend,
-        timeout=timeout,
-        store=dist.PrefixStore(name, store),
-        rank=rank,
-        world_size=size,
-    )
 
 
 def default_store() -> Any:
@@ -305,13 +309,13 @@ def _backends() -> dict[str, str]:
     return dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
 
 
-def _form_group(world: World, settings: GroupSettings) -> None:
+def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     # DDP imports this later; imported while a group exists, it would hold that group for ever
     import_module("torch.distributed.nn.functional")
     keep_groups_apart(import_module("torch.distributed.distributed_c10d"))
     device, own = world.device.type, kind_of(world.device.type).backend
     usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
-    backend = settings.backend or usual
+    backend = settings.named_backend or usual
     try:
         if settings.init_method is None:
             dist.init_process_group(backend, timeout=settings.timeout)
@@ -333,10 +337,10 @@ def _form_group(world: World, settings: GroupSettings) -> None:
         ) from error
 
 
-def _apply_to_group(settings: GroupSettings, world: World) -> None:
+def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
     """Give the existing group what can still be set: its timeout."""
     backend, contradicts = group_backend(world.device), ""
-    if settings.backend not in (None, backend, str(dist.get_backend_config())):
+    if settings.named_backend not in (None, backend, str(dist.get_backend_config())):
         contradicts = f"backend is {settings.backend!r}, but the process group has {backend!r}"
     elif settings.init_method is not None:
         contradicts = f"init_method is {settings.init_method!r}, but there is a process group"

@@ -12,11 +12,9 @@ NATIVE = "headway"
 ORIGINAL = "accelerate"
 
 FORWARDED: dict[str, tuple[str, ...]] = {
-    "": ("headway.plugins",),
     "accelerator": ("headway.utils",),
     "launchers": ("headway.notebook",),
     "memory_utils": ("headway.utils",),
-    "utils": ("headway.plugins",),
 }
 """Accelerate's module, below `accelerate` -> modules of Headway that have names of it, besides the
 one of the same name: `accelerate.utils` needs no row for `headway.utils`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple
@@ -12,10 +13,53 @@ import torch
 from torch.optim import Optimizer
 
 from headway.devices.table import kind_of
+from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
 from headway.errors import MachineError, UsageError
 from headway.machine.detection import detect_machine
-from headway.plugins.handlers import AutocastKwargs, GradScalerKwargs
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """How `torch.autocast` computes in prepared models and under `accelerator.autocast()`.
+
+    Args:
+        enabled: False computes in the dtypes of weights and inputs.
+        cache_enabled: whether weights are cast once for all their uses in a forward pass; None is
+            torch's default.
+
+    Examples:
+        >>> from headway import AutocastKwargs
+        >>> AutocastKwargs(enabled=False).to_kwargs()
+        {'enabled': False}
+    """
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """The loss scale of fp16, as `torch.amp.GradScaler` takes it; other precisions have none.
+
+    Args:
+        init_scale: the first loss scale.
+        growth_factor: by how much it grows after `growth_interval` steps without overflow.
+        backoff_factor: by how much it is multiplied after an overflow.
+        growth_interval: a number of optimizer steps.
+        enabled: False computes in fp16 without loss scale.
+
+    Examples:
+        >>> from headway import GradScalerKwargs
+        >>> GradScalerKwargs(init_scale=1024.0, growth_interval=100).to_kwargs()
+        {'init_scale': 1024.0, 'growth_interval': 100}
+    """
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
 
 
 class PrecisionSettings(NamedTuple):

@@ -10,9 +10,9 @@ import torch
 
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.plugins.handlers import DistributedDataParallelKwargs, TorchDynamoPlugin
 from headway.precision.precision import Precision
-from headway.strategies.compilation import compiled, uncompiled
+from headway.strategies.compilation import TorchDynamoPlugin, compiled, uncompiled
+from headway.strategies.ddp_settings import DistributedDataParallelKwargs
 
 
 class StrategySettings(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 
 from headway.contract.notes import say, say_once
 from headway.errors import UsageError
-from headway.plugins.project import ProjectConfiguration
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
     LoggerType,
@@ -19,6 +18,7 @@ from headway.trackers.choice import (
     choose_trackers,
     make_trackers,
 )
+from headway.trackers.project import ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker, NoTracker
 
 _PATIENCE = 10

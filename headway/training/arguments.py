@@ -13,13 +13,9 @@ from headway.devices.table import KINDS, kind_of
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
-from headway.plugins.handlers import (
-    DynamoBackend,
-    GradientAccumulationPlugin,
-    TorchDynamoPlugin,
-    check_steps,
-)
-from headway.plugins.sharding import FullyShardedDataParallelPlugin
+from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
+from headway.strategies.sharding import FullyShardedDataParallelPlugin
+from headway.training.accumulation import GradientAccumulationPlugin, check_steps
 
 CALL = "the script's Accelerator(...)"
 STATE_CALL = "the script's AcceleratorState(...)"

@@ -17,26 +17,25 @@ from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.devices.table import kind_of
+from headway.distributed.handler import Handlers
 from headway.distributed.rng import set_seed
-from headway.distributed.world import GroupSettings, World, join_world
+from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
 from headway.machine.source import Source, quota_file
 from headway.memory.device import tell_memory_at_exit
-from headway.plugins.handlers import (
+from headway.precision.precision import (
     AutocastKwargs,
-    DistributedDataParallelKwargs,
     GradScalerKwargs,
-    Handlers,
-    InitProcessGroupKwargs,
-    ProfileKwargs,
-    TorchDynamoPlugin,
+    PrecisionSettings,
+    precision_for,
 )
-from headway.plugins.project import ProjectConfiguration, merged_project
-from headway.plugins.sharding import FullyShardedDataParallelPlugin, shown_plugin
-from headway.precision.precision import PrecisionSettings, precision_for
 from headway.state import shared_precision, shared_world
 from headway.strategies.choice import strategy_for
+from headway.strategies.compilation import TorchDynamoPlugin
+from headway.strategies.ddp_settings import DistributedDataParallelKwargs
+from headway.strategies.sharding import FullyShardedDataParallelPlugin, shown_plugin
 from headway.strategies.strategy import StrategySettings
+from headway.trackers.project import ProjectConfiguration, merged_project
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
     Devices,
@@ -48,6 +47,7 @@ from headway.training.arguments import (
     merge_compilation,
     merge_sharing,
 )
+from headway.training.profiling import ProfileKwargs
 from headway.training.training import Training
 
 HANDLERS = (
@@ -91,7 +91,7 @@ def connect(given: Any) -> Connected:
     settings = merge_arguments(read_run(), cpu=given.cpu, **said)
     run = settings.run
     is_device_named = given.cpu or given.device is not None or given.devices is not None
-    group = _group_settings(handlers.or_default(InitProcessGroupKwargs))
+    group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if is_device_named else shared_world()
     world = _join_world(shared, run.device, given.devices, group)
     precision = precision_for(
@@ -155,16 +155,8 @@ def tell(connected: Connected, strategy: str | None) -> None:
         say(note)
 
 
-def _group_settings(handler: InitProcessGroupKwargs) -> GroupSettings:
-    """Return the settings; the handler's default backend stands for the one of the device."""
-    is_default = handler.backend == InitProcessGroupKwargs.backend
-    return GroupSettings(
-        None if is_default else handler.backend, handler.init_method, handler.timeout
-    )
-
-
 def _join_world(
-    shared: World | None, device: str, devices: Devices | None, group: GroupSettings
+    shared: World | None, device: str, devices: Devices | None, group: InitProcessGroupKwargs
 ) -> World:
     """Join with the device of the shared world if there is one, else with what was agreed."""
     if shared is not None:

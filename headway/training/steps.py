@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 from headway.contract.records import beat, channel
 from headway.contract.step_clock import BACKWARD, clock
 from headway.distributed.collectives import reduce
-from headway.plugins.handlers import AutocastKwargs
+from headway.precision.precision import AutocastKwargs
 from headway.training.optimizer import PreparedOptimizer
 from headway.training.training import Training
 from headway.training.weighing import Weighing

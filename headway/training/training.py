@@ -14,10 +14,9 @@ from headway.data.loader import PreparedDataLoader
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.memory.device import clear_device_cache
-from headway.plugins.handlers import check_steps
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
-from headway.training.accumulation import Accumulation, TokenMean
+from headway.training.accumulation import Accumulation, TokenMean, check_steps
 from headway.training.arguments import CALL
 from headway.training.models import extract_model_from_parallel, model_has_dtensor
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler

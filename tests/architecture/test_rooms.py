@@ -27,7 +27,6 @@ NOTHING = "-"
 
 RUNTIME = (
     "devices",  # in methods, which the launch path does not call
-    "plugins",
     "distributed",
     "memory",
     "data",

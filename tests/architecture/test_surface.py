@@ -56,8 +56,6 @@ def surface() -> str:
     for name in ("PartialState", "AcceleratorState", "GradientState"):
         lines += [f"{name}.{member}" for member in public_members("state.py", name)]
     lines += [f"PartialState.{member}" for member in public_members("state.py", "_SharedProcess")]
-    plugins = public_names("plugins/__init__.py")
-    lines += sorted(f"headway.plugins.{name}" for name in plugins)
     lines += sorted(f"headway.utils.{name}" for name in public_names("utils.py"))
     commands = [*COMMANDS, *(f"config {name}" for name in SUBCOMMANDS)]
     for command in sorted(commands):

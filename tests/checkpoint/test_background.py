@@ -18,7 +18,7 @@ from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E40
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
-from headway.plugins.project import ProjectConfiguration  # noqa: E402
+from headway.trackers.project import ProjectConfiguration  # noqa: E402
 from tests.distributed.launching import environment, script  # noqa: E402
 
 

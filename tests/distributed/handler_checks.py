@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from headway import Accelerator
 from headway.errors import MachineError, UsageError
-from headway.plugins import (
+from headway.state import AcceleratorState, PartialState
+from headway.utils import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
@@ -19,7 +20,6 @@ from headway.plugins import (
     ProfileKwargs,
     TorchDynamoPlugin,
 )
-from headway.state import AcceleratorState, PartialState
 from tests.distributed.this_rank import FOLDER, RANK, WORLD
 
 

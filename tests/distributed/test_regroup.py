@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
-from headway.distributed.world import form_group_again, group_timeout, leave_world
 from tests.distributed.launching import environment, launch, script
 
 pytestmark = pytest.mark.distributed
@@ -62,14 +59,3 @@ def test_torch_asks_for_the_store_and_forms_the_group_by_these_names() -> None:
     source = inspect.getsource(c10d.init_process_group)
     asks = source.index("rendezvous_iterator = rendezvous(")
     assert asks < source.index("default_pg, _ = _new_process_group_helper(", asks)
-
-
-def test_a_group_that_is_formed_again_keeps_its_timeout() -> None:
-    dist.init_process_group(
-        "gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77)
-    )
-    try:
-        form_group_again("again")
-        assert group_timeout() == timedelta(seconds=77)
-    finally:
-        leave_world()

@@ -339,8 +339,28 @@ def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all(
 ) -> None:
     for rank in seen_with(world):
         found = rank["batch_size_of_the_rank_with_least_memory"]
-        assert found == {"tried": [64, 32, 16, 16], "ranks": world, "again": world}
-        assert rank["batch_size_without_waiting"] == [10, 5, 2]
+        assert found == {"tried": [64, 32, 16, 16], "ranks": world}
+
+
+OUT_OF_MEMORY_ALONE = """
+import torch
+from headway import Accelerator, find_executable_batch_size
+accelerator = Accelerator(cpu=True)
+@find_executable_batch_size(starting_batch_size=64)
+def train(batch_size):
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    if accelerator.process_index == 1:
+        raise torch.OutOfMemoryError
+    accelerator.backward(model(torch.ones(1, 2)).mean())
+train()
+"""
+
+
+def test_out_of_memory_on_a_rank_for_which_others_wait_in_a_collective_ends_the_run() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", script(OUT_OF_MEMORY_ALONE), timeout_s=60)
+    assert done.returncode == 2, done.stderr
+    assert "OutOfMemory: memory ran out on this rank alone: rank 1 waits in" in done.stderr
+    assert "smaller starting_batch_size" in done.stderr
 
 
 @every_world

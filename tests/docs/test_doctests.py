@@ -33,7 +33,6 @@ from headway.trackers import choice
 PLACES = {
     "headway": headway.__all__,
     "headway.utils": import_module("headway.utils").__all__,
-    "headway.plugins": import_module("headway.plugins").__all__,
     "headway.tracking": import_module("headway.tracking").__all__,
     "headway.state": ["PartialState", "AcceleratorState", "GradientState"],
     "headway.logging": ["get_logger", "MultiProcessAdapter"],

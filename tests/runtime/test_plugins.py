@@ -12,12 +12,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import Accelerator, plugins
+from headway import Accelerator
+from headway.distributed.handler import Handlers
 from headway.errors import UsageError
-from headway.plugins import (
+from headway.precision.precision import Fp16, PrecisionSettings
+from headway.utils import (
     AutocastKwargs,
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
+    DynamoBackend,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     InitProcessGroupKwargs,
@@ -25,8 +28,6 @@ from headway.plugins import (
     ProfileKwargs,
     TorchDynamoPlugin,
 )
-from headway.plugins.handlers import Handlers
-from headway.precision.precision import Fp16, PrecisionSettings
 
 CPU = torch.device("cpu")
 ONES = torch.ones(1, 1)
@@ -259,11 +260,11 @@ def test_a_model_that_the_script_compiled_is_not_compiled_again() -> None:
 
 def test_no_and_unknown_backends() -> None:
     model = torch.nn.Linear(1, 1)
-    for none in ("no", "NO", plugins.DynamoBackend.NO, None):
+    for none in ("no", "NO", DynamoBackend.NO, None):
         assert Accelerator(cpu=True, dynamo_backend=none).prepare(model) is model
     with pytest.raises(UsageError, match="did you mean 'inductor'"):
         Accelerator(cpu=True, dynamo_backend="Inducter").prepare(model)
-    assert TorchDynamoPlugin(backend="Inductor").backend is plugins.DynamoBackend.INDUCTOR
+    assert TorchDynamoPlugin(backend="Inductor").backend is DynamoBackend.INDUCTOR
 
 
 # torch 2.11 warns of every schedule

@@ -17,8 +17,8 @@ from headway.contract.run import VARIABLE, Ranks, RunContract, encode
 from headway.distributed.process import part_of
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.plugins import GradientAccumulationPlugin
 from headway.state import AcceleratorState, GradientState, PartialState, is_initialized
+from headway.utils import GradientAccumulationPlugin
 
 TWO = World(torch.device("cpu"), Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2))
 

@@ -39,9 +39,6 @@ NOT_TENSORS: list[Any] = [{"x": "text"}, 3, []]
 KINDS: list[Any] = [[], (), Pair(0, 0)]
 CALLS: dict[str, Callable[[Any], Any]] = {
     "find_batch_size": lambda u: u.find_batch_size(BATCH),
-    "ignorant_find_batch_size": lambda u: [
-        u.ignorant_find_batch_size(one) for one in (BATCH, *NOT_TENSORS)
-    ],
     "find_device": lambda u: [u.find_device(one) for one in (BATCH, *NOT_TENSORS)],
     "listify": lambda u: u.listify(BATCH),
     "slice_tensors": lambda u: u.slice_tensors(BATCH, slice(1, 3)),
@@ -54,15 +51,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "recursively_apply": lambda u: [
         u.recursively_apply(lambda x, by, to=0: x * by + to, BATCH, 2, to=1),
         u.recursively_apply(str, [1, "a"], test_type=lambda one: isinstance(one, int)),
-    ],
-    "structure": lambda u: [
-        (tuple(one.shape), one.dtype)
-        for one in (lambda data: [data["a"], *data["c"]])(
-            u.initialize_tensors(u.get_data_structure(TENSORS))
-        )
-    ],
-    "is_tensor_information": lambda u: [
-        u.is_tensor_information(one) for one in (u.get_data_structure(BATCH["a"]), BATCH["a"])
     ],
     "convert_to_fp32": lambda u: u.convert_to_fp32(BATCH),
     "convert_outputs_to_fp32": lambda u: u.convert_outputs_to_fp32(lambda x: {"x": x.half()})(
@@ -79,7 +67,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         u.is_torch_version(">=", "2.11"),
         u.is_torch_version("<", "2.10.0"),
     ],
-    "merge_dicts": lambda u: u.merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}),
     "precisions": lambda u: [str(u.PrecisionType("bf16")), u.PrecisionType.NO == "no"],
     "names": lambda u: [u.get_pretty_name(one) for one in (Pair, Pair(1, 2), os.getcwd)],
     "recursive_getattr": lambda u: u.recursive_getattr(torch.nn.Linear(2, 3), "weight.shape"),

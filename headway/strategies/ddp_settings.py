@@ -1,0 +1,161 @@
+"""Settings of DistributedDataParallel, and the hooks by which it exchanges gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from headway.distributed.handler import KwargsHandler
+from headway.errors import MachineError, UsageError
+
+_CALL = "the script's DistributedDataParallelKwargs(...)"
+
+
+class DDPCommunicationHookType(Enum):
+    """How DistributedDataParallel exchanges gradients: as they are, or compressed.
+
+    Examples:
+        >>> from headway import DistributedDataParallelKwargs
+        >>> DistributedDataParallelKwargs(comm_hook="bf16").comm_hook
+        <DDPCommunicationHookType.BF16: 'bf16'>
+    """
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_NO_HOOK = DDPCommunicationHookType.NO
+_POWER_SGD = (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD)
+_WRAPPERS = (_NO_HOOK, DDPCommunicationHookType.FP16, DDPCommunicationHookType.BF16)
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """How models are wrapped in `torch.nn.parallel.DistributedDataParallel`; nothing with one rank.
+
+    Args:
+        dim: as torch's argument of the same name, like the six after it.
+        comm_hook: how gradients are exchanged: in fp16, in bf16, or by PowerSGD
+            (https://arxiv.org/abs/1905.13727).
+        comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
+        comm_state_option: arguments for torch's PowerSGDState, with a PowerSGD hook only.
+
+    Raises:
+        UsageError: a hook or wrapper is unknown, or the three do not go together.
+
+    Examples:
+        >>> from headway import DistributedDataParallelKwargs
+        >>> DistributedDataParallelKwargs(find_unused_parameters=True).to_kwargs()
+        {'find_unused_parameters': True}
+    """
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType | str = _NO_HOOK
+    comm_wrapper: DDPCommunicationHookType | str = _NO_HOOK
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.comm_hook = _hook_type("comm_hook", self.comm_hook, tuple(DDPCommunicationHookType))
+        self.comm_wrapper = _hook_type("comm_wrapper", self.comm_wrapper, _WRAPPERS)
+        if self.comm_wrapper is not _NO_HOOK and self.comm_hook is _NO_HOOK:
+            raise UsageError(
+                f"comm_wrapper is {self.comm_wrapper}, but there is no comm_hook to wrap",
+                where=_CALL,
+                fix=f"pass comm_hook=DDPCommunicationHookType.{self.comm_wrapper.name} instead",
+            )
+        if self.comm_state_option and self.comm_hook not in _POWER_SGD:
+            raise UsageError(
+                f"comm_state_option is for PowerSGD, but comm_hook is {self.comm_hook}",
+                where=_CALL,
+                fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD, or no comm_state_option",
+            )
+
+    def to_dict(
+        self, ignore_keys: tuple[str, ...] = ("comm_hook", "comm_wrapper", "comm_state_option")
+    ) -> dict[str, Any]:
+        """Return a copy of all fields but `ignore_keys`: those that DDP itself takes."""
+        return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
+
+    def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        """Let `model` exchange gradients as `comm_hook` says; the Accelerator calls it.
+
+        Raises:
+            MachineError: torch has the hook for other devices only, such as BF16 for GPUs.
+            UsageError: the hook is batched PowerSGD, which fails in torch.
+
+        Examples:
+            >>> import torch
+            >>> import torch.distributed as dist
+            >>> from headway import DistributedDataParallelKwargs
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+            >>> DistributedDataParallelKwargs(comm_hook="fp16").register_comm_hook(model)
+            >>> dist.destroy_process_group()
+        """
+        if self.comm_hook is _NO_HOOK:
+            return
+        if self.comm_hook is DDPCommunicationHookType.BATCHED_POWER_SGD:
+            raise UsageError(
+                "comm_hook is batched_power_sgd, which stops at an assertion in torch"
+                " (_orthogonalize) once its first steps without compression are over",
+                where=_CALL,
+                fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD",
+            )
+        state, hook = self._state_and_hook(model)
+        try:
+            model.register_comm_hook(state, hook)
+        except TypeError as error:
+            raise MachineError(
+                f"comm_hook is {self.comm_hook}, which torch does not have here: {error}",
+                where=_CALL,
+                fix="pass comm_hook=DDPCommunicationHookType.FP16, or none",
+            ) from error
+
+    def _state_and_hook(
+        self, model: torch.nn.parallel.DistributedDataParallel
+    ) -> tuple[Any, Callable[..., Any]]:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        hooks: dict[Any, Callable[..., Any]] = {
+            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
+            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
+            DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
+        }
+        wrappers: dict[Any, Callable[..., Any]] = {
+            _NO_HOOK: lambda hook: hook,
+            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
+            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
+        }
+        hook = wrappers[self.comm_wrapper](hooks[self.comm_hook])
+        if self.comm_hook not in _POWER_SGD:
+            return model.process_group, hook
+        return powerSGD_hook.PowerSGDState(model.process_group, **self.comm_state_option), hook
+
+
+def _hook_type(
+    name: str, value: object, choices: tuple[DDPCommunicationHookType, ...]
+) -> DDPCommunicationHookType:
+    for choice in choices:
+        if value in (choice, choice.value):
+            return choice
+    raise UsageError(
+        f"{name} is {value!r}, not one of {', '.join(map(str, choices))}",
+        where=_CALL,
+        fix=f"pass {name}=DDPCommunicationHookType.BF16, or another of them",
+    )

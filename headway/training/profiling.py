@@ -1,0 +1,126 @@
+"""What `accelerator.profile()` records."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.distributed.handler import KwargsHandler
+from headway.errors import UsageError
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """What `accelerator.profile()` records, as `torch.profiler.profile` takes it.
+
+    Args:
+        activities: of `cpu`, `cuda`, `mtia`, `xpu` and the others that torch has; None records all
+            that this machine has.
+        schedule_option: arguments for `torch.profiler.schedule`: `wait`, `warmup`, `active`,
+            `repeat` and `skip_first`, each a number of `profiler.step()` calls.
+        on_trace_ready: called with the profiler each time that the schedule has recorded a cycle,
+            and without a schedule at the end.
+        record_shapes: record the shapes of inputs.
+        profile_memory: record allocations.
+        with_stack: record source lines.
+        with_flops: estimate the floating-point operations of matrix products and convolutions.
+        with_modules: record the names of modules; torch has this for TorchScript only.
+        output_trace_dir: a folder for the trace of each rank, `profile_<rank>.json`, as Chrome's
+            tracing and Perfetto read them.
+
+    Examples:
+        >>> import torch
+        >>> from headway import ProfileKwargs
+        >>> handler = ProfileKwargs(activities=["cpu"], record_shapes=True)
+        >>> with handler.build() as profiler:
+        ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+        >>> "aten::mm" in {one.key for one in profiler.key_averages()}
+        True
+    """
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | None = None
+
+    def build(self) -> torch.profiler.profile:
+        """Return the profiler, a context that has not begun.
+
+        Raises:
+            UsageError: an activity, or a key of `schedule_option`, is unknown.
+        """
+        return torch.profiler.profile(
+            activities=None if self.activities is None else list(map(_activity, self.activities)),
+            schedule=None if self.schedule_option is None else _schedule(self.schedule_option),
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        )
+
+
+def _activity(name: str) -> torch.profiler.ProfilerActivity:
+    known = torch.profiler.ProfilerActivity.__members__
+    if name.upper() not in known:
+        raise UsageError(
+            f"activities has {name!r}, which torch's profiler does not know",
+            where="the script's ProfileKwargs(...)",
+            fix=f"pass some of {', '.join(sorted(map(str.lower, known)))}",
+        )
+    return known[name.upper()]
+
+
+def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.ProfilerAction]:
+    try:
+        return torch.profiler.schedule(**options)
+    except (TypeError, AssertionError) as error:
+        raise UsageError(
+            f"schedule_option is {options!r}: {error}",
+            where="the script's ProfileKwargs(...)",
+            fix="pass wait, warmup and active, and if need be repeat and skip_first",
+        ) from None
+
+
+TRACE_NAME = "profile_{rank}.json"
+
+
+@contextmanager
+def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
+    """Record what the block does; with a schedule, the file has its last cycle."""
+    if handler.output_trace_dir is None:
+        with handler.build() as profiler:
+            yield profiler
+        return
+    folder = Path(handler.output_trace_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / TRACE_NAME.format(rank=rank)
+    is_written = False
+
+    def write_trace(profiler: torch.profiler.profile) -> None:
+        nonlocal is_written
+        if handler.on_trace_ready is not None:
+            handler.on_trace_ready(profiler)
+        profiler.export_chrome_trace(str(trace))
+        is_written = True
+
+    with replace(handler, on_trace_ready=write_trace).build() as profiler:
+        yield profiler
+    if not is_written:
+        warnings.warn(
+            f"no trace in {trace}: the schedule {handler.schedule_option} recorded nothing."
+            " Call profiler.step() after each step, or record earlier",
+            stacklevel=3,
+        )
