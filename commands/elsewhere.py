@@ -1,5 +1,5 @@
-"""What launches elsewhere have in common: as a job of a scheduler, on hosts over ssh, or of another
-tree of the same code, a snapshot of a job or a run's commit.
+"""What launches elsewhere have in common: as a job of a scheduler, of a snapshot of the code there,
+or on hosts over ssh.
 """
 
 from __future__ import annotations
@@ -121,18 +121,13 @@ class Moved(NamedTuple):
     variables: dict[str, str]
 
 
-def moved(
-    program: Program, folder: str, root: str, tree: str, has: Callable[[str], bool] | None = None
-) -> Moved:
+def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
     """Return a program, typed in `folder`, as it is in `tree`, a copy of the code in `root`.
-
-    `has` says whether a path from there is in a copy that is yet to be made.
 
     Raises:
         MachineError: this Python would look for a module in the working folder first.
     """
-    has = has or (lambda place: os.path.exists(os.path.join(tree, place)))
-    there = partial(_there, folder=folder, root=root, tree=tree, has=has)
+    there = partial(_there, folder=folder, root=root, tree=tree)
     args = tuple(_argument(word, folder, there) for word in program.args)
     python_path = [found for one in sys.path if one and (found := there(one))]
     variables = {}
@@ -155,13 +150,14 @@ def moved(
     return Moved(program._replace(name=name, args=args), variables)
 
 
-def _there(path: str, folder: str, root: str, tree: str, has: Callable[[str], bool]) -> str:
+def _there(path: str, folder: str, root: str, tree: str) -> str:
     """Return the place of a path of `root` in `tree`; empty for one that is not there."""
     whole = os.path.join(folder, path)
     for one in (os.path.abspath(whole), os.path.realpath(whole)):
         place = os.path.relpath(one, root)
-        if place.split(os.sep)[0] != os.pardir and has(place):
-            return os.path.normpath(os.path.join(tree, place))
+        found = os.path.normpath(os.path.join(tree, place))
+        if place.split(os.sep)[0] != os.pardir and os.path.exists(found):
+            return found
     return ""
 
 

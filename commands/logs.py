@@ -1,4 +1,4 @@
-"""`headway logs [RUN]`: what the ranks of a run have printed, as far as it was kept."""
+"""`headway logs [RUN]`: what the ranks of a run, or a job of SLURM, have printed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 
 from headway.commands.flags import Parser
-from headway.commands.follow import follow_job, write
 from headway.commands.runs import RUN
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import ConfigError
 from headway.history.record import Record
 from headway.history.store import find, is_running
-from headway.launcher.remote.slurm_jobs import copy_new
+from headway.launcher.remote import slurm_jobs
 
 _EVERY_S = 0.5
+_INTERRUPTED = 130
 _LOG = re.compile(r"rank_(\d+)_attempt_(\d+)\.log")
 _FIX = "launch with --log-dir DIR, which keeps all output"
 
@@ -29,25 +29,32 @@ def main(argv: Sequence[str]) -> int:
         "logs",
         "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
         "lines of each rank, once they have ended.",
-        usage="headway logs [--rank R] [--follow] [RUN]",
-        appendix=f"\n{RUN}\n",
+        usage="headway logs [--rank R] [--follow] [RUN | JOB]",
+        appendix=f"\n{RUN}\nJOB: with --follow: the number of a job of SLURM, such as 12, 12_3\n",
     )
     parser.flag("--rank", metavar="R", help="of this rank alone")
     parser.flag(
-        "--follow", short="-f", help="go on until the run has ended; of a job, as `headway follow`"
+        "--follow",
+        short="-f",
+        help="print what follows, too, until the run or job has ended, and exit with its code; "
+        "Ctrl-C leaves it running",
     )
     parsed, name = parser.parse_one(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
         parser.error(f"--rank is the number of a rank, not {parsed.rank!r}")
-    record = find(name)
     rank = None if parsed.rank is None else int(parsed.rank)
-    files = list(_files(record, rank))
+    if parsed.follow and name is not None and slurm_jobs.is_job_id(name):
+        if rank is not None:
+            parser.error("--rank is for runs: the output of a job is that of all its ranks")
+        return follow_job(name)
+    record = find(name)
     if parsed.follow:
         return _follow(record, rank)
+    files = list(_files(record, rank))
     if files:
         for path in files:
-            _begin(path, files)
-            copy_new(path, 0, write)
+            _print_name(path, files)
+            slurm_jobs.copy_new(path, 0, _write)
         return 0
     tails = {one: lines for one, lines in record.tails.items() if rank in (None, one)}
     if not tails:
@@ -57,6 +64,24 @@ def main(argv: Sequence[str]) -> int:
             prefix = f"[{one}] " if len(tails) > 1 else ""
             print(f"{prefix}{line}")
     return 0
+
+
+def follow_job(job: str) -> int:
+    """Print a job's output until it has ended or Ctrl-C comes; return the exit code.
+
+    Raises:
+        LaunchError: SLURM does not know the job.
+    """
+    try:
+        ended = slurm_jobs.follow(job, _write, say)
+    except KeyboardInterrupt:
+        ended = slurm_jobs.state_of(job)
+        if not ended.has_ended:
+            again = f"`headway logs --follow {job}` shows it again, `scancel {job}` ends it"
+            say(f"job {job} is still running; {again}")
+            return _INTERRUPTED
+    say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
+    return ended.exit_code
 
 
 def _files(record: Record, rank: int | None) -> Iterator[str]:
@@ -70,37 +95,48 @@ def _files(record: Record, rank: int | None) -> Iterator[str]:
 
 
 def _follow(record: Record, rank: int | None) -> int:
-    """Show what is printed until the run has ended; return its exit code."""
+    """Print the output of a run until it has ended; return its exit code, 1 if that is unknown."""
     if record.start.job and rank is None:
         return follow_job(record.start.job)
-    read: dict[str, int] = {}
     if not any(kept.what == LOGS for kept in record.kept):
         raise ConfigError(
             f"the output of run {record.name} is kept in no file that could be followed",
             where=record.path,
             fix=_FIX,
         )
+    read: dict[str, int] = {}
     try:
         while True:
-            goes_on = is_running(record)
-            for path in _files(record, rank):
+            may_grow = is_running(record)
+            files = [*_files(record, rank)]
+            for path in files:
                 if path not in read:
-                    _begin(path, [*_files(record, rank)])
-                    read[path] = 0
-                read[path] += copy_new(path, read[path], write)
-            record = find(record.name)
-            if not goes_on:
-                return (record.end.exit_code or 0) if record.end is not None else 0
+                    _print_name(path, files)
+                read[path] = read.get(path, 0)
+                read[path] += slurm_jobs.copy_new(path, read[path], _write)
+            if not may_grow:
+                break
             time.sleep(_EVERY_S)
+            record = find(record.name)
     except KeyboardInterrupt:
-        say("the run goes on")
-        return 130
+        say("the run is still active")
+        return _INTERRUPTED
+    code = None if record.end is None else record.end.exit_code
+    if code is None:
+        say("the run has ended; its exit code is unknown")
+    return 1 if code is None else code
 
 
-def _begin(path: str, files: Sequence[str]) -> None:
+def _print_name(path: str, files: Sequence[str]) -> None:
     if len(files) > 1:
         sys.stdout.flush()
-        write(f"==> {path} <==\n".encode(errors="backslashreplace"))
+        _write(f"==> {path} <==\n".encode(errors="backslashreplace"))
+
+
+def _write(data: bytes) -> None:
+    """Write bytes on standard output at once."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _missing(record: Record, rank: int | None) -> str:

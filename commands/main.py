@@ -29,7 +29,6 @@ _MOST_PROBLEMS = 50  # shown at once: more than there are settings
 GROUPS = {
     "start": {
         "launch": "run a training script in one or many processes",
-        "rerun": "launch once more what a run has launched, also at its commit",
         "estimate": "say how much memory a script will take, and which settings fit, without a GPU",
         "adopt": "list what scripts take from Accelerate, and change their imports",
     },
@@ -37,12 +36,11 @@ GROUPS = {
         "ps": "list your running launches on this machine",
         "top": "show the ranks of running launches, where their time goes, and which one is slow",
         "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
-        "follow": "show the output of a job that `launch --submit` started, until it has ended",
     },
     "look back": {
         "runs": "list the runs that have a record, and say in what two of them differ",
         "why": "say how a run ended, and what has changed since one that ended well",
-        "logs": "print what the ranks of a run have printed",
+        "logs": "print what the ranks of a run or job print, also while it is running",
         "checkpoint": "list, verify and remove checkpoints of trainings",
     },
     "settings": {

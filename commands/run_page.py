@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.commands.runs import ended, slow_rank, took
+from headway.commands.runs import command_line, ended, slow_rank, took
 from headway.commands.tables import when
 from headway.contract.records import METRICS
 from headway.contract.step_clock import Figures
@@ -64,7 +64,7 @@ def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
             ("steps", str(record.num_steps or "-")),
             ("samples/s", "-" if (speed := record.samples_per_s) is None else _number(speed)),
             *((kept.what, kept.path) for kept in record.kept),
-            ("command", " ".join(["headway launch", *start.command])),
+            ("the same again", command_line(record)),
         ),
         *(f"<p>{_text(slow)}</p>" for slow in [slow_rank(record)] if slow),
         *_report(record),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
@@ -14,6 +15,7 @@ from headway.history.changes import Change, changes
 from headway.history.record import Record
 from headway.history.store import find, is_running, read_all
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
+from headway.launcher.remote.orders import OF_ONE_RUN
 
 RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without one, the newest."
 _LEAST_STEPS = 20  # of a run in which a rank can be called slow
@@ -42,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         rows = [_row(record, _script(record, records)) for record in records]
         print_table(_HEAD, rows, shortened="script")
+        if records and (line := command_line(records[-1])):
+            say(f"the newest again: {line}")
     for line in refused:
         say(f"note: {line}")
     return 0
@@ -63,7 +67,41 @@ def as_json(record: Record) -> dict[str, object]:
         "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
         "restarts": len(record.restarts),
         "path": record.path,
+        "command": command_line(record),
     }
+
+
+def command_line(record: Record) -> str:
+    """Return the command line that launches the same again, for a shell; secrets are masked.
+
+    Empty if the record does not have it, as it was too long.
+    """
+    start = record.start
+    if not start.command:
+        return ""
+    settings = {
+        name: value
+        for name, value in start.variables.items()
+        if name.startswith("HEADWAY_") and name not in OF_ONE_RUN
+    }
+    assigned = [f"{name}={_quoted(value)}" for name, value in settings.items()]
+    words = " ".join([*assigned, "headway launch", *map(_quoted, start.command)])
+    return f"cd {_quoted(start.folder)} && {words}"
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell; characters that cannot be printed are escaped as in bash."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable():
+        return f"\\{char}" if char in "\\'" else char
+    is_byte = "\udc80" <= char <= "\udcff"  # of a name that is not UTF-8
+    escaped = char.encode("utf-8", "surrogateescape" if is_byte else "replace")
+    return "".join(f"\\x{byte:02x}" for byte in escaped)
 
 
 def _script(record: Record, records: Sequence[Record]) -> str:

@@ -74,7 +74,7 @@ def submit(request: Request) -> int:
         raise ConfigError(
             "--follow shows one job, and an array has several",
             where="flags --follow and --sbatch",
-            fix="leave --follow out, and run `headway follow JOB_TASK` for one of them",
+            fix="leave --follow out, and run `headway logs --follow JOB_TASK` for one of them",
         )
     inherited = _inherited(parsed, environ, options)
     into = os.path.join(folder, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -98,9 +98,9 @@ def submit(request: Request) -> int:
     _keep(script, os.path.join(folder, f"{name}-{job}.sh"))
     if not parsed.follow:
         print(job)
-        say(f"submitted; `headway follow {job}` shows its output, `scancel {job}` ends it")
+        say(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
         return 0
-    from headway.commands.follow import follow_job
+    from headway.commands.logs import follow_job
 
     say(f"submitted job {job}")
     return follow_job(job)

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.commands.flags import Parser
-from headway.commands.runs import RUN, as_json, ended, print_changes, slow_rank, took
+from headway.commands.runs import (
+    RUN,
+    as_json,
+    command_line,
+    ended,
+    print_changes,
+    slow_rank,
+    took,
+)
 from headway.commands.tables import when
 from headway.contract.notes import say
 from headway.contract.records import shown
@@ -60,6 +68,8 @@ def main(argv: Sequence[str]) -> int:
             print_changes(found)
         else:
             print(f"\nnothing that is recorded has changed since run {good.name} ended well")
+        if line := command_line(record):
+            print(f"\nthe same again:\n  {line}")
     return 0
 
 

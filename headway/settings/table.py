@@ -264,8 +264,8 @@ class Settings:
     record = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
         ON,
-        "keep a record of the run below your state folder, for `headway runs`, `headway why`, "
-        "`headway logs` and `headway rerun`",
+        "keep a record of the run below your state folder, for `headway runs`, `headway why` and "
+        "`headway logs`",
     )
     debug_rank = Setting[int | None](
         Count(0),

@@ -39,6 +39,7 @@ def start_of(
     script = script_path(program.kind, program.name, environ)
     name, arguments, code = program.name, _short(program.args), ""
     if (copy := snapshot_of(os.path.dirname(script))) is not None:
+        words = [*map(copy.typed, words)]
         name, *words_typed = map(copy.typed, (name, *arguments))
         arguments, code = tuple(words_typed), copy.code
         script, environ = copy.original(script), copy.outside(environ)

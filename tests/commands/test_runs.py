@@ -1,4 +1,4 @@
-"""`headway runs`, `why`, `logs` and `rerun`: what they say of records, and the page."""
+"""`headway runs`, `why` and `logs`: what they say of records, and the page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,6 @@ from headway.contract.records import METRICS, Kept
 from headway.history import store
 from headway.history.place import runs_folder
 from headway.history.record import Restart, Row, Tail
-from headway.history.snapshot import read_commit, snapshot_of
 from headway.trackers.jsonl import JsonlTracker
 from tests.commands.running import python, run
 from tests.distributed import launching
@@ -30,15 +27,18 @@ from tests.waiting import wait_until
 REPORT = "rank 1 of 2 failed with ValueError\n  <script>alert(1)</script> & \x1b[31mred"
 
 
+def rows_listed() -> list[list[str]]:
+    code, text = run("runs")
+    assert code == 0
+    return [line.split() for line in text.splitlines() if line.startswith("2024")]
+
+
 def test_runs_are_listed_the_newest_last() -> None:
     write_run(rows=[Row(0, figures(10)), Row(0, figures(20))])
     write_run(code=75)
     write_run(code=None)
-    code, text = run("runs")
-    assert code == 0
-    assert [line.split()[5] for line in text.splitlines()] == ["well", "saved", "by"]
-    _, text = run("runs", "--json")
-    listed = json.loads(text)
+    assert [row[5] for row in rows_listed()] == ["well", "saved", "by"]
+    listed = json.loads(run("runs", "--json")[1])
     assert [one["exit_code"] for one in listed] == [0, 75, None]
     first = listed[0]
     assert (first["script"], first["ranks"]) == ("/work/train.py", 1)
@@ -48,8 +48,7 @@ def test_runs_are_listed_the_newest_last() -> None:
 def test_scripts_of_one_name_are_told_apart_by_their_folders() -> None:
     for script in ("/work/a/main.py", "/work/b/main.py", "/work/a/main.py", "/work/train.py"):
         write_run(script=script, program=os.path.basename(script))
-    names = [line.split()[3] for line in run("runs")[1].splitlines()]
-    assert names == ["a/main.py", "b/main.py", "a/main.py", "train.py"]
+    assert [row[3] for row in rows_listed()] == ["a/main.py", "b/main.py", "a/main.py", "train.py"]
 
 
 def test_a_long_name_of_a_script_is_shortened_to_the_width_of_a_terminal(
@@ -139,57 +138,30 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
     assert done.returncode == 7
 
 
-def test_a_rerun_prints_the_command_line_with_the_variables_of_settings() -> None:
+def test_the_command_line_of_a_run_is_printed_with_the_variables_of_settings() -> None:
     of_the_job = {"HEADWAY_ALLOCATION": "7:1"}
     variables = {"HEADWAY_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "4", **of_the_job}
-    write_run(folder=os.getcwd(), variables=variables)
-    code, text = run("rerun", "--dry-run")
-    assert code == 0
-    command = "HEADWAY_MIXED_PRECISION=bf16 headway launch --cpu train.py --lr 0.1 --data data"
-    assert text == f"headway: cd {os.getcwd()} && {command}\n"
-
-
-def test_a_rerun_prints_variables_also_where_they_are_set_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
-    write_run(folder=os.getcwd(), variables={"HEADWAY_MIXED_PRECISION": "bf16"})
-    assert " HEADWAY_MIXED_PRECISION=bf16 headway launch " in run("rerun", "--dry-run")[1]
+    write_run(variables=variables, command=("--cpu", "train.py", "--api-key", "***"))
+    words = "headway launch --cpu train.py --api-key '***'"
+    command = f"cd /work && HEADWAY_MIXED_PRECISION=bf16 {words}"
+    assert run("why")[1].endswith(f"\nthe same again:\n  {command}\n")
+    assert run("runs")[1].endswith(f"headway: the newest again: {command}\n")
+    assert json.loads(run("runs", "--json")[1])[0]["command"] == command
+    write_run(command=())  # it was too long for a record
+    assert "again" not in run("why")[1] + run("runs")[1]
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_rerun_prints_names_of_no_utf_8_as_a_shell_reads_them() -> None:
+def test_a_command_line_with_odd_characters_is_printed_as_a_shell_reads_it() -> None:
     arguments = (os.fsdecode(b"it's \xff0\\.txt"), "a\nb")
-    write_run(folder=os.getcwd(), arguments=arguments, command=("train.py", *arguments))
-    _, text = run("rerun", "--dry-run")
-    line = text.removeprefix("headway: ").replace("headway launch", "printf '%s\\0'")
+    write_run(folder=os.getcwd(), command=("train.py", *arguments))
+    line = json.loads(run("runs", "--json")[1])[0]["command"]
+    line = line.replace("headway launch", "printf '%s\\0'")
     printed = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
     assert printed == b"".join(os.fsencode(one) + b"\0" for one in ("train.py", *arguments))
-
-
-def test_a_rerun_of_a_damaged_record_prints_characters_that_are_none() -> None:
-    write_run(arguments=("a\ud800b",))
-    assert "$'a\\xed\\xa0\\x80b'" in run("rerun", "--dry-run")[1]
-
-
-@pytest.mark.parametrize(
-    ("start", "said"),
-    [
-        ({"command": ("train.py", "--api-key", "***")}, "had a secret"),
-        ({"command": ()}, "too long for a record"),
-        ({"folder": "/nowhere"}, "its folder /nowhere is not there"),
-        ({"variables": {"HEADWAY_ENV": "A_KEY=***"}}, "had a secret in HEADWAY_ENV"),
-    ],
-)
-def test_a_rerun_refuses_what_the_record_does_not_hold(start: dict[str, Any], said: str) -> None:
-    write_run(**{"folder": os.getcwd(), **start})
-    code, text = run("rerun", "--dry-run")
-    assert code == 2
-    assert said in text
-    assert (
-        "its commit is not on record" in run("rerun", "--at-commit", write_run(folder="/").name)[1]
-    )
+    write_run(command=("a\ud800b",))  # of a damaged record
+    assert "$'a\\x3fb'" in run("why")[1]
 
 
 class _Tags(HTMLParser):
@@ -345,57 +317,3 @@ def test_a_launch_leaves_a_record_that_says_why_it_failed(tmp_path: Path) -> Non
     _, good, *_ = run("runs", "--json")[1].split('"run": "')
     assert f"checkpoints: {os.path.abspath('saved')}" in run("why", good.partition('"')[0])[1]
     assert "[1] trained with ['bad', '--key', '***']" in run("logs")[1]
-
-
-@pytest.mark.processes
-def test_a_rerun_at_the_commit_has_the_code_with_its_uncommitted_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launched: list[Sequence[str]] = []
-
-    def launch(words: Sequence[str]) -> int:
-        launched.append(words)
-        return 0
-
-    monkeypatch.setattr("headway.commands.launch.main", launch)
-    Path("lib").mkdir()
-    Path("lib/near.py").write_text("X = 1\n")
-    Path("train.py").write_text("")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *words], check=True)
-    subprocess.run(["git", "config", "diff.noprefix", "true"], check=True)
-    Path("lib/near.py").write_bytes(b"X = '\xe4'\n")
-    commit = read_commit(os.getcwd())
-    assert commit is not None
-    assert not commit.is_whole  # the record, which is UTF-8, could not restore that
-    Path("lib/near.py").write_text("X = 2\n")
-    commit = read_commit(os.getcwd())
-    assert commit is not None
-    record = write_run(commit, folder=os.getcwd())
-    Path("lib/near.py").write_text("X = 3\n")
-    tree = Path(record.path) / "code"
-    for _ in range(2):
-        code, text = run("rerun", "--at-commit", "--dry-run")
-        assert code == 0, text
-        assert f"headway launch --cpu {tree}/train.py --lr 0.1 --data data" in text
-        assert not tree.exists()
-    tree.mkdir()
-    code, text = run("rerun", "--at-commit")
-    assert code != 0
-    assert "wait for the other rerun" in text
-    tree.rmdir()
-    Path(".gitmodules").touch()
-    for _ in range(2):  # the tree is made once
-        code, text = run("rerun", "--at-commit")
-        assert code == 0, text
-        assert "submodules are not in that code" in text
-        assert (tree / "lib" / "near.py").read_text() == "X = 2\n"
-    assert launched == [["--cpu", f"{tree}/train.py", "--lr", "0.1", "--data", "data"]] * 2
-    copy = snapshot_of(str(tree / "lib"))
-    assert copy is not None
-    assert copy.commit == commit
-    assert copy.typed(f"--script={tree}/train.py") == "--script=train.py"
-    assert copy.original(f"{tree}/train.py") == os.path.abspath("train.py")
-    python_path = {"PYTHONPATH": f"{tree}:/mine:{tree}/lib", "A": "1"}
-    assert copy.outside(python_path) == {"PYTHONPATH": "/mine", "A": "1"}
-    assert Path("lib/near.py").read_text() == "X = 3\n"

@@ -330,7 +330,7 @@ def test_a_job_is_followed_in_a_folder_whose_name_looks_like_a_pattern(
     add_command(fakes, "squeue", f"printf '%-4096s\\n' {shlex.quote(f'{tmp_path}/p%%j/a-%j.log')}")
     from headway.commands.main import main
 
-    assert main(["follow", "7"]) == 0
+    assert main(["logs", "--follow", "7"]) == 0
     assert capfdbinary.readouterr().out == b"hi\n"
 
 
@@ -395,7 +395,7 @@ def test_a_job_is_followed_over_a_requeue_to_its_end(
     monkeypatch.setattr(slurm_jobs, "_MOST_S", 0.0)
     from headway.commands.main import main
 
-    assert main(["follow", "7"]) == 3
+    assert main(["logs", "--follow", "7"]) == 3
     out, err = capfdbinary.readouterr()
     assert out == b"one\ntwo\n"
     assert [b"Resources" in line for line in err.splitlines()].count(True) == 1
@@ -404,7 +404,7 @@ def test_a_job_is_followed_over_a_requeue_to_its_end(
 
 @pytest.mark.parametrize(
     ("state", "code", "said"),
-    [("RUNNING", 130, "headway follow 12_3"), ("COMPLETED", 0, "ended: COMPLETED")],
+    [("RUNNING", 130, "headway logs --follow 12_3"), ("COMPLETED", 0, "ended: COMPLETED")],
 )
 def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back_if_it_has_not_ended(
     state: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
@@ -414,14 +414,14 @@ def test_ctrl_c_leaves_the_job_alone_and_says_how_to_come_back_if_it_has_not_end
 
     monkeypatch.setattr(slurm_jobs, "follow", interrupt)
     monkeypatch.setattr(slurm_jobs, "state_of", lambda _: JobState(state))
-    ended, text = run("follow", "12_3")
+    ended, text = run("logs", "-f", "12_3")
     assert ended == code
     assert said in text
 
 
-@pytest.mark.parametrize("words", [[], ["a"], ["1", "2"], ["-1"], ["1;ls"]])
-def test_follow_takes_one_job(words: list[str]) -> None:
-    assert run("follow", *words)[0] == 2
+@pytest.mark.parametrize("words", [["1", "2"], ["-1"], ["1;ls"], ["--rank", "0", "12"]])
+def test_one_job_is_followed(words: list[str]) -> None:
+    assert run("logs", "--follow", *words)[0] == 2
 
 
 @pytest.mark.processes
@@ -430,10 +430,10 @@ def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounting(
 ) -> None:
     add_command(fakes, "scontrol", "echo 'Invalid job id specified' >&2; exit 1")
     add_command(fakes, "sacct", "echo 'CANCELLED by 0|0:15'")
-    code, text = run("follow", "7")
+    code, text = run("logs", "-f", "7")
     assert code == 128 + 15
     add_command(fakes, "sacct", "exit 1")
-    code, text = run("follow", "7")
+    code, text = run("logs", "-f", "7")
     assert code == 4
     assert "Invalid job id specified" in text
 
