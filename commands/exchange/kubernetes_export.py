@@ -13,7 +13,7 @@ from headway.contract.records import STOPPED_AND_SAVED
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
 from headway.devices.table import kind_of
-from headway.launcher.plan.supervision import grace_of
+from headway.launcher.processes.shutdown import grace_of
 from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, TABLE, Settings
 
 _PORT = 29500  # each pod has an address of its own, so that any port is free

@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 from headway.launcher.diagnosis.torch_messages import (
     CAUGHT_SIGNALS,
-    ENDED_STATE,
     STATE,
     STATES,
     STOPPED_STATES,
-    TRACER,
 )
 
 
@@ -25,12 +23,6 @@ class ProcessState(NamedTuple):
 
     letter: str = ""  # as in ps(1); empty: not known
     waits_in: str = ""  # the function of the kernel; empty: in none, or not known
-    tracer: int = 0  # the process that debugs it
-
-    @property
-    def is_kept_by_tracer(self) -> bool:
-        """Whether it has ended, and stays until its tracer has noted that."""
-        return self.letter == ENDED_STATE and self.tracer != 0
 
     @property
     def is_stopped(self) -> bool:
@@ -50,7 +42,6 @@ def read_state(pid: int) -> ProcessState:
     return ProcessState(
         letter=status.get(STATE, "")[:1],
         waits_in="" if waits_in == "0" else waits_in,
-        tracer=int(status.get(TRACER, "0")),
     )
 
 

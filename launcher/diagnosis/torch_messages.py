@@ -90,7 +90,6 @@ JOINING_THREADS = ("threading.py", "_shutdown")
 # Linux, proc(5): fields of /proc/PID/status
 CAUGHT_SIGNALS = "SigCgt"
 STATE = "State"
-TRACER = "TracerPid"
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -100,7 +99,6 @@ STATES = {
     "Z": "ended, and not yet reaped",
 }
 STOPPED_STATES = ("T", "t")
-ENDED_STATE = "Z"
 
 
 def contains(message: str, texts: Iterable[Text]) -> bool:

@@ -143,10 +143,10 @@ class Watch:
         known = self._ranks.get(rank)
         return known.crash_stack if known else []
 
-    def has_failed(self, rank: int) -> bool:
-        """Return whether a rank has told that its program failed; its process may still run."""
-        known = self._ranks.get(rank)
-        return any(one.code not in (0, STOPPED_AND_SAVED) for one in known.ends) if known else False
+    def has_failed(self, rank: int, since: float) -> bool:
+        """Return whether a rank reported a failure before `since`, in seconds since the epoch."""
+        ends = known.ends if (known := self._ranks.get(rank)) else []
+        return any(one.code not in (0, STOPPED_AND_SAVED) and one.time < since for one in ends)
 
     def begin_to_stop(self) -> None:
         """Look for no hang any more: ranks that are being stopped make no progress."""

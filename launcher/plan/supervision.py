@@ -1,11 +1,10 @@
-"""Decides whether the launcher stays beside the script, with what grace, and whether it joins a
-library; and checks that program and scheduler allow it.
+"""Decides whether the launcher stays beside the script, and whether it joins a library; and checks
+that program and scheduler allow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from headway.contract.origin import Layer
 from headway.contract.run import Ranks
@@ -16,10 +15,6 @@ from headway.machine.facts import Machine
 from headway.settings.problems import missing_ranks
 from headway.settings.table import TABLE, YES, Settings
 
-_VICTIM_S = 5
-_SAVING_S = 600
-_JOB_END = "SLURM_JOB_END_TIME"  # seconds since the epoch, where SLURM says so
-_SPARE_S = 5  # for the report, before the scheduler kills the launcher too
 _ONE_EACH = "srun --ntasks-per-node=1, or mpirun --map-by ppr:1:node"
 
 
@@ -155,26 +150,3 @@ def why_not_joined(
     return (
         f"one process whose script and its modules import none ({TABLE['library_hooks'].flag} asks)"
     )
-
-
-class Grace(NamedTuple):
-    """How long ranks may take to stop, in seconds."""
-
-    usual_s: float  # after a stop signal
-    victim_s: float  # after another rank has failed
-    to_save_s: float  # after a stop signal, where ranks have told that they will save
-    job_ends_at: float = float("inf")  # when the scheduler kills all of the job, since the epoch
-
-    def saving_s(self, now: float) -> float:
-        """Return how long a save may take that begins `now`, seconds since the epoch."""
-        return min(self.to_save_s, max(self.job_ends_at - now - _SPARE_S, self.usual_s))
-
-
-def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
-    """Return what a launch with these settings grants; one that the user has set holds for all."""
-    usual = settings.grace_period_s
-    ends = environ.get(_JOB_END, "")
-    ends_at = float(ends) if ends.isascii() and ends.isdecimal() else float("inf")
-    if settings.are_user_set("grace_period_s"):
-        return Grace(usual, usual, usual, ends_at)
-    return Grace(usual, min(usual, _VICTIM_S), max(usual, _SAVING_S), ends_at)

@@ -36,10 +36,11 @@ from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.supervision import grace_of, refuse_missing_ranks
+from headway.launcher.plan.supervision import refuse_missing_ranks
 from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
+from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import (
     ServerEnded,
     Starter,

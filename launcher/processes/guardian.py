@@ -25,7 +25,8 @@ from headway.contract.forking import (
     set_title,
     wake_on_child_end,
 )
-from headway.launcher.rank.process_cleanup import KILL_MARGIN_S, end_descendants
+from headway.launcher.processes.process_cleanup import end_descendants
+from headway.launcher.processes.shutdown import KILL_MARGIN_S
 
 _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period
 _NEVER = float("inf")

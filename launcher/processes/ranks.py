@@ -33,14 +33,12 @@ from headway.launcher.diagnosis.process_state import read_state
 from headway.launcher.diagnosis.reasons import is_of_communication
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
-from headway.launcher.plan.supervision import Grace
+from headway.launcher.processes.shutdown import Grace, Shutdown
 from headway.launcher.processes.starter import Starter, cannot_start
-from headway.launcher.rank.process_cleanup import KILL_MARGIN_S
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
 
-_MIN_EXIT_S = 5.0  # for the exit of a rank whose program has failed
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 
 
@@ -85,12 +83,11 @@ class RankProcesses(PContext):
         self.handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
         self._stopped_at = float("inf")  # when the ranks were asked to stop, since the epoch
-        self._kill_at = float("inf")  # when grace ends, on the monotonic clock
-        self._is_grace_over = False  # set by another thread, or a signal's handler
-        self._failed_at: dict[int, float] = {}  # by local rank: its program, on the monotonic clock
-        self._stuck: list[int] = []  # local ranks that failed, and do not end
+        self._shutdown: Shutdown | None = None  # once they are being stopped
+        self._sent: dict[int, int] = {}  # by local rank: the last signal of the shutdown
+        self._killed_after_s: dict[int, float] = {}  # by local rank: since it was asked to stop
+        self._is_cut_short = False  # set by another thread, or a signal's handler
         self.are_victims = False  # the run has failed on another machine
-        self._killed_after_s: dict[int, float] = {}  # by local rank: SIGKILL ended its grace
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
@@ -167,59 +164,59 @@ class RankProcesses(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         self.collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
-        failures = {
-            local_rank: ProcessFailure(local_rank, end.pid, end.code, error_file="")
-            for local_rank, end in self.exits.items()
-            if end.is_failure
-        } or {
-            local_rank: ProcessFailure(local_rank, self.pids()[local_rank], 1, error_file="")
-            for local_rank in self._find_stuck()
-        }
+        failed = {one: end.code for one, end in self.exits.items() if end.is_failure}
+        if not failed and (overdue := self._find_overdue()):
+            ranks = named([int(self.envs[one]["RANK"]) for one in overdue])
+            limit = f"{self._grace.usual_s:g} s (--grace-period-s)"
+            say(f"{ranks} failed, but did not exit within {limit}")
+            failed = dict.fromkeys(overdue, 1)
         if self._watch.hang is not None:  # torch expects a process that failed
+            failed = dict.fromkeys(self.envs, hang.EXIT_CODE)
+        if failed:
+            pids = self.pids()
             failures = {
-                local_rank: ProcessFailure(local_rank, pid, hang.EXIT_CODE, error_file="")
-                for local_rank, pid in self.pids().items()
+                one: ProcessFailure(one, pids[one], code, error_file="")
+                for one, code in failed.items()
             }
-        if failures:
             return RunProcsResult(failures=failures)
         if len(self.exits) == self.nprocs:
             return RunProcsResult(return_values=dict.fromkeys(self.exits))
         return None
 
-    def _find_stuck(self) -> list[int]:
-        """Return the ranks whose program failed, and whose process has not ended in time.
+    def _find_overdue(self) -> list[int]:
+        """Return the ranks whose program failed, and which have not exited in the grace period.
 
-        An exit handler or a thread of theirs hangs, and the other ranks may wait for them for ever.
+        The other ranks may wait for them for ever. A debugged one may be at a prompt.
         """
-        is_alone = self.envs[0]["WORLD_SIZE"] == "1"
-        if is_alone or self._debug_rank is not None:  # who may be at a debugger's prompt
+        if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
-        now = time.monotonic()
-        ranks = {one: int(self.envs[one]["RANK"]) for one in self._alive()}
-        failed = [one for one, rank in ranks.items() if self._watch.has_failed(rank)]
-        since = {one: self._failed_at.setdefault(one, now) for one in failed}
-        limit_s = max(self._grace.usual_s, _MIN_EXIT_S)
-        self._stuck = [one for one, began in since.items() if now - began > limit_s]
-        if self._stuck:
-            which = named([ranks[one] for one in self._stuck])
-            say(f"{which} failed, and did not end within {limit_s:g} s (--grace-period-s)")
-        return self._stuck
+        since = time.time() - self._grace.usual_s
+        alive = {one: int(self.envs[one]["RANK"]) for one in self._alive()}
+        return [one for one, rank in alive.items() if self._watch.has_failed(rank, since)]
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
         """Stop the running ranks, and unless all have succeeded, what they have left running."""
         self.collect()
         failed = [end for end in self.exits.values() if end.is_failure]
-        is_failure = bool(failed or self._stuck) or self._watch.hang is not None
+        is_failure = bool(failed or self._find_overdue()) or self._watch.hang is not None
         is_success = not is_failure and not self._alive()
-        if self._stopped_at == float("inf"):
+        if self._shutdown is None:
             self._watch.begin_to_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
                 self.statuses = self._watch.statuses()  # now, while the others still run
-            self._stopped_at = time.time()
-            self.forward(death_sig)
             if self._alive():  # what they print while they save must not hold them up
                 self._output.limit_wait(UNREAD_AFTER_FAILURE_S if failed else UNREAD_S)
-        self._wait_and_kill(death_sig, self._grace_of(is_failure))
+            self._stopped_at, now = time.time(), time.monotonic()
+            self._shutdown = Shutdown(
+                death_sig,
+                now,
+                self._grace.usual_s,
+                self._grace.victim_s,
+                self._grace.saving_s(self._stopped_at),
+                self._watch.will_save(),
+                failed_at=now if is_failure or self.are_victims else float("inf"),
+            )
+        self._stop(self._shutdown)
         for handle in self.handles.values():
             handle.close()
         while self._terminals:
@@ -227,70 +224,53 @@ class RankProcesses(PContext):
         if not is_success:
             self._starter.end_left_processes()
 
-    def _hurry_where_none_can_save(self) -> None:
-        """Shorten the grace period of ranks that were to save, once one has failed anywhere."""
-        if not self._watch.will_save():
-            return
-        failed = [end.time for end in self.exits.values() if end.is_failure]
-        if self.failed_amid_stop is None and (elsewhere := self._failed_elsewhere()):
-            self.failed_amid_stop = elsewhere
-            failed.append(time.time())
-        if failed:
-            left_s = min(failed) + self._grace.victim_s - time.time()
-            self._kill_at = min(self._kill_at, time.monotonic() + left_s)
-
-    def _grace_of(self, is_failure: bool) -> float:
-        if is_failure or self.are_victims:
-            return self._grace.victim_s
-        if self._watch.will_save():
-            return self._grace.saving_s(time.time())
-        return self._grace.usual_s
-
-    def _wait_and_kill(self, death_sig: signal.Signals, grace_s: float) -> None:
+    def _stop(self, shutdown: Shutdown) -> None:
+        """Send the signals of a shutdown until no rank runs, or those that do are given up."""
         self._starter.resume_server()
-        self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
-        with waiting_for(self._describe_stop(death_sig, grace_s)):
-            while self._alive() and (left_s := self._grace_left_s()) > 0:
-                self.collect(timeout_s=min(left_s, _CHECK_EVERY_S))
-                self._hurry_where_none_can_save()
-        waited_s = time.time() - self._stopped_at
-        self._killed_after_s |= dict.fromkeys(self._alive(), waited_s)
-        given_up_at = time.monotonic() + KILL_MARGIN_S
-        while alive := self._alive():
-            self.forward(signal.SIGKILL)
-            self.collect(timeout_s=1)
-            for local_rank in alive:
-                self._give_up_if_kept(local_rank, is_late=time.monotonic() > given_up_at)
+        with waiting_for(self._describe_stop(shutdown)):
+            while alive := self._alive():
+                now = time.monotonic()
+                shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
+                if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
+                    shutdown = shutdown._replace(failed_at=now)
+                for local_rank, number in shutdown.signals(now, alive, self._sent).items():
+                    if number == signal.SIGKILL:
+                        self._killed_after_s[local_rank] = now - shutdown.began_at
+                    self.handles[local_rank].send(number)
+                    self._sent[local_rank] = number
+                self.collect(timeout_s=_CHECK_EVERY_S)
+                if shutdown.is_given_up(now):
+                    self._give_up(self._alive())
 
-    def _grace_left_s(self) -> float:
-        return 0.0 if self._is_grace_over else self._kill_at - time.monotonic()
-
-    def _give_up_if_kept(self, local_rank: int, *, is_late: bool) -> None:
-        """Take a killed rank that the kernel does not remove for ended, and say what keeps it."""
-        pid = self.pids()[local_rank]
-        state = read_state(pid)
-        if local_rank in self.exits or not (is_late or state.is_kept_by_tracer):
-            return
-        holder = f"held by process {state.tracer}, which traces it" if state.tracer else state
-        say(
-            f"rank {self.envs[local_rank]['RANK']} (process {pid}) has been killed, but is {holder}"
+    def _has_failure(self) -> bool:
+        """Return whether a rank has failed, on this machine or, as far as is known, another."""
+        self.failed_amid_stop = self.failed_amid_stop or self._failed_elsewhere()
+        return self.failed_amid_stop is not None or any(
+            end.is_failure for end in self.exits.values()
         )
-        killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
-        self.exits[local_rank] = self._end_of(local_rank, killed)
 
-    def _describe_stop(self, death_sig: signal.Signals, grace_s: float) -> str:
+    def _give_up(self, local_ranks: list[int]) -> None:
+        """Treat killed ranks that the kernel does not remove as ended, and print their state."""
+        for local_rank in local_ranks:
+            pid, rank = self.pids()[local_rank], self.envs[local_rank]["RANK"]
+            say(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
+            killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
+            self.exits[local_rank] = self._end_of(local_rank, killed)
+
+    def _describe_stop(self, shutdown: Shutdown) -> str:
         ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
-        again = "; Ctrl-C again ends them now" if death_sig == signal.SIGINT else ""
-        verb = "save and stop" if self._watch.will_save() else "stop"
-        return f"{ranks} to {verb}, up to {round(grace_s, 1):g} s{again}"
+        grace_s = round(shutdown.ends_at - shutdown.began_at, 1)
+        verb = "save and stop" if shutdown.will_save else "stop"
+        again = "; Ctrl-C again ends them now" if shutdown.number == signal.SIGINT else ""
+        return f"{ranks} to {verb}, up to {grace_s:g} s{again}"
 
     @property
     def is_stopping(self) -> bool:
-        return self._stopped_at != float("inf")
+        return self._shutdown is not None
 
     def end_grace_period(self) -> None:
         """End the grace period; any thread may call it, and a signal's handler."""
-        self._is_grace_over = True
+        self._is_cut_short = True
         self._starter.woken.put(None)
 
     def forward(self, number: int) -> None:

@@ -40,8 +40,8 @@ from headway.contract.lines import encode
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.guardian import fork_below_guardian
+from headway.launcher.processes.process_cleanup import end_descendants, has_children
 from headway.launcher.rank import preloaded, rank_monitor, worker
-from headway.launcher.rank.process_cleanup import end_descendants, has_children
 
 
 class Job(NamedTuple):

@@ -27,8 +27,8 @@ from headway.contract.notes import named, say, waiting_for
 from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.processes.process_cleanup import end_descendants, end_processes, is_running
 from headway.launcher.rank import worker
-from headway.launcher.rank.process_cleanup import end_descendants, end_processes, is_running
 
 if TYPE_CHECKING:
     from psutil import Process

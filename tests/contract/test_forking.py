@@ -20,8 +20,8 @@ import pytest
 from headway.contract import forking
 from headway.contract.forking import ProcessHandle
 from headway.contract.records import Ended
-from headway.launcher.plan.supervision import Grace
-from headway.launcher.rank.process_cleanup import end_processes
+from headway.launcher.processes.process_cleanup import end_processes
+from headway.launcher.processes.shutdown import Grace
 
 pytestmark = pytest.mark.processes
 
@@ -41,7 +41,7 @@ def only_rank(pid: int, ended: Mapping[int, Ended], *, saves: bool, **how: Any) 
         end=lambda *_: [], hang=None, begin_to_stop=nothing, will_save=lambda: saves
     )
     output: Any = SimpleNamespace(limit_wait=nothing)
-    envs = {0: {"RANK": "0"}}
+    envs = {0: {"RANK": "0", "WORLD_SIZE": "1"}}
     ranks = RankProcesses(
         starter, envs, output, watch, attempt=0, reports_its_end=True, debug_rank=None, **how
     )

@@ -29,7 +29,7 @@ import headway.checkpoint.saving  # noqa: F401 - imported here once, not in ever
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
 from headway.contract.forking import adopt_orphans
-from headway.launcher.rank.process_cleanup import end_descendants
+from headway.launcher.processes.process_cleanup import end_descendants
 from headway.utils import ProjectConfiguration
 
 EPOCHS = 3

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.launcher.rank.process_cleanup import is_running
+from headway.launcher.processes.process_cleanup import is_running
 from tests.distributed.families import (
     MANNERS,
     family_script,

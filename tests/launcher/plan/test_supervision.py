@@ -11,9 +11,6 @@ from headway.errors import Code, ConfigError
 from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import LaunchPlan, build_plan
 from headway.launcher.plan.program import Program
-from headway.launcher.plan.supervision import grace_of
-from headway.settings.layers import environment_layer
-from headway.settings.resolve import resolve
 from tests.launcher.clusters.test_cluster import settings_in
 from tests.launcher.clusters.test_detection import STEP
 from tests.machines.recorded import load
@@ -83,38 +80,3 @@ def test_tasks_that_see_fewer_gpus_than_there_are_tasks_are_refused_with_both_nu
     assert "1 GPU" in what
     assert "2 tasks" in what
     assert plan("gpu_4", device="cuda").gpus == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("variables", "seconds"),
-    [
-        ({}, 5),
-        ({"HEADWAY_GRACE_PERIOD_S": "60"}, 60),
-        ({"HEADWAY_GRACE_PERIOD_S": "30"}, 30),  # as the default, but explicit
-        ({"HEADWAY_GRACE_PERIOD_S": "0"}, 0),
-    ],
-)
-def test_an_explicit_grace_period_holds_for_the_victims_of_another_rank_too(
-    variables: dict[str, str], seconds: int
-) -> None:
-    settings = resolve([environment_layer(variables)], load("gpu_8_h100"), {})
-    assert grace_of(settings, {}).victim_s == seconds
-
-
-@pytest.mark.parametrize(
-    ("variables", "job_ends_in_s", "seconds"),
-    [
-        ({}, None, 600),
-        ({}, 3600, 600),
-        ({}, 125, 120),
-        ({}, 10, 30),  # the usual grace period is tried in any case
-        ({"HEADWAY_GRACE_PERIOD_S": "60"}, 3600, 60),
-    ],
-)
-def test_a_save_has_as_long_as_the_job_has(
-    variables: dict[str, str], job_ends_in_s: int | None, seconds: int
-) -> None:
-    settings = resolve([environment_layer(variables)], load("gpu_8_h100"), {})
-    now = 1_000_000
-    environ = {} if job_ends_in_s is None else {"SLURM_JOB_END_TIME": str(now + job_ends_in_s)}
-    assert grace_of(settings, environ).saving_s(now) == seconds

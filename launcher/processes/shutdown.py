@@ -1,0 +1,88 @@
+"""How ranks are stopped: a signal, a grace period, SIGKILL; all periods of it. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headway.settings.table import Settings
+
+_VICTIM_S = 5.0  # they wait for a rank that is gone, and have nothing to save
+_SAVING_S = 600.0  # for a checkpoint on slow storage, where the job's end is unknown
+_JOB_END = "SLURM_JOB_END_TIME"  # seconds since the epoch
+_SPARE_S = 5.0  # for the report, before the scheduler kills the launcher too
+
+KILL_MARGIN_S = 10.0
+"""How long the kernel may take to end a process after SIGKILL; then nobody waits for it."""
+
+_NEVER = float("inf")
+
+
+class Grace(NamedTuple):
+    """How long ranks may take to stop, in seconds."""
+
+    usual_s: float  # after a stop signal
+    victim_s: float  # after another rank has failed
+    to_save_s: float  # after a stop signal, if they save then and the job's end is unknown
+    job_ends_at: float = _NEVER  # when the scheduler kills all of the job, since the epoch
+
+    def saving_s(self, now: float) -> float:
+        """Return how long a save may take that starts `now`, seconds since the epoch."""
+        if self.job_ends_at == _NEVER:
+            return self.to_save_s
+        return max(self.job_ends_at - now - _SPARE_S, self.usual_s)
+
+
+def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
+    """Return the periods of a launch; a period that the user has set holds for all ranks."""
+    usual = settings.grace_period_s
+    if settings.are_user_set("grace_period_s"):
+        return Grace(usual, usual, usual)
+    ends = environ.get(_JOB_END, "")
+    ends_at = float(ends) if ends.isascii() and ends.isdecimal() else _NEVER
+    return Grace(usual, min(usual, _VICTIM_S), max(usual, _SAVING_S), ends_at)
+
+
+class Shutdown(NamedTuple):
+    """The stop of this machine's ranks, as far as it has come; all times are on one clock."""
+
+    number: int  # the signal that asks ranks to stop
+    began_at: float
+    usual_s: float
+    victim_s: float
+    saving_s: float
+    will_save: bool = False  # ranks said that they save when they are stopped
+    failed_at: float = _NEVER  # a rank failed, here or on another machine
+    is_cut_short: bool = False  # by a second Ctrl-C
+
+    @property
+    def ends_at(self) -> float:
+        """When the grace period is over; the first rule that applies decides."""
+        if self.is_cut_short:
+            return self.began_at
+        if self.failed_at <= self.began_at:  # the others only suffer from it
+            return self.began_at + self.victim_s
+        if self.will_save:  # together: once a rank has failed, none can
+            return min(self.began_at + self.saving_s, self.failed_at + self.victim_s)
+        return self.began_at + self.usual_s
+
+    def signals(
+        self, now: float, running: Iterable[int], sent: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Return the signal to send to each running rank that has not been sent it yet.
+
+        `sent` has the last signal that each rank was sent by this method.
+        """
+        signals: dict[int, int] = {}
+        for rank in running:
+            if rank not in sent:
+                signals[rank] = self.number
+            elif now >= self.ends_at and sent[rank] != signal.SIGKILL:
+                signals[rank] = signal.SIGKILL
+        return signals
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether ranks that still run are not waited for: SIGKILL does not end them."""
+        return now >= self.ends_at + KILL_MARGIN_S
