@@ -1,7 +1,7 @@
 """Joins Lightning's Trainer, under both of its package names, by a callback and `Trainer.fit`.
 
-Lightning begins an epoch that was left in its middle with the epoch's first batches, and saves no
-random numbers: the callback keeps what it takes to go on at the next batch, as if never stopped.
+Lightning by itself restarts an epoch that was interrupted with the epoch's first batches, and saves
+no random numbers: the callback saves what it takes to resume at the next batch.
 """
 
 from __future__ import annotations
@@ -29,25 +29,22 @@ from headway.contract.run import Ranks, RunContract, read_ranks, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError
-from headway.libraries.folders import LIGHTNING, Saved, lightning_checkpoints, lightning_fault
+from headway.libraries.folders import LIGHTNING
 from headway.libraries.resuming import (
-    Checkpoints,
     Start,
     Stopping,
-    note_stop,
+    list_saved,
+    require_same,
     select_start,
     tell_start,
-    write_record,
 )
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
-_KEEP_OWN = 2
 _LOSS_EVERY_S = 1.0  # reading it waits for the GPU
 
 
 def join(module: ModuleType) -> None:
-    """Let the trainings of `module.Trainer` stop, save and go on as the launcher says."""
+    """Make the trainings of `module.Trainer` stop, save and resume as the launcher asks."""
     trainer_class: Any = module.Trainer
     fit, signature = trainer_class.fit, inspect.signature(trainer_class.fit)
     package = module.__name__.removesuffix(".trainer.trainer")
@@ -79,13 +76,15 @@ def join(module: ModuleType) -> None:
 
 @contextmanager
 def _joined(trainer: Any, run: RunContract, callback_class: Any, given: Any) -> Iterator[Any]:
-    """Join a training, and return what it goes on from, as `Trainer.fit` takes it."""
-    start = select_start(run, Path(trainer.default_root_dir), given, _checkpoints(trainer))
+    """Join a training, and return what it resumes from, as `Trainer.fit` takes it."""
+    start = select_start(run, Path(trainer.default_root_dir), given, Path.exists)
     callback = callback_class(trainer, start, Stopping(run, trainer.strategy.root_device))
     trainer.callbacks.append(callback)
+    trainer.save_checkpoint = callback.listing(trainer.save_checkpoint)
     try:
-        yield start.path
+        yield given or start.path
     finally:
+        del trainer.save_checkpoint  # the instance's
         if callback in trainer.callbacks:
             trainer.callbacks.remove(callback)
         callback.stopping.release()
@@ -111,30 +110,12 @@ def _lasting_workers(trainer: Any, seed_workers: Callable[[Any, int], None]) -> 
         del strategy.process_dataloader  # the instance's
 
 
-def _checkpoints(trainer: Any) -> Checkpoints:
-    """Return where checkpoints of a trainer are: at a path, and in the folders of its callbacks."""
-    folders = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
-    folders += [logger.save_dir for logger in trainer.loggers]
-
-    def found_at(path: Path) -> list[Saved]:
-        if path != Path(trainer.default_root_dir):
-            return lightning_checkpoints(path)
-        places = (path, *map(Path, filter(None, folders)))
-        return [
-            *{
-                one.path.absolute(): one for place in places for one in lightning_checkpoints(place)
-            }.values()
-        ]
-
-    return Checkpoints(found_at, lightning_fault)
-
-
 class _Fit:
     """One training of Lightning's, and the hooks of its callback."""
 
     def __init__(self, trainer: Any, start: Start, stopping: Stopping) -> None:
         self.stopping = stopping
-        self._trainer, self._start, self._training = trainer, start, start.training
+        self._trainer, self._start = trainer, start
         self._folder = Path(trainer.default_root_dir)
         self._handler = signal.getsignal(signal.SIGTERM)  # before Lightning's own
         self._step = 0
@@ -144,17 +125,29 @@ class _Fit:
         self._pass: Any = None  # the generators before the first batch of the epoch
         self._loaded: Any = None  # what the checkpoint has of this
 
+    def listing(self, save: Callable[..., None]) -> Callable[..., None]:
+        """Return `Trainer.save_checkpoint`, which lists what a training can resume from."""
+
+        @wraps(save)
+        def save_checkpoint(filepath: Any, weights_only: Any = None, *args: Any) -> None:
+            save(filepath, weights_only, *args)  # returns once all ranks have written
+            if self._trainer.is_global_zero and not weights_only:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                list_saved(self._folder, self._start.training, str(filepath))
+
+        return save_checkpoint
+
     # ------------------------------------------------------------------ hooks of the callback
 
     def on_fit_start(self, *_: Any) -> None:
         self._note_pass()
 
     def on_train_start(self, *_: Any) -> None:
-        trainer = self._trainer
-        self._require_same_start()
+        trainer, chosen = self._trainer, [self._start.path]
+        if rank_and_size()[1] > 1:
+            dist.broadcast_object_list(chosen, src=0)
+        require_same(self._start.path == chosen[0], self._folder)  # each rank has looked itself
         tell_start("Lightning's Trainer", self._start)
-        if trainer.is_global_zero:
-            self._training = write_record(self._folder, self._training)
         if self._loaded is not None:
             self._go_on_in_data()
         self._step = self._kept_at = trainer.global_step
@@ -214,19 +207,6 @@ class _Fit:
             self._loaded = decode(own["values"], own["tensors"])
 
     # ------------------------------------------------------------------ parts of these
-
-    def _require_same_start(self) -> None:
-        """Refuse ranks that would go on from different checkpoints: each has looked itself."""
-        chosen = [self._start.path] * rank_and_size()[1]
-        if len(chosen) > 1:
-            dist.all_gather_object(chosen, self._start.path)
-        other = next((rank for rank, path in enumerate(chosen) if path != chosen[0]), None)
-        if other is not None:
-            raise CheckpointError(
-                f"rank 0 goes on from {chosen[0]}, and rank {other} from {chosen[other]}",
-                where=str(self._folder),
-                fix="let default_root_dir be on a disk that all machines share",
-            )
 
     def _generators(self) -> dict[str, Any]:
         return generator_states(self._trainer.strategy.root_device)
@@ -302,19 +282,13 @@ class _Fit:
         path = Path(folder) / f"{_OWN}{self._trainer.global_step}{LIGHTNING}"
         self._trainer.save_checkpoint(path)
         if self._trainer.is_global_zero:
-            own = sorted(
-                path.parent.glob(f"{_OWN}*{LIGHTNING}"), key=lambda one: one.stat().st_mtime
-            )
-            for old in filter(Path.is_file, own[:-_KEEP_OWN]):
+            for old in {*path.parent.glob(f"{_OWN}*{LIGHTNING}")} - {path}:
                 old.unlink()
         return path
 
     def _leave(self) -> NoReturn:
         path = self._save()
-        is_writer, request = self._trainer.is_global_zero, self.stopping.request
-        is_noted = is_writer and note_stop(self._folder, self._training, request)
-        self.stopping.meet()  # until all is written
-        self.stopping.leave(self._trainer.global_step, str(path), is_noted=is_noted)
+        self.stopping.leave(self._trainer.global_step, str(path))
 
 
 def _inner_sampler(loader: Any) -> Any:

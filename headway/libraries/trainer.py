@@ -1,8 +1,8 @@
 """Joins transformers' Trainer, and all that derives from it, by a callback and `Trainer.train`.
 
-Trainer writes the files of a checkpoint into their place, each rank its own. So the
-`trainer_state.json` of an older save is removed first, and is written anew once the files of all
-ranks are on their disk: a folder that has it is complete.
+Trainer writes the files of a checkpoint into their place, each rank its own, and then
+`trainer_state.json`. A checkpoint is complete if it is listed, which it is once the files of all
+ranks are on their disk, and has that file, which is removed before a folder is written again.
 """
 
 from __future__ import annotations
@@ -17,30 +17,24 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from headway.checkpoint.saving import agree, on_rank_0
+from headway.checkpoint.saving import on_rank_0
 from headway.contract.notes import say
 from headway.contract.records import report
 from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
-from headway.errors import CheckpointError
-from headway.libraries.folders import STATE, trainer_checkpoints, trainer_fault
+from headway.libraries.folders import STATE, Listed
 from headway.libraries.resuming import (
-    Checkpoints,
-    Start,
     Stopping,
-    Training,
-    note_stop,
+    list_saved,
+    require_same,
     select_start,
     tell_start,
-    write_record,
 )
-
-_CHECKPOINTS = Checkpoints(trainer_checkpoints, trainer_fault)
 
 
 def join(module: ModuleType) -> None:
-    """Let the trainings of `module.Trainer` stop, save and go on as the launcher says.
+    """Make the trainings of `module.Trainer` stop, save and resume as the launcher asks.
 
     An AttributeError: it has other methods than the versions that are known.
     """
@@ -62,49 +56,31 @@ def join(module: ModuleType) -> None:
 
 @contextmanager
 def _joined(trainer: Any, run: RunContract, given: Any) -> Iterator[Any]:
-    """Join a training, and return what it goes on from, as `Trainer.train` takes it."""
+    """Join a training, and return what it resumes from, as `Trainer.train` takes it."""
     folder = Path(trainer.args.output_dir)
-    start: Start = on_rank_0(lambda: select_start(run, folder, given, _CHECKPOINTS))
+    start = on_rank_0(
+        lambda: select_start(run, folder, given, lambda path: (path / STATE).exists())
+    )
     tell_start("transformers' Trainer", start)
-    if start.path is not None and start.path != str(given):
-        agree(partial(_require_seen, Path(start.path)))
+    require_same(start.path is None or bool(given) or os.path.exists(start.path), folder)
     callback = _Callback(trainer, start.training, Stopping(run, trainer.args.device))
     trainer.add_callback(callback)
     try:
         with callback.joined():
-            yield True if given is True and start.path is None else start.path
+            yield given or start.path
     finally:
         trainer.remove_callback(callback)
         callback.stopping.release()
 
 
-def _require_seen(checkpoint: Path) -> None:
-    if not (checkpoint / STATE).exists():
-        raise CheckpointError(
-            f"rank {rank_and_size()[0]} does not see the checkpoint that rank 0 goes on from",
-            where=str(checkpoint),
-            fix="let the output be on a disk that all machines share, or pass save_on_each_node",
-        )
-
-
-def _is_last_of_epoch(state: Any) -> bool:
-    return bool(state.epoch == int(state.epoch))
-
-
-def _sync_to_disk(folder: Path) -> None:
-    for file in filter(Path.is_file, folder.rglob("*")):
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
-
-
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Tells how far a training is, completes what it saves, and ends it when the job has to stop.
+    """Reports the progress of a training, and saves and ends it when the job has to stop.
 
-    It comes after all other callbacks, whose decisions it sees. Where an evaluation is due, which
-    may take longer than there is time, it saves at once, and leaves after a step more.
+    It is called after all other callbacks, whose decisions it sees. Where an evaluation is due,
+    which may take longer than there is time, it saves at once, and exits after one more step.
     """
 
-    def __init__(self, trainer: Any, training: Training, stopping: Stopping) -> None:
+    def __init__(self, trainer: Any, training: Listed, stopping: Stopping) -> None:
         self.stopping = stopping
         self._trainer, self._training = trainer, training
         self._folder = Path(trainer.args.output_dir)
@@ -115,22 +91,22 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Let methods of the trainer do more than its callbacks are told of."""
+        """Wrap methods of the trainer for which it has no callback."""
         own, trainer = vars(self._trainer), self._trainer
-        instead = {
-            "_save_checkpoint": partial(self._save_whole, trainer._save_checkpoint),
-            "_save_rng_state": partial(self._end_rank, trainer._save_rng_state),
-            "get_train_dataloader": partial(self._loader, trainer.get_train_dataloader),
-            "get_eval_dataloader": partial(self._loader, trainer.get_eval_dataloader),
+        wrapped: dict[str, Any] = {
+            "_save_checkpoint": self._save_whole,
+            "_save_rng_state": self._complete,
+            "_run_epoch": self._run_epoch,
+            "get_train_dataloader": self._loader,
+            "get_eval_dataloader": self._loader,
         }
-        if (run_epoch := getattr(trainer, "_run_epoch", None)) is not None:
-            instead["_run_epoch"] = partial(self._run_epoch, run_epoch)
-        before = {name: own[name] for name in instead if name in own}
-        own.update(instead)
+        wrapped = {name: wrap for name, wrap in wrapped.items() if hasattr(trainer, name)}
+        before = {name: own[name] for name in wrapped if name in own}
+        own.update({name: partial(wrap, getattr(trainer, name)) for name, wrap in wrapped.items()})
         try:
             yield
         finally:
-            for name in instead:
+            for name in wrapped:
                 del own[name]
             own.update(before)
 
@@ -139,9 +115,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         handler = self._trainer.callback_handler
         handler.callbacks = [*(one for one in handler.callbacks if one is not self), self]
-        self._replace_jit_checkpoint(args, state, control)
-        if args.should_save:
-            self._training = write_record(self._folder, self._training)
+        if getattr(args, "enable_jit_checkpoint", False):  # whose ranks do not agree on the step
+            from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+
+            if (own := self._trainer.pop_callback(JITCheckpointCallback)) is not None:
+                own.on_train_end(args, state, control)  # restores the handler of SIGTERM
         self._kept_at = state.global_step  # nothing is lost up to here
         self.stopping.begin()
         report(state.global_step, state.max_steps, None)
@@ -149,13 +127,12 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         report(state.global_step, state.max_steps, self._loss)
         self._is_epoch_over = False
-        is_asked = self.stopping.is_asked()
-        if is_asked and not self._is_over(control) and not _is_last_of_epoch(state):
+        if self.stopping.is_asked() and not _is_last_of_epoch(state):
             self._keep_or_stop(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._is_epoch_over = True
-        if self.stopping.request and not self._is_over(control):
+        if self.stopping.request:
             self._keep_or_stop(args, state, control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -172,8 +149,12 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         is_asked = self.stopping.meet()
         has_more = _is_last_of_epoch(state) and not self._is_epoch_over
-        if is_asked and not (has_more or self._is_over(control) or args.save_only_model):
-            self._leave(state.global_step)
+        if not is_asked or has_more or self._is_over(control) or args.save_only_model:
+            return
+        for callback in self._trainer.callback_handler.callbacks:
+            if (writer := getattr(callback, "tb_writer", None)) is not None:
+                writer.flush()  # its thread ends with this process
+        self.stopping.leave(state.global_step, str(self._checkpoint(state.global_step)))
 
     # ------------------------------------------------------------------ parts of these
 
@@ -182,11 +163,13 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         return control.should_training_stop and not self._is_stopping
 
     def _keep_or_stop(self, args: Any, state: Any, control: Any) -> None:
+        if self._is_over(control):
+            return
         if control.should_evaluate:
             self._keep(state.global_step)
         else:
             self._is_stopping = control.should_training_stop = control.should_save = True
-            args.save_only_model = False  # training cannot go on from weights alone
+            args.save_only_model = False  # training cannot resume from weights alone
 
     def _keep(self, step: int) -> None:
         """Save once before or amid an evaluation."""
@@ -196,30 +179,12 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._trainer.args.save_only_model = False
         self._trainer._save_checkpoint(self._trainer.model_wrapped, trial=None)
         if rank_and_size()[0] == 0:
-            say(f"saved {self._checkpoint(step)}; leaving after the evaluation and a step more")
-
-    def _leave(self, step: int) -> None:
-        is_writer, request = self._trainer.args.should_save, self.stopping.request
-        is_noted = is_writer and note_stop(self._folder, self._training, request)
-        for callback in self._trainer.callback_handler.callbacks:
-            if (writer := getattr(callback, "tb_writer", None)) is not None:
-                writer.flush()  # its thread ends with this process
-        self.stopping.meet()  # until all is written
-        self.stopping.leave(step, str(self._checkpoint(step)), is_noted=is_noted)
+            say(f"saved {self._checkpoint(step)}; exiting after the evaluation and one more step")
 
     def _checkpoint(self, step: int) -> Path:
         return self._folder / f"checkpoint-{step}"
 
-    def _replace_jit_checkpoint(self, args: Any, state: Any, control: Any) -> None:
-        """Take over from Trainer's own saving on SIGTERM, on which ranks do not agree."""
-        if not getattr(args, "enable_jit_checkpoint", False):
-            return
-        from transformers.trainer_jit_checkpoint import JITCheckpointCallback
-
-        if (own := self._trainer.pop_callback(JITCheckpointCallback)) is not None:
-            own.on_train_end(args, state, control)  # puts back the handler of SIGTERM
-
-    # ------------------------------------------------------------------ instead of its methods
+    # ------------------------------------------------------------------ around its methods
 
     def _save_whole(self, save: Any, *args: Any, **kwargs: Any) -> None:
         if self._trainer.args.should_save:
@@ -228,15 +193,18 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self.stopping.meet()  # before any rank writes
         save(*args, **kwargs)
 
-    def _end_rank(self, save: Any, output_dir: str) -> None:
+    def _complete(self, save: Any, output_dir: str) -> None:
         """Save what is the last file of each rank, before rank 0 writes the state."""
         save(output_dir)
         self.stopping.meet()
         if self._trainer.args.should_save:
-            _sync_to_disk(Path(output_dir))
+            for file in filter(Path.is_file, Path(output_dir).rglob("*")):
+                with open(file, "rb") as opened:
+                    os.fsync(opened.fileno())
+            list_saved(self._folder, self._training, output_dir)
 
     def _run_epoch(self, run_epoch: Any, *args: Any, **kwargs: Any) -> None:
-        """Train no step more where a checkpoint has all of them, as Trainer would."""
+        """Train no further step where a checkpoint has all of them, as Trainer would."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True
@@ -245,3 +213,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
     def _loader(self, get: Any, *args: Any, **kwargs: Any) -> Any:
         return with_lasting_workers(get(*args, **kwargs))
+
+
+def _is_last_of_epoch(state: Any) -> bool:
+    return bool(state.epoch == int(state.epoch))

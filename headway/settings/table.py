@@ -236,7 +236,7 @@ class Settings:
         Choice(YES, NO, same=_YES_OR_NO),
         YES,
         "join the Trainer of transformers or Lightning when the script imports it, so that it "
-        "saves and leaves when the job has to stop, and goes on afterwards; no leaves it alone",
+        "saves and exits when the job has to stop; no leaves it alone",
     )
     status = Setting[str](
         read_status,

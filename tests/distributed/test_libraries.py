@@ -62,10 +62,9 @@ def test_trainer_on_two_ranks_is_killed_and_stopped_amid_saves_and_ends_with_the
     os.kill(run.pid, signal.SIGTERM)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 75, told
-    assert f"left out: {partial}" in told
-    assert f"going on from {cut / 'out' / 'checkpoint-5'}" in told
+    assert f"resuming from {cut / 'out' / 'checkpoint-5'}" in told
     stopped_after = steps(cut)[-1]
-    again = launch(*words, WORKER, "trainer", str(cut), *SLOW)
+    again = launch(*words, "--resume", "latest", WORKER, "trainer", str(cut), *SLOW)
     assert again.returncode == 0, again.stderr
     assert stopped_after + 1 in steps(cut)[steps(cut).index(stopped_after) :]
     assert done(cut) == done(whole)
@@ -75,7 +74,7 @@ def children(pid: int) -> list[int]:
     return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
-def test_lightning_leaves_after_the_step_when_the_job_is_asked_to_stop_and_goes_on_when_run_again(
+def test_lightning_exits_after_the_step_when_the_job_is_asked_to_stop_and_resumes_when_asked(
     tmp_path: Path,
 ) -> None:
     require("lightning")
@@ -91,6 +90,6 @@ def test_lightning_leaves_after_the_step_when_the_job_is_asked_to_stop_and_goes_
         os.kill(process, signal.SIGTERM)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 75, told
-    again = launch("--cpu", WORKER, "lightning", str(cut), *words, "0")
+    again = launch("--cpu", "--resume", "latest", WORKER, "lightning", str(cut), *words, "0")
     assert (again.returncode, steps(cut)) == (0, [*range(1, 29)]), again.stderr
     assert done(cut) == done(whole)

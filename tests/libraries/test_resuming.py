@@ -1,4 +1,4 @@
-"""A training goes on when the same one is run again, and begins anew when it is typed again."""
+"""A training resumes where that is requested, from a checkpoint that is listed as complete."""
 
 from __future__ import annotations
 
@@ -12,199 +12,151 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.checkpoint.stopping import Request
 from headway.contract.run import IF_ANY, LATEST, RunContract
 from headway.errors import CheckpointError
 from headway.libraries import resuming
-from headway.libraries.folders import RECORD, trainer_checkpoints, trainer_fault
-from headway.libraries.resuming import (
-    Checkpoints,
-    Start,
-    Training,
-    note_stop,
-    read_record,
-    select_start,
-    write_record,
-)
-from tests.libraries.saved import cut, save
+from headway.libraries.folders import LIST, STATE, Listed, add_to_list, is_of_library, read_list
+from headway.libraries.resuming import Start, list_saved, select_start
 
 RUN = RunContract("cpu", "no", 1, origins={}, began_at=100.0)
-BEGAN = 110.0
+LATER = RUN._replace(began_at=300.0)
+
+
+def save(
+    output: Path, step: int, *, launched_at: float = RUN.began_at, job: str = "", number: int = 1
+) -> str:
+    """Save a checkpoint as transformers' Trainer does, and list it."""
+    folder = output / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    add_to_list(output, Listed(str(folder), launched_at, job, number))
+    (folder / STATE).touch()
+    return str(folder)
 
 
 def start(
-    output: Path, run: RunContract = RUN, given: str | bool | None = None, number: int = 1
+    output: Path, run: RunContract = LATER, given: str | bool | None = None, number: int = 1
 ) -> Start:
-    """Return how the so-manieth training of a new process starts."""
+    """Return how a training of a new process starts: its first one, or that of this number."""
     resuming._trainings.clear()
     resuming._trainings[str(output)] = number - 1
-    return select_start(run, output, given, Checkpoints(trainer_checkpoints, trainer_fault))
+    return select_start(run, output, given, lambda path: (path / STATE).exists())
 
 
-def interrupted(output: Path, stopped_by: str = "", job: str = "", number: int = 1) -> Training:
-    """Leave a training that has saved two checkpoints, beside an older run's of more steps."""
-    training = Training(RUN.began_at, job, number, BEGAN, stopped_by)
-    write_record(output, training)
-    save(output, 900, 50.0)
-    save(output, 20, BEGAN + 20)
-    save(output, 30, BEGAN + 10)  # as where all were copied
-    return training
-
-
-def test_a_run_that_is_typed_again_begins_anew(tmp_path: Path) -> None:
-    interrupted(tmp_path)
+def test_a_command_that_is_typed_again_starts_from_the_beginning(tmp_path: Path) -> None:
+    save(tmp_path, 30)
     begun = start(tmp_path)
     assert (begun.path, begun.lines) == (None, ())
-    assert write_record(tmp_path, begun.training).began_at > BEGAN, "it is another training"
 
 
-def test_ranks_that_are_restarted_go_on_from_what_this_launch_has_saved(
+def test_restarted_ranks_resume_from_what_this_launch_has_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = interrupted(tmp_path)
+    save(tmp_path, 900, launched_at=50.0)
+    last = save(tmp_path, 30)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    begun = start(tmp_path)
-    assert begun.path == str(tmp_path / "checkpoint-30")
-    assert begun.training == training
-    assert start(tmp_path, RUN._replace(began_at=200.0)).path is None, "another launch"
-    for step in (20, 30):
-        cut(tmp_path / f"checkpoint-{step}" / "optimizer.pt")
-    begun = start(tmp_path)
-    assert begun.path is None, "what is of another run is not taken"
-    assert ["checkpoint-30" in begun.lines[0], "checkpoint-20" in begun.lines[1]] == [True, True]
-    assert (tmp_path / "checkpoint-30").exists()
-    asked = start(tmp_path, RUN._replace(resume=str(tmp_path / "checkpoint-900")))
+    assert start(tmp_path, RUN).path == last
+    other = start(tmp_path, LATER)
+    assert other.path is None, "what another launch has saved is not its"
+    assert "restarted before it had saved" in other.lines[0]
+    asked = start(tmp_path, LATER._replace(resume=str(tmp_path / "checkpoint-900")))
     assert asked.path == str(tmp_path / "checkpoint-900"), "as the launch did at first"
 
 
 @pytest.mark.parametrize("job", ["17", "18"])
-def test_a_job_that_is_put_back_goes_on_and_another_one_begins_anew(
+def test_a_requeued_job_resumes_from_what_it_has_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
-    interrupted(tmp_path, job="17")
+    last = save(tmp_path, 30, job="17")
     monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert start(tmp_path).path is None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    begun = start(tmp_path, RUN._replace(began_at=300.0))
-    own = job == "17"
-    assert begun.path == (str(tmp_path / "checkpoint-30") if own else None)
-    assert begun.training == Training(300.0, job, 1, BEGAN if own else 0.0)
+    begun = start(tmp_path)
+    assert begun.path == (last if job == "17" else None)
+    assert begun.training == Listed("", LATER.began_at, job, 1)
 
 
-def test_a_training_that_was_stopped_to_be_run_again_goes_on_once(tmp_path: Path) -> None:
-    interrupted(tmp_path, stopped_by="SIGTERM")
-    begun = start(tmp_path, RUN._replace(began_at=300.0))
-    assert begun.path == str(tmp_path / "checkpoint-30")
-    assert "SIGTERM" in begun.lines[-1]
-    write_record(tmp_path, begun.training)
-    assert start(tmp_path).path is None, "it was typed again after that"
+def test_what_is_asked_for_is_the_last_one_that_is_listed_and_complete(tmp_path: Path) -> None:
+    latest, if_any = (LATER._replace(resume=word) for word in (LATEST, IF_ANY))
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        start(tmp_path, latest)
+    assert start(tmp_path, if_any).path is None
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "checkpoint-7" / STATE).touch()  # of a run without Headway
+    first = save(tmp_path, 40)
+    last = save(tmp_path, 30)
+    for run in (latest, if_any):
+        assert start(tmp_path, run).path == last
+    Path(last, STATE).unlink()  # it is being written again
+    assert start(tmp_path, latest).path == first
+    Path(first, STATE).unlink()
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        start(tmp_path, latest)
+    named = start(tmp_path, LATER._replace(resume=str(tmp_path / "checkpoint-7")))
+    assert named.path == str(tmp_path / "checkpoint-7")
 
 
-def test_a_stop_that_cannot_be_noted_on_a_full_disk_is_told_and_nothing_else_fails(
+def test_a_folder_that_is_named_is_resumed_from_wherever_it_is(tmp_path: Path) -> None:
+    last = save(tmp_path / "other", 20)
+    named = LATER._replace(resume=str(tmp_path / "other"))
+    assert start(tmp_path / "out", named).path == last
+    moved = (tmp_path / "other").rename(tmp_path / "moved")
+    assert start(tmp_path, LATER._replace(resume=str(moved))).path == str(moved / "checkpoint-20")
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        start(tmp_path / "out", named)
+
+
+def test_each_training_of_a_script_resumes_by_itself(tmp_path: Path) -> None:
+    latest = LATER._replace(resume=LATEST)
+    first = save(tmp_path, 30)
+    assert start(tmp_path, latest, number=2).path is None
+    second = save(tmp_path, 10, number=2)
+    assert start(tmp_path, latest).path == first
+    assert start(tmp_path, latest, number=2).path == second
+    assert start(tmp_path, LATER._replace(resume=first), number=2).path is None
+
+
+@pytest.mark.parametrize("given", ["gpt2", True])
+def test_what_the_script_passes_wins(tmp_path: Path, given: str | bool) -> None:
+    save(tmp_path, 30)
+    assert start(tmp_path, LATER._replace(resume=LATEST), given).path == str(given)
+
+
+def test_the_list_is_not_uploaded_and_lists_only_what_exists(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    (tmp_path / "checkpoint-10" / STATE).unlink()
+    (tmp_path / "checkpoint-10").rmdir()
+    assert [Path(one.path).name for one in read_list(tmp_path)] == ["checkpoint-20"]
+    add_to_list(tmp_path, Listed(str(tmp_path / "checkpoint-20"), 400.0))
+    assert [one.launched_at for one in read_list(tmp_path)] == [400.0], "saved again"
+    files = [one.name for one in tmp_path.iterdir() if one.is_file()]
+    assert files == [LIST]
+    assert fnmatch(LIST, "_*"), "as Trainer's push_to_hub chooses files"
+
+
+def test_a_checkpoint_that_cannot_be_listed_is_told_and_the_list_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = Training(100.0)
-    assert not note_stop(tmp_path, training, Request.SIGINT), "Ctrl-C ends it for good"
-    assert note_stop(tmp_path, training, Request.SIGTERM)
-    noted = read_record(tmp_path)
-    assert noted is not None
-    assert noted.stopped_by == "SIGTERM"
+    save(tmp_path, 10)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(json, "dump", refuse)
-    assert not note_stop(tmp_path, training, Request.SIGTERM)
-    assert "cannot be written: No space left" in capsys.readouterr().err
+    list_saved(tmp_path, Listed("", 1.0), str(tmp_path))
+    assert "cannot be listed" in capsys.readouterr().err
+    assert len(read_list(tmp_path)) == 1
 
 
-def test_what_was_being_written_is_passed_over_by_name(tmp_path: Path) -> None:
-    interrupted(tmp_path, stopped_by="SIGTERM")
-    cut(tmp_path / "checkpoint-30" / "model.safetensors")
-    begun = start(tmp_path)
-    assert begun.path == str(tmp_path / "checkpoint-20")
-    assert "checkpoint-30" in begun.lines[0]
-    assert "model.safetensors" in begun.lines[0]
+def test_a_damaged_list_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / LIST).write_text('{"checkpoints": [')
+    with pytest.raises(CheckpointError, match=LIST):
+        start(tmp_path, LATER._replace(resume=LATEST))
 
 
-def test_the_newest_of_all_is_what_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        start(tmp_path, RUN._replace(resume=LATEST))
-    assert start(tmp_path, RUN._replace(resume=IF_ANY)).path is None
-    save(tmp_path, 7, 50.0)  # of a run without Headway
-    for word in (LATEST, IF_ANY):
-        begun = start(tmp_path, RUN._replace(resume=word))
-        assert begun.path == str(tmp_path / "checkpoint-7")
-    cut(tmp_path / "checkpoint-7" / "optimizer.pt")
-    with pytest.raises(CheckpointError, match=r"checkpoint-7.*optimizer\.pt"):
-        start(tmp_path, RUN._replace(resume=LATEST))
-    assert "checkpoint-7" in start(tmp_path, RUN._replace(resume=IF_ANY)).lines[0]
-
-
-@pytest.mark.parametrize("named", ["", "checkpoint-20"])
-def test_a_folder_that_is_named_is_gone_on_from_wherever_it_is(tmp_path: Path, named: str) -> None:
-    other = tmp_path / "other"
-    interrupted(other)
-    begun = start(tmp_path / "out", RUN._replace(resume=str(other / named)))
-    # without a record here, the one of the most steps is the last one, as Trainer has it
-    assert begun.path == str(other / (named or "checkpoint-900"))
-    assert begun.training.began_at == 0.0
-
-
-def test_the_last_one_of_a_training_comes_before_those_of_an_older_run(tmp_path: Path) -> None:
-    interrupted(tmp_path)
-    begun = start(tmp_path, RUN._replace(resume=LATEST))
-    assert begun.path == str(tmp_path / "checkpoint-30")
-    assert begun.training.began_at == BEGAN, "a restart finds what it has saved"
-
-
-def test_each_training_of_a_script_goes_on_by_itself(tmp_path: Path) -> None:
-    interrupted(tmp_path, stopped_by="SIGTERM", number=2)
-    assert start(tmp_path).path is None, "the end of the second is no beginning of the first"
-    assert start(tmp_path, number=2).path == str(tmp_path / "checkpoint-30")
-    latest = RUN._replace(resume=LATEST)
-    write_record(tmp_path, Training(100.0, "", 1, BEGAN))
-    assert start(tmp_path, latest, number=2).path is None, "nor the other way round"
-
-
-def test_what_the_script_passes_wins(tmp_path: Path) -> None:
-    interrupted(tmp_path)
-    latest = RUN._replace(resume=LATEST)
-    asked = start(tmp_path, latest, str(tmp_path / "checkpoint-900"))
-    assert (asked.path, asked.training.began_at) == (str(tmp_path / "checkpoint-900"), 0.0)
-    asked = start(tmp_path, latest, str(tmp_path / "checkpoint-20"))
-    assert (asked.path, asked.training.began_at) == (str(tmp_path / "checkpoint-20"), BEGAN)
-    assert start(tmp_path, latest, "gpt2").path == "gpt2", "whatever it is"
-    assert start(tmp_path, RUN, True).path == str(tmp_path / "checkpoint-30")
-
-
-def test_a_script_that_passes_its_last_folder_does_not_go_on_from_a_partial_one(
-    tmp_path: Path,
-) -> None:
-    interrupted(tmp_path)
-    partial = tmp_path / "checkpoint-30"
-    cut(partial / "optimizer.pt")
-    for given in (True, str(partial)):
-        begun = start(tmp_path, RUN, given)
-        assert begun.path == str(tmp_path / "checkpoint-20")
-        assert "checkpoint-30" in begun.lines[0]
-    elsewhere = start(tmp_path / "out", RUN, str(partial))
-    assert elsewhere.path == str(partial), "there is no other"
-    assert "optimizer.pt" in elsewhere.lines[0]
-    for step in (20, 900):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").unlink()
-    assert start(tmp_path, RUN, str(partial)).path is None
-
-
-def test_the_record_is_not_uploaded_with_the_model(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    write_record(output, Training(100.0))
-    uploaded = [one.name for one in output.iterdir() if not fnmatch(one.name, "_*")]
-    assert not uploaded, "as Trainer's push_to_hub chooses files"
-
-
-def test_a_record_that_was_cut_off_is_as_none_and_is_never_half_written(tmp_path: Path) -> None:
-    interrupted(tmp_path, stopped_by="SIGTERM")
-    assert [path.name for path in tmp_path.glob("*headway*")] == [RECORD]
-    cut(tmp_path / RECORD)
-    assert read_record(tmp_path) is None
-    assert start(tmp_path).path is None
+def test_a_checkpoint_of_a_library_is_known_by_its_files(tmp_path: Path) -> None:
+    assert not is_of_library(tmp_path)
+    folder = save(tmp_path, 5)
+    assert is_of_library(tmp_path)
+    assert is_of_library(Path(folder))
+    assert is_of_library(tmp_path / "epoch=0-step=5.ckpt")
