@@ -67,11 +67,7 @@ def python_page() -> str:
 
 def _directives(paths: list[str]) -> Iterator[str]:
     for path in paths:
-        yield f"::: {path}"
-        if path == "headway.accelerator.Accelerator":  # its methods get their text from its parts
-            yield "    options:"
-            yield "      force_inspection: true"
-        yield ""
+        yield from (f"::: {path}", "")
 
 
 def _made_functions(module: ModuleType, names: list[str]) -> Iterator[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from operator import attrgetter
-from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast
+from inspect import signature
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,7 +37,7 @@ from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
 from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
 from headway.training.accumulation import GradientAccumulationPlugin
-from headway.training.arguments import Devices, reject_unsupported
+from headway.training.arguments import Arguments, Devices, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.preparer import Preparer, is_spread_by_device_map
 from headway.training.profiling import ProfileKwargs, profiled
@@ -65,32 +64,10 @@ class Parts(NamedTuple):
 
 
 class PartTypes(NamedTuple):
-    """What prepares a script's objects, what makes its steps, and which arguments are taken."""
+    """How a kind of Accelerator differs: what prepares objects, and which arguments it takes."""
 
     preparer: type[Preparer] = Preparer
-    steps: type[Steps] = Steps
-    accepted: Callable[[Any], Any] = lambda given: given
-
-
-T = TypeVar("T")
-
-
-class Attribute(Generic[T]):
-    """An attribute of a part, under a name of the Accelerator; its text is the part's, or `doc`."""
-
-    def __init__(self, path: str, doc: str = "", *, settable: bool = False) -> None:
-        self.__doc__ = doc
-        self._read, self._settable = attrgetter(path), settable
-        self._owner, _, self._name = path.rpartition(".")
-
-    def __get__(self, accelerator: Any, _: object = None) -> T:
-        found: Any = self if accelerator is None else self._read(accelerator)
-        return cast(T, found)
-
-    def __set__(self, accelerator: Any, value: T) -> None:
-        if not self._settable:
-            raise AttributeError(f"{self._name} of an Accelerator cannot be set")
-        setattr(attrgetter(self._owner)(accelerator), self._name, value)
+    accepted: Callable[[Arguments], Arguments] = lambda arguments: arguments
 
 
 class Accelerator:
@@ -199,10 +176,36 @@ class Accelerator:
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
-        given = SimpleNamespace(**locals())
-        reject_unsupported(unsupported, vars(given))
-        given = self.part_types.accepted(given)
-        connected = connect(given)
+        if unsupported:
+            reject_unsupported(unsupported, signature(Accelerator).parameters)
+        given = Arguments(
+            cpu=cpu,
+            device=device,
+            devices=devices,
+            mixed_precision=mixed_precision,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_accumulation_plugin=gradient_accumulation_plugin,
+            kwargs_handlers=kwargs_handlers,
+            dynamo_backend=dynamo_backend,
+            dynamo_plugin=dynamo_plugin,
+            split_batches=split_batches,
+            dataloader_config=dataloader_config,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            log_with=log_with,
+            project_dir=project_dir,
+            project_config=project_config,
+            resume_from=resume_from,
+            strategy=strategy,
+            shard_size=shard_size,
+            wrap=wrap,
+            activation_checkpointing=activation_checkpointing,
+            cpu_offload=cpu_offload,
+            forward_methods=forward_methods,
+            fsdp_plugin=fsdp_plugin,
+        )
+        arguments = self.part_types.accepted(given)
+        connected = connect(arguments)
         training, project = connected.training, connected.project
         preparer = self.part_types.preparer(
             training,
@@ -212,7 +215,7 @@ class Accelerator:
             rng_types=rng_types,
             seed=seed,
         )
-        tracking = Tracking(connected.world.is_main, given.log_with, project)
+        tracking = Tracking(connected.world.is_main, arguments.log_with, project)
         checkpoints = Checkpointer(
             training,
             project,
@@ -223,7 +226,7 @@ class Accelerator:
             Process(connected.world),
             training,
             preparer,
-            self.part_types.steps(training, auto_micro_batch=auto_micro_batch),
+            Steps(training, auto_micro_batch=auto_micro_batch),
             Weights(training),
             tracking,
             checkpoints,
@@ -239,7 +242,28 @@ class Accelerator:
     # ------------------------------------------------------------------ prepare: Preparer
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Return models, optimizers, data loaders and schedulers made ready, in the given order."""
+        """Return models, optimizers, data loaders and schedulers made ready, in the given order.
+
+        An object of another kind, or one that is prepared already, is returned as it is. One
+        argument gives the object itself, several a tuple. What another Accelerator has prepared
+        follows this one from now on.
+
+        Args:
+            args: torch's objects, or those of classes derived from torch's.
+            device_placement: for each argument, whether it is moved to `device`.
+
+        Raises:
+            UsageError: a scheduler's optimizer has not been prepared, or a loader cannot be shared
+                out.
+
+        Examples:
+            >>> model = torch.nn.Linear(2, 1)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> loader = torch.utils.data.DataLoader(torch.ones(6, 2), batch_size=4)
+            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            >>> [model(batch).shape for batch in loader]
+            [torch.Size([4, 1]), torch.Size([2, 1])]
+        """
         return self.parts.preparer.prepare(*args, device_placement=device_placement)
 
     def prepare_model(
@@ -248,23 +272,74 @@ class Accelerator:
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> Any:
-        """Return one model made ready."""
+        """Return one model made ready, as `prepare` does.
+
+        Args:
+            device_placement: whether it is moved to `device`; None is the Accelerator's setting.
+            evaluation_mode: the model will not be trained: it computes in the precision and is
+                compiled, but its ranks exchange nothing.
+
+        Raises:
+            UsageError: it is no model, or is spread over several devices.
+
+        Examples:
+            >>> teacher = accelerator.prepare_model(torch.nn.Linear(2, 1), evaluation_mode=True)
+            >>> teacher(torch.ones(4, 2)).shape
+            torch.Size([4, 1])
+        """
         return self.parts.preparer.prepare_model(model, device_placement, evaluation_mode)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
-        """Return one optimizer made ready."""
+        """Return one optimizer made ready, as `prepare` does.
+
+        Args:
+            device_placement: without effect: an optimizer's state is where its weights are.
+
+        Raises:
+            UsageError: it is no optimizer.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD([weight], lr=0.1))
+        """
         return self.parts.preparer.prepare_optimizer(optimizer, device_placement)
 
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
-        """Return one data loader made ready."""
+        """Return one data loader made ready, as `prepare` does.
+
+        Args:
+            data_loader: a `torch.utils.data.DataLoader`.
+            device_placement: whether batches are moved to `device`; None is the Accelerator's
+                setting.
+
+        Raises:
+            UsageError: it is no data loader, or cannot be shared out.
+
+        Examples:
+            >>> loader = torch.utils.data.DataLoader(range(3), batch_size=2)
+            >>> [batch.tolist() for batch in accelerator.prepare_data_loader(loader)]
+            [[0, 1], [2]]
+        """
         return self.parts.preparer.prepare_data_loader(data_loader, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Return one scheduler made ready."""
+        """Return one scheduler made ready, as `prepare` does; its optimizer comes first.
+
+        Raises:
+            UsageError: it is no scheduler, or its optimizer has not been prepared.
+
+        Examples:
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+            >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+            >>> optimizer = accelerator.prepare_optimizer(optimizer)
+            >>> scheduler = accelerator.prepare_scheduler(scheduler)
+            >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
+            (None, None, [0.05])
+        """
         return self.parts.preparer.prepare_scheduler(scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -308,83 +383,218 @@ class Accelerator:
         """
         return is_spread_by_device_map(model)
 
-    device_placement = Attribute[bool](
-        "parts.preparer.device_placement",
-        "Whether models and batches are moved to `device`; a script may change it.",
-        settable=True,
-    )
-    step_scheduler_with_optimizer = Attribute[bool](
-        "parts.preparer.step_scheduler_with_optimizer",
-        "Whether a scheduler's `step()` counts only after an optimizer step.",
-        settable=True,
-    )
-    rng_types = Attribute[list[RNGType]](
-        "parts.preparer.rng_types",
-        "The random generators that all ranks get from rank 0 at each pass over a loader.",
-        settable=True,
-    )
-    dataloader_config = Attribute[DataLoaderConfiguration](
-        "parts.preparer.data",
-        "How loaders that are prepared from now on share their data out.",
-        settable=True,
-    )
-    even_batches = Attribute[bool](
-        "parts.preparer.data.even_batches",
-        "See `DataLoaderConfiguration`; a script may change it.",
-        settable=True,
-    )
-    split_batches = Attribute[bool](
-        "parts.preparer.data.split_batches", "See `DataLoaderConfiguration`."
-    )
-    dispatch_batches = Attribute[bool | None](
-        "parts.preparer.data.dispatch_batches", "See `DataLoaderConfiguration`."
-    )
-    use_seedable_sampler = Attribute[bool](
-        "parts.preparer.data.use_seedable_sampler", "See `DataLoaderConfiguration`."
-    )
-    non_blocking = Attribute[bool](
-        "parts.preparer.data.non_blocking", "See `DataLoaderConfiguration`."
-    )
-    use_stateful_dataloader = Attribute[bool](
-        "parts.preparer.data.use_stateful_dataloader", "See `DataLoaderConfiguration`."
-    )
+    @property
+    def device_placement(self) -> bool:
+        """Whether models and batches are moved to `device`; a script may change it."""
+        return self.parts.preparer.device_placement
+
+    @device_placement.setter
+    def device_placement(self, value: bool) -> None:
+        self.parts.preparer.device_placement = value
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        """Whether a scheduler's `step()` counts only after an optimizer step."""
+        return self.parts.preparer.step_scheduler_with_optimizer
+
+    @step_scheduler_with_optimizer.setter
+    def step_scheduler_with_optimizer(self, value: bool) -> None:
+        self.parts.preparer.step_scheduler_with_optimizer = value
+
+    @property
+    def rng_types(self) -> list[RNGType]:
+        """The random generators that all ranks get from rank 0 at each pass over a loader."""
+        return self.parts.preparer.rng_types
+
+    @rng_types.setter
+    def rng_types(self, value: list[RNGType]) -> None:
+        self.parts.preparer.rng_types = value
+
+    @property
+    def dataloader_config(self) -> DataLoaderConfiguration:
+        """How loaders that are prepared from now on share their data out."""
+        return self.parts.preparer.data
+
+    @dataloader_config.setter
+    def dataloader_config(self, value: DataLoaderConfiguration) -> None:
+        self.parts.preparer.data = value
+
+    @property
+    def even_batches(self) -> bool:
+        """See `DataLoaderConfiguration`; a script may change it."""
+        return self.parts.preparer.data.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.parts.preparer.data.even_batches = value
+
+    @property
+    def split_batches(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.dispatch_batches
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """See `DataLoaderConfiguration`."""
+        return self.parts.preparer.data.use_stateful_dataloader
 
     # ------------------------------------------------------------------ train: Steps
 
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None
     ) -> AbstractContextManager[Any]:
-        """Return the context in which operations outside a prepared model use the precision."""
+        """Return the context in which operations outside a prepared model use the precision.
+
+        Args:
+            autocast_handler: in place of the Accelerator's; `AutocastKwargs(enabled=False)` goes
+                back to fp32.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+            >>> with accelerator.autocast():
+            ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
+            >>> product.dtype
+            torch.bfloat16
+        """
         return self.parts.steps.autocast(autocast_handler)
 
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
     ) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward().
+
+        Args:
+            loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
+            num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
+                of an optimizer step are then those of the mean over all tokens of all its
+                micro-batches and ranks, as of one large batch. While gradients accumulate, all
+                micro-batches of the step need it, each in its only backward pass.
+
+        Raises:
+            UsageError: `num_tokens` with a loss of several elements, with a `gradient`, under
+                `no_sync()` of a sharded model, or, while gradients accumulate, for one of several
+                backward passes of a micro-batch.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(4))
+            >>> accelerator.backward((3 * weight).sum(), num_tokens=4)
+            >>> weight.grad
+            tensor([0.7500, 0.7500, 0.7500, 0.7500])
+        """
         self.parts.steps.backward(loss, num_tokens=num_tokens, **kwargs)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step."""
+        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
+
+        The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
+
+        Args:
+            models: those trained here; without any, all prepared models.
+
+        Returns:
+            The context for the micro-batch's forward and backward pass.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+            >>> for _ in range(4):
+            ...     with accelerator.accumulate():
+            ...         accelerator.sync_gradients
+            False
+            True
+            False
+            True
+        """
         return self.parts.steps.accumulate(*models)
 
     def micro_batches(
         self, batch: Any, *, max_size: int | None = None, min_size: int = 1
     ) -> Iterator[Any]:
-        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`."""
+        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
+
+        Where memory runs out on any rank, all ranks begin the batch again in parts of half the
+        size, which stays for all later batches. One batch is one micro-batch of
+        `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
+
+        Args:
+            batch: tensors of shape [samples, ...], alone or nested.
+            max_size: no part has more samples.
+            min_size: no smaller size is tried.
+
+        Returns:
+            An iterator over the parts; without `auto_micro_batch` over the batch alone.
+
+        Raises:
+            OutOfMemory: memory runs out with parts of `min_size` samples, too.
+            UsageError: a size is below 1, or the batch has no samples.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> for part in accelerator.micro_batches(torch.ones(5, 2), max_size=3):
+            ...     with accelerator.accumulate(model):
+            ...         accelerator.backward(model(part).mean())
+            ...     print(part.shape)
+            torch.Size([3, 2])
+            torch.Size([2, 2])
+        """
         return self.parts.steps.micro_batches(batch, max_size=max_size, min_size=min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank."""
+        """Return a context in which gradients of `model` stay on their rank.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.no_sync(model):
+            ...     accelerator.backward(model(torch.ones(4, 2)).mean())
+        """
         return self.parts.steps.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
+        """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
+
+        For several forward passes under `no_sync(model)`, the backward pass of the last of which
+        exchanges the gradients of all. It does nothing with one rank.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.no_sync(model):
+            ...     first, second = (model(torch.ones(4, 2)).mean() for _ in range(2))
+            ...     accelerator.backward(first)
+            ...     with accelerator.trigger_sync_in_backward(model):
+            ...         accelerator.backward(second)
+        """
         return self.parts.steps.trigger_sync_in_backward(model)
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
-        """Let ranks that run out of batches take part in the others' exchanges."""
+        """Let ranks that run out of batches take part in the others' exchanges; see torch's Join.
+
+        Args:
+            joinables: prepared models, and other `torch.distributed.algorithms.Joinable`.
+            even_batches: in the block, in place of the Accelerator's setting; with False each rank
+                gets the batches that there are.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.join_uneven_inputs([model], even_batches=False):
+            ...     accelerator.backward(model(torch.ones(3, 2)).mean())
+        """
         return self.parts.steps.join_uneven_inputs(joinables, even_batches, usual=self.even_batches)
 
     def set_trigger(self) -> None:
@@ -392,23 +602,70 @@ class Accelerator:
         self.parts.steps.set_trigger()
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check. All must call it."""
+        """Return whether any rank called `set_trigger()` since the last check. All must call it.
+
+        Examples:
+            >>> accelerator.set_trigger()
+            >>> accelerator.check_trigger(), accelerator.check_trigger()
+            (True, False)
+        """
         return self.parts.steps.check_trigger()
 
     def unscale_gradients(
         self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
     ) -> None:
-        """Divide gradients by fp16's loss scale, once for each step."""
+        """Divide gradients by fp16's loss scale, once for each step; else there is nothing to do.
+
+        Args:
+            optimizer: whose gradients; None means all that are prepared.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=0.1))
+            >>> accelerator.backward(weight.sum())
+            >>> accelerator.unscale_gradients(optimizer)
+            >>> weight.grad
+            tensor([1., 1.])
+        """
         self.parts.steps.unscale_gradients(optimizer)
 
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
+        """Clip the gradients' norm, unless gradients accumulate, and return what it was.
+
+        Args:
+            parameters: those whose gradients are clipped, of any shapes.
+            max_norm: the largest norm of all gradients together.
+            norm_type: 2 is the Euclidean norm; `inf` the largest absolute value.
+
+        Returns:
+            The norm before, without fp16's loss scale; a tensor of shape [].
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(4))
+            >>> accelerator.backward((3 * weight).sum())
+            >>> accelerator.clip_grad_norm_([weight], max_norm=1.0)
+            tensor(6.)
+            >>> weight.grad
+            tensor([0.5000, 0.5000, 0.5000, 0.5000])
+        """
         return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
+
+        Args:
+            parameters: those whose gradients are clipped, of any shapes.
+            clip_value: the largest absolute value.
+
+        Examples:
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> accelerator.backward((3 * weight).sum())
+            >>> accelerator.clip_grad_value_([weight], clip_value=0.5)
+            >>> weight.grad
+            tensor([0.5000, 0.5000])
+        """
         self.parts.steps.clip_grad_value_(parameters, clip_value)
 
     @contextmanager
@@ -437,26 +694,34 @@ class Accelerator:
         if handler.output_trace_dir is not None:
             self.wait_for_everyone()
 
-    sync_gradients = Attribute[bool](
-        "parts.training.accumulation.sync_gradients",
-        "Whether gradients are due: optimizers step, and ranks exchange gradients; a script that"
-        " accumulates by itself may change it.",
-        settable=True,
-    )
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether gradients are due: optimizers step, and ranks exchange gradients; a script that
+        accumulates by itself may change it."""
+        return self.parts.training.accumulation.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.parts.training.accumulation.sync_gradients = value
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
         return any(one.step_was_skipped for one in self.parts.training.optimizers)
 
-    gradient_accumulation_steps = Attribute[int](
-        "parts.training.accumulation_steps",
-        "The number of micro-batches in one optimizer step; a script may change it.",
-        settable=True,
-    )
-    mixed_precision = Attribute[str](
-        "parts.training.precision.name", "The precision in use: `no`, `fp16` or `bf16`."
-    )
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """The number of micro-batches in one optimizer step; a script may change it."""
+        return self.parts.training.accumulation_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.parts.training.accumulation_steps = value
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision in use: `no`, `fp16` or `bf16`."""
+        return self.parts.training.precision.name
 
     @property
     def native_amp(self) -> bool:
@@ -476,10 +741,10 @@ class Accelerator:
             )
         self.parts.training.precision.uses_autocast = uses_autocast
 
-    scaler = Attribute[torch.amp.GradScaler | None](
-        "parts.training.precision.scaler",
-        "What adapts fp16's loss scale; None in other precisions.",
-    )
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What adapts fp16's loss scale; None in other precisions."""
+        return self.parts.training.precision.scaler
 
     # ------------------------------------------------------------------ models: Weights
 
@@ -489,19 +754,62 @@ class Accelerator:
         keep_fp32_wrapper: bool = True,
         keep_torch_compile: bool = True,
     ) -> torch.nn.Module:
-        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared."""
+        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
+
+        One that was compiled since stays compiled.
+
+        Args:
+            keep_fp32_wrapper: let the model go on computing under autocast.
+            keep_torch_compile: return a compiled model as such.
+
+        Examples:
+            >>> model = torch.nn.Linear(2, 1)
+            >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
+            True
+        """
         return self.parts.weights.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
 
     def empty_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are made without memory for their weights."""
+        """Return a context in which models are made without memory for their weights.
+
+        Only where the strategy shards them: `prepare` then initialises one unit after the other by
+        the `reset_parameters()` of its modules, or takes what rank 0 has loaded since. With other
+        strategies models are made as ever.
+
+        Examples:
+            >>> with accelerator.empty_init():
+            ...     model = torch.nn.Linear(2, 1)
+            >>> accelerator.prepare(model).weight.shape
+            torch.Size([1, 2])
+        """
         return self.parts.weights.empty_init()
 
     def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
-        """Give the model that `prepare` was given, with weights that this rank reads in full."""
+        """Give the model that `prepare` was given, with weights that this rank reads in full.
+
+        Where the model is sharded, every rank has to enter the context, and what is written to
+        the weights in it is lost.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> with accelerator.whole(model) as inner:
+            ...     inner.weight.shape
+            torch.Size([1, 2])
+        """
         return self.parts.weights.whole(model)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of a model. Call it on every rank: each may hold a part of it."""
+        """Return the full state of a model. Call it on every rank: each may hold a part of it.
+
+        Args:
+            model: a prepared model, or any other.
+            unwrap: use the names of the weights in the model itself, without those of wrappers.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> list(accelerator.get_state_dict(model))
+            ['weight', 'bias']
+        """
         return self.parts.weights.get_state_dict(model, unwrap)
 
     def save_model(
@@ -511,7 +819,30 @@ class Accelerator:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of `model` on rank 0; every rank has to call this."""
+        """Write the weights of `model` on rank 0; every rank has to call this.
+
+        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
+        are removed.
+
+        Args:
+            model: a prepared model, or any other.
+            save_directory: a folder, which is created.
+            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
+                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
+            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
+                torch.save.
+
+        Raises:
+            UsageError: `max_shard_size` is no size.
+            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
+
+        Examples:
+            >>> from pathlib import Path
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.save_model(model, "weights")
+            >>> [path.name for path in Path("weights").iterdir()]
+            ['model.safetensors']
+        """
         self.parts.weights.save_model(model, save_directory, max_shard_size, safe_serialization)
 
     def save(
@@ -541,7 +872,41 @@ class Accelerator:
         wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
-        """Save the whole training as a checkpoint, which is there once it is complete."""
+        """Save the whole training as a checkpoint, which is there once it is complete.
+
+        It holds models, optimizers, schedulers, the loss scale, registered objects, the positions
+        of prepared loaders, and each rank's random number generators; inside of gradient
+        accumulation also each rank's gradients. An older checkpoint at the same place is replaced
+        in one step; other files in its folder stay.
+
+        Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
+        0's. Sharded models need all ranks.
+
+        Args:
+            output_dir: the folder that it becomes, on a disk that all machines share. With
+                `automatic_checkpoint_naming` the name is not the script's to choose, and this is
+                not looked at, as in Accelerate.
+            safe_serialization: without effect; there is one format, and nothing in it is pickled.
+            allow_pickle: pickle the states of registered objects that hold anything else than
+                values and tensors. `load_state` then needs it, too.
+            wait: False: return once the state is copied to the memory of the CPU, which is kept for
+                the next one; a thread writes the checkpoint, which is there when
+                `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
+                `load_state`, `end_training` and the end of the script wait, too.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: there is no folder to save to, or a rank that is needed does not call it.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
+                the one before, which was not waited for, could not be saved; then this one is not.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("runs/last")
+            >>> accelerator.load_state(folder)
+        """
         refuse_keywords(save_model_func_kwargs, "save_state")
         return self.parts.checkpoints.save_state(output_dir, allow_pickle=allow_pickle, wait=wait)
 
@@ -555,51 +920,195 @@ class Accelerator:
         map_location: Any = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Go on with the training that `save_state` saved; the same objects must be prepared."""
+        """Go on with the training that `save_state` saved; the same objects must be prepared.
+
+        The checkpoint is verified in full, and compared with all objects; only then do they change.
+        A loader whose epoch was not complete goes on at its next sample. With another number of
+        ranks than the run that saved it, generators stay as they are.
+
+        Args:
+            input_dir: the folder of the checkpoint. None: the newest, with
+                `automatic_checkpoint_naming`.
+            load_kwargs: nothing that it could hold is needed.
+            allow_pickle: load registered objects that were pickled, which can run any code.
+            strict: False: load the weights that both a model and the checkpoint have.
+            map_location: without effect: everything goes where the live objects are.
+
+        Raises:
+            UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
+                objects have changed: the training has to be started anew.
+            CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
+                on all ranks, and no object has changed, but for what a hook may have done.
+        """
         refuse_keywords({**(load_kwargs or {}), **load_model_func_kwargs}, "load_state")
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that `save_state(wait=False)` began is there."""
+        """Wait until the checkpoint that `save_state(wait=False)` began is there.
+
+        Raises:
+            CheckpointError: a rank could not save it; raised on all, and older checkpoints stand.
+
+        Examples:
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> folder = accelerator.save_state("runs/last", wait=False)
+            >>> accelerator.wait_for_checkpoint()
+        """
         self.parts.checkpoints.wait_for_checkpoint()
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Let checkpoints hold the states of these objects, as they are on rank 0."""
+        """Let checkpoints hold the states of these objects, as they are on rank 0.
+
+        Args:
+            objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
+                tuples and dicts of these, and `load_state_dict(state)`.
+
+        Raises:
+            UsageError: some have no such methods, and are named; then none is registered.
+
+        Examples:
+            >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
+            ...     torch.nn.Linear(2, 1)))
+        """
         self.parts.checkpoints.register_for_checkpointing(*objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank."""
+        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
+
+        Args:
+            hook: gets the models as they were before `prepare`, their state dicts, and the folder
+                in which the checkpoint is being written, to which it may add files. The entries
+                that it removes from the list `weights`, or puts into it, are not saved or saved as
+                on rank 0.
+
+        Returns:
+            A handle, whose `remove()` takes the hook away.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> def note(models, weights, output_dir):
+            ...     _ = (Path(output_dir) / "note.txt").write_text(f"{len(models)} models")
+            >>> handle = accelerator.register_save_state_pre_hook(note)
+            >>> handle.remove()
+        """
         return self.parts.checkpoints.register_save_state_pre_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads."""
+        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
+
+        Args:
+            hook: gets the models as they were before `prepare`, and the folder of the checkpoint,
+                which has been verified. The models that it removes from the list are not loaded.
+
+        Returns:
+            A handle, whose `remove()` takes the hook away.
+
+        Examples:
+            >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: None)
+            >>> handle.remove()
+        """
         return self.parts.checkpoints.register_load_state_pre_hook(hook)
 
-    project_configuration = Attribute[ProjectConfiguration](
-        "parts.checkpoints.project",
-        "Where trackers and checkpoints write, how these are named, and how many stay.",
-    )
-    project_dir = Attribute[Folder](
-        "project_configuration.project_dir", "The folder of the files that this run writes."
-    )
-    save_iteration = Attribute[int](
-        "project_configuration.iteration",
-        "The number of the next checkpoint, with automatic naming.",
-    )
+    @property
+    def project_configuration(self) -> ProjectConfiguration:
+        """Where trackers and checkpoints write, how these are named, and how many stay."""
+        return self.parts.checkpoints.project
+
+    @property
+    def project_dir(self) -> Folder:
+        """The folder of the files that this run writes."""
+        return self.project_configuration.project_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint, with automatic naming."""
+        return self.project_configuration.iteration
 
     # ------------------------------------------------------------------ interruptions: Preemption
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Go on from the newest checkpoint of the project folder, or start afresh."""
+        """Go on from the newest checkpoint of the project folder, or start afresh; rank 0 says so.
+
+        Call it on every rank after `prepare` and `register_for_checkpointing`. The checkpoints that
+        count are those of `checkpoint` and `save_state` in `project_dir` and in `checkpoints`
+        below.
+
+        Args:
+            fall_back: where the newest is damaged, go on from the newest that is whole.
+            allow_pickle: as in `load_state`.
+
+        Raises:
+            UsageError: there is no project folder.
+            CheckpointError: the newest is damaged, or does not fit; or the one that
+                `Accelerator(resume_from=...)` or `headway launch --resume` asks for is none.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> run = accelerator.resume()
+            >>> run.epoch, run.step, run.samples
+            (0, 0, 0)
+            >>> accelerator.end_training()
+        """
         return self.parts.preemption.resume(fall_back=fall_back, allow_pickle=allow_pickle)
 
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
-        """Save when it is due; save and leave the script when the job has to stop."""
+        """Save when it is due; save and leave the script when the job has to stop.
+
+        Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
+        it costs next to nothing, and between the micro-batches of a step it does nothing. A job has
+        to stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
+        ranks or to the launcher, and at its `--time-limit`. Then all ranks leave after the same
+        step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
+        noted from the first call on.
+
+        A checkpoint is `checkpoints/step_00000100` in the project folder. The newest
+        `total_limit` of this kind stay, or 2 if the project's configuration has no limit.
+
+        Args:
+            every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
+                None saves now, between micro-batches as well.
+            allow_pickle: as in `save_state`.
+            wait: False: as in `save_state`, a thread writes the checkpoint while training goes on.
+                When the job has to stop, the call waits all the same.
+
+        Returns:
+            The folder, if something was saved.
+
+        Raises:
+            UsageError: there is no project folder, no optimizer has been prepared, `every` is
+                neither a number of steps nor a duration, or `resume` came before `prepare`.
+            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. With
+                `wait=False` by the next call that saves. A script that is to train on catches it.
+                Or the project folder has checkpoints of an earlier run, and this one has loaded
+                none.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
+            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> accelerator.checkpoint()
+            'runs/digits/checkpoints/step_00000000'
+            >>> accelerator.end_training()
+        """
         return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
-    should_stop = Attribute[bool]("parts.preemption.should_stop")
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place.
+
+        Every rank must ask equally often, and gets the same answer. `checkpoint()` then saves and
+        leaves.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
+            >>> for round in range(3):
+            ...     if accelerator.should_stop:
+            ...         accelerator.checkpoint()
+            >>> accelerator.end_training()
+        """
+        return self.parts.preemption.should_stop
 
     # ------------------------------------------------------------------ trackers: Tracking
 
@@ -609,7 +1118,25 @@ class Accelerator:
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Begin a run with the trackers of `log_with`; a run that has begun is ended first."""
+        """Begin a run with the trackers of `log_with`; a run that has begun is ended first.
+
+        Args:
+            project_name: what the trackers call the project or experiment.
+            config: the hyperparameters, by name.
+            init_kwargs: for each tracker's name, keywords for its constructor; those of trackers
+                that are not used are not looked at.
+
+        Raises:
+            UsageError: `init_kwargs` has a name that no tracker has.
+
+        Examples:
+            >>> accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
+            >>> accelerator.init_trackers("digits", config={"lr": 0.1})
+            >>> accelerator.log({"loss": torch.tensor(0.5)}, step=1)
+            >>> accelerator.get_tracker("jsonl").path.parent.as_posix()
+            'runs/digits'
+            >>> accelerator.end_training()
+        """
         self.parts.tracking.init_trackers(project_name, config, init_kwargs)
 
     def log(
@@ -618,24 +1145,55 @@ class Accelerator:
         step: int | None = None,
         log_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Log `values` to all trackers."""
+        """Log `values` to all trackers.
+
+        Args:
+            values: numbers and texts by name; tensors of one number are numbers, and mappings
+                groups of them. Trackers differ in what else they take.
+            step: the training step that they belong to.
+            log_kwargs: for each tracker's name, keywords for its `log`.
+
+        Raises:
+            UsageError: `log_kwargs` has a name that no tracker has.
+
+        Examples:
+            >>> accelerator.log({"loss": 0.5, "test": {"accuracy": 0.9}}, step=1)
+        """
         self.parts.tracking.log(values, step, log_kwargs)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker `name` of the run."""
+        """Return the tracker `name` of the run.
+
+        On ranks that do not call it, and where `log_with` was not given, it is a `NoTracker`, whose
+        attributes and methods do nothing.
+
+        Args:
+            unwrap: return what the tracker wraps, such as wandb's run.
+
+        Raises:
+            UsageError: `log_with` has no such tracker, or `init_trackers` was not called.
+
+        Examples:
+            >>> run = accelerator.get_tracker("wandb", unwrap=True)
+            >>> bool(run)  # log_with was not given
+            False
+        """
         return self.parts.tracking.get_tracker(name, unwrap)
 
-    log_with = Attribute[list[Chosen]](
-        "parts.tracking.log_with",
-        "The trackers that were asked for: names, and instances of the script's.",
-    )
-    trackers = Attribute[list[GeneralTracker]](
-        "parts.tracking.trackers",
-        "Those of the run; on other ranks than 0 only those that every rank calls.",
-    )
-    logging_dir = Attribute[Folder](
-        "project_configuration.logging_dir", "The folder below which trackers write their files."
-    )
+    @property
+    def log_with(self) -> list[Chosen]:
+        """The trackers that were asked for: names, and instances of the script's."""
+        return self.parts.tracking.log_with
+
+    @property
+    def trackers(self) -> list[GeneralTracker]:
+        """Those of the run; on other ranks than 0 only those that every rank calls."""
+        return self.parts.tracking.trackers
+
+    @property
+    def logging_dir(self) -> Folder:
+        """The folder below which trackers write their files."""
+        return self.project_configuration.logging_dir
 
     # ------------------------------------------------------------------ all ranks: collectives
 
@@ -717,74 +1275,176 @@ class Accelerator:
     # ------------------------------------------------------------------ this rank: Process
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called this.
+
+        Examples:
+            >>> accelerator.wait_for_everyone()
+        """
         self.parts.process.wait_for_everyone()
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves before the others enter it."""
+        """Return a context that rank 0 leaves before the others enter it.
+
+        Examples:
+            >>> with accelerator.main_process_first():
+            ...     lines = ["rank 0 downloads and unpacks", "the others read"]
+        """
         return self.parts.process.main_process_first()
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter it."""
+        """Return a context that each machine's first rank leaves before the others enter it.
+
+        Examples:
+            >>> with accelerator.local_main_process_first():
+            ...     lines = ["one rank of each machine downloads", "the others read"]
+        """
         return self.parts.process.local_main_process_first()
 
     def on_main_process(self, function: Function) -> Function:
-        """Let a function run on rank 0 only; elsewhere it returns None."""
+        """Let a function run on rank 0 only; elsewhere it returns None.
+
+        Examples:
+            >>> @accelerator.on_main_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("once")
+            once
+        """
         return self.parts.process.on_main_process(function)
 
     def on_local_main_process(self, function: Function) -> Function:
-        """Let a function run on each machine's first rank only; elsewhere it returns None."""
+        """Let a function run on each machine's first rank only; elsewhere it returns None.
+
+        Examples:
+            >>> @accelerator.on_local_main_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("once on each machine")
+            once on each machine
+        """
         return self.parts.process.on_local_main_process(function)
 
     def on_last_process(self, function: Function) -> Function:
-        """Let a function run on the last rank only; elsewhere it returns None."""
+        """Let a function run on the last rank only; elsewhere it returns None.
+
+        Examples:
+            >>> @accelerator.on_last_process
+            ... def report(text):
+            ...     print(text)
+            >>> report("once")
+            once
+        """
         return self.parts.process.on_last_process(function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Any:
-        """Let a function run on one rank only; elsewhere it returns None."""
+        """Let a function run on one rank only; elsewhere it returns None.
+
+        See `PartialState.on_process`.
+
+        Examples:
+            >>> @accelerator.on_process(process_index=1)
+            ... def report(text):
+            ...     print(text)
+            >>> report("by rank 1, or the only one")
+            by rank 1, or the only one
+        """
         return self.parts.process.on_process(function, process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Let a function run on one rank of each machine only; elsewhere it returns None."""
+        """Let a function run on one rank of each machine only; elsewhere it returns None.
+
+        See `PartialState.on_local_process`.
+
+        Examples:
+            >>> @accelerator.on_local_process(local_process_index=0)
+            ... def report(text):
+            ...     print(text)
+            >>> report("once on each machine")
+            once on each machine
+        """
         return self.parts.process.on_local_process(function, local_process_index)
 
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> AbstractContextManager[Any]:
-        """Return a context that gives this rank's part of `inputs`, in the order of the ranks."""
+        """Return a context that gives this rank's part of `inputs`, in the order of the ranks.
+
+        See `PartialState.split_between_processes`.
+
+        Examples:
+            >>> with accelerator.split_between_processes(["a", "b", "c"]) as prompts:
+            ...     prompts
+            ['a', 'b', 'c']
+        """
         return self.parts.process.split_between_processes(inputs, apply_padding)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once on each machine."""
+        """Print once on each machine.
+
+        Examples:
+            >>> accelerator.print("loss", 0.5)
+            loss 0.5
+        """
         self.parts.process.print(*args, **kwargs)
 
-    device = Attribute[torch.device]("parts.process.device")
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank's model and batches."""
+        return self.parts.process.device
 
-    distributed_type = Attribute[DistributedType](
-        "state.distributed_type", "How the ranks work together."
-    )
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How the ranks work together."""
+        return self.state.distributed_type
 
-    num_processes = Attribute[int]("parts.process.num_processes")
-    process_index = Attribute[int]("parts.process.process_index")
-    local_process_index = Attribute[int]("parts.process.local_process_index")
-    is_main_process = Attribute[bool]("parts.process.is_main_process")
-    is_local_main_process = Attribute[bool]("parts.process.is_local_main_process")
-    is_last_process = Attribute[bool]("parts.process.is_last_process")
-    use_distributed = Attribute[bool]("parts.process.use_distributed")
+    @property
+    def num_processes(self) -> int:
+        """The number of ranks on all machines together (the world size)."""
+        return self.parts.process.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """The number of this rank among those of all machines, from 0."""
+        return self.parts.process.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """The number of this rank among those of its machine, from 0."""
+        return self.parts.process.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.parts.process.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first rank of its machine."""
+        return self.parts.process.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the rank with the highest number."""
+        return self.parts.process.is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several ranks."""
+        return self.parts.process.use_distributed
 
     @property
     def multi_device(self) -> bool:
         """Whether there are several ranks, each with a GPU of its own and the whole model."""
         return self.distributed_type is DistributedType.MULTI_GPU
 
-    is_fsdp2 = Attribute[bool](
-        "parts.training.strategy.shards",
-        "Whether models are sharded, by `torch.distributed.fsdp.fully_shard`.",
-    )
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether models are sharded, by `torch.distributed.fsdp.fully_shard`."""
+        return self.parts.training.strategy.shards
 
     # ------------------------------------------------------------------ as the script has set it
 
@@ -854,17 +1514,3 @@ class Accelerator:
 
             refuse_member(name, self)
             return object.__getattribute__(self, name)  # raises what it raised before
-
-
-def _describe(parts: Iterable[type]) -> None:
-    """Give each method the whole text that stands with the part's method of its name.
-
-    So `help(accelerator.prepare)` has arguments, errors and examples.
-    """
-    for part in parts:
-        for name, member in vars(part).items():
-            if not name.startswith("_") and name in vars(Accelerator) and member.__doc__:
-                vars(Accelerator)[name].__doc__ = member.__doc__
-
-
-_describe((Process, Preparer, Steps, Weights, Checkpointer, Preemption, Tracking))

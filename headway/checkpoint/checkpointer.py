@@ -61,41 +61,7 @@ class Checkpointer:
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
-        """Save the whole training as a checkpoint, which is there once it is complete.
-
-        It holds models, optimizers, schedulers, the loss scale, registered objects, the positions
-        of prepared loaders, and each rank's random number generators; inside of gradient
-        accumulation also each rank's gradients. An older checkpoint at the same place is replaced
-        in one step; other files in its folder stay.
-
-        Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
-        0's. Sharded models need all ranks.
-
-        Args:
-            output_dir: the folder that it becomes, on a disk that all machines share. With
-                `automatic_checkpoint_naming` the name is not the script's to choose, and this is
-                not looked at, as in Accelerate.
-            safe_serialization: without effect; there is one format, and nothing in it is pickled.
-            allow_pickle: pickle the states of registered objects that hold anything else than
-                values and tensors. `load_state` then needs it, too.
-            wait: False: return once the state is copied to the memory of the CPU, which is kept for
-                the next one; a thread writes the checkpoint, which is there when
-                `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
-                `load_state`, `end_training` and the end of the script wait, too.
-
-        Returns:
-            The folder.
-
-        Raises:
-            UsageError: there is no folder to save to, or a rank that is needed does not call it.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
-                the one before, which was not waited for, could not be saved; then this one is not.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> folder = accelerator.save_state("runs/last")
-            >>> accelerator.load_state(folder)
-        """
+        """Save the whole training as a checkpoint, which is there once it is complete."""
         from headway.checkpoint.folders import prune
 
         target = self._next_folder(output_dir)
@@ -192,16 +158,7 @@ class Checkpointer:
         self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that `save_state(wait=False)` began is there.
-
-        Raises:
-            CheckpointError: a rank could not save it; raised on all, and older checkpoints stand.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> folder = accelerator.save_state("runs/last", wait=False)
-            >>> accelerator.wait_for_checkpoint()
-        """
+        """Wait until the checkpoint that `save_state(wait=False)` began is there."""
         if self._background is not None:
             self._background.wait()
 
@@ -219,26 +176,7 @@ class Checkpointer:
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
     ) -> None:
-        """Go on with the training that `save_state` saved; the same objects must be prepared.
-
-        The checkpoint is verified in full, and compared with all objects; only then do they change.
-        A loader whose epoch was not complete goes on at its next sample. With another number of
-        ranks than the run that saved it, generators stay as they are.
-
-        Args:
-            input_dir: the folder of the checkpoint. None: the newest, with
-                `automatic_checkpoint_naming`.
-            load_kwargs: nothing that it could hold is needed.
-            allow_pickle: load registered objects that were pickled, which can run any code.
-            strict: False: load the weights that both a model and the checkpoint have.
-            map_location: without effect: everything goes where the live objects are.
-
-        Raises:
-            UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
-                objects have changed: the training has to be started anew.
-            CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
-                on all ranks, and no object has changed, but for what a hook may have done.
-        """
+        """Go on with the training that `save_state` saved; the same objects must be prepared."""
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.project import next_number
         from headway.checkpoint.saving import agree, on_rank_0
@@ -276,19 +214,7 @@ class Checkpointer:
     # ------------------------------------------------------------------ hooks, registered objects
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Let checkpoints hold the states of these objects, as they are on rank 0.
-
-        Args:
-            objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
-                tuples and dicts of these, and `load_state_dict(state)`.
-
-        Raises:
-            UsageError: some have no such methods, and are named; then none is registered.
-
-        Examples:
-            >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
-            ...     torch.nn.Linear(2, 1)))
-        """
+        """Let checkpoints hold the states of these objects, as they are on rank 0."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)
@@ -303,40 +229,11 @@ class Checkpointer:
         self.training.registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
-
-        Args:
-            hook: gets the models as they were before `prepare`, their state dicts, and the folder
-                in which the checkpoint is being written, to which it may add files. The entries
-                that it removes from the list `weights`, or puts into it, are not saved or saved as
-                on rank 0.
-
-        Returns:
-            A handle, whose `remove()` takes the hook away.
-
-        Examples:
-            >>> from pathlib import Path
-            >>> def note(models, weights, output_dir):
-            ...     _ = (Path(output_dir) / "note.txt").write_text(f"{len(models)} models")
-            >>> handle = accelerator.register_save_state_pre_hook(note)
-            >>> handle.remove()
-        """
+        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank."""
         return _register(self._save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
-
-        Args:
-            hook: gets the models as they were before `prepare`, and the folder of the checkpoint,
-                which has been verified. The models that it removes from the list are not loaded.
-
-        Returns:
-            A handle, whose `remove()` takes the hook away.
-
-        Examples:
-            >>> handle = accelerator.register_load_state_pre_hook(lambda models, input_dir: None)
-            >>> handle.remove()
-        """
+        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads."""
         return _register(self._load_hooks, hook)
 
     def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:

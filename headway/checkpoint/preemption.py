@@ -117,43 +117,7 @@ class Preemption:
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
-        """Save when it is due; save and leave the script when the job has to stop.
-
-        Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
-        it costs next to nothing, and between the micro-batches of a step it does nothing. A job has
-        to stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
-        ranks or to the launcher, and at its `--time-limit`. Then all ranks leave after the same
-        step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
-        noted from the first call on.
-
-        A checkpoint is `checkpoints/step_00000100` in the project folder. The newest
-        `total_limit` of this kind stay, or 2 if the project's configuration has no limit.
-
-        Args:
-            every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
-                None saves now, between micro-batches as well.
-            allow_pickle: as in `save_state`.
-            wait: False: as in `save_state`, a thread writes the checkpoint while training goes on.
-                When the job has to stop, the call waits all the same.
-
-        Returns:
-            The folder, if something was saved.
-
-        Raises:
-            UsageError: there is no project folder, no optimizer has been prepared, `every` is
-                neither a number of steps nor a duration, or `resume` came before `prepare`.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. With
-                `wait=False` by the next call that saves. A script that is to train on catches it.
-                Or the project folder has checkpoints of an earlier run, and this one has loaded
-                none.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> accelerator.checkpoint()
-            'runs/digits/checkpoints/step_00000000'
-            >>> accelerator.end_training()
-        """
+        """Save when it is due; save and leave the script when the job has to stop."""
         if every is not None:
             look_at = self._schedule.look_at
             for optimizer in self._stepping:
@@ -187,29 +151,7 @@ class Preemption:
         return self._request is not Request.NONE
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Go on from the newest checkpoint of the project folder, or start afresh; rank 0 says so.
-
-        Call it on every rank after `prepare` and `register_for_checkpointing`. The checkpoints that
-        count are those of `checkpoint` and `save_state` in `project_dir` and in `checkpoints`
-        below.
-
-        Args:
-            fall_back: where the newest is damaged, go on from the newest that is whole.
-            allow_pickle: as in `load_state`.
-
-        Raises:
-            UsageError: there is no project folder.
-            CheckpointError: the newest is damaged, or does not fit; or the one that
-                `Accelerator(resume_from=...)` or `headway launch --resume` asks for is none.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> run = accelerator.resume()
-            >>> run.epoch, run.step, run.samples
-            (0, 0, 0)
-            >>> accelerator.end_training()
-        """
+        """Go on from the newest checkpoint of the project folder, or start afresh."""
         from headway.checkpoint.project import remove_abandoned
         from headway.checkpoint.resume import select_checkpoint
         from headway.checkpoint.saving import on_rank_0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from headway.data.sharding import as_plain, is_plain
 from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
 from headway.trackers.choice import without_missing
+from headway.training.arguments import Arguments
 from headway.training.preparer import Preparer
-from headway.training.steps import Steps, Tensors
+from headway.training.steps import Tensors
 
 __getattr__, __dir__ = forward(__name__)
 
@@ -63,41 +65,29 @@ class _Preparer(Preparer):
             self.training.remember(scheduler, prepared)
 
 
-class _Steps(Steps):
-    """Clips gradients also while they accumulate."""
-
-    def clip_grad_norm_(
-        self, parameters: Tensors, max_norm: float, norm_type: float = 2
-    ) -> torch.Tensor:
-        clip = self.training.strategy.clip_grad_norm_
-        return clip(self.unscaled(parameters), max_norm, norm_type)
-
-    def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
-
-
-def _accepted(given: Any) -> Any:
+def _accepted(arguments: Arguments) -> Arguments:
     """Refuse arguments that Accelerate's loaders do not obey; drop those that it ignores."""
     for name in ("seed", "global_batch_size"):
-        if getattr(given, name) is not None:
+        if getattr(arguments, name) is not None:
             raise UsageError(
                 f"loaders that behave as Accelerate's do not obey {name}",
                 where="the script's Accelerator(...) of headway.compat",
                 fix=f"use `from headway import Accelerator`, or remove {name}",
             )
-    given.log_with, missing = without_missing(given.log_with)
-    notes = [
-        f"{one} is not installed: nothing is logged to it, as in Accelerate" for one in missing
-    ]
-    if given.split_batches:
-        given.split_batches = False
-        notes.append(
+    if arguments.split_batches:
+        _note(
             "split_batches=True has no effect, as in Accelerate; pass"
             " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
         )
-    for note in notes if rank_and_size_without_group()[0] == 0 else ():
-        say(f"note: {note}")
-    return given
+    log_with, missing = without_missing(arguments.log_with)
+    for one in missing:
+        _note(f"{one} is not installed: nothing is logged to it, as in Accelerate")
+    return replace(arguments, split_batches=False, log_with=log_with)
+
+
+def _note(text: str) -> None:
+    if rank_and_size_without_group()[0] == 0:
+        say(f"note: {text}")
 
 
 class Accelerator(native.Accelerator):
@@ -115,12 +105,15 @@ class Accelerator(native.Accelerator):
       does the loader itself with `use_stateful_dataloader=True`.
     """
 
-    part_types = native.PartTypes(_Preparer, _Steps, _accepted)
-    _models = native.Attribute[Any]("parts.training.models", "As libraries look at them.")
-    _optimizers = native.Attribute[Any]("parts.training.optimizers", "The same.")
-    _schedulers = native.Attribute[Any]("parts.training.schedulers", "The same.")
-    _dataloaders = native.Attribute[Any]("parts.training.loaders", "The same.")
-    _custom_objects = native.Attribute[Any]("parts.training.registered", "The same.")
+    part_types = native.PartTypes(_Preparer, _accepted)
+
+    # as libraries look at them
+    _models = property(lambda self: self.parts.training.models)
+    _optimizers = property(lambda self: self.parts.training.optimizers)
+    _schedulers = property(lambda self: self.parts.training.schedulers)
+    _dataloaders = property(lambda self: self.parts.training.loaders)
+    _custom_objects = property(lambda self: self.parts.training.registered)
+
     step = 0
     """The micro-batches since training began, or since a loader ended."""
 
@@ -134,6 +127,18 @@ class Accelerator(native.Accelerator):
         ends = self.gradient_state.sync_with_dataloader and self.gradient_state.end_of_dataloader
         self.step = 0 if ends else self.step + 1
         return super().accumulate(*models)
+
+    def clip_grad_norm_(
+        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the gradients' norm, also while they accumulate, and return what it was."""
+        unscaled = self.parts.steps.unscaled(parameters)
+        return self.parts.training.strategy.clip_grad_norm_(unscaled, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
+        """Clip each gradient to [-clip_value, clip_value], also while they accumulate."""
+        unscaled = self.parts.steps.unscaled(parameters)
+        self.parts.training.strategy.clip_grad_value_(unscaled, clip_value)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget all prepared objects, and count from 0 again."""

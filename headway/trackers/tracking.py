@@ -112,25 +112,7 @@ class Tracking:
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Begin a run with the trackers of `log_with`; a run that has begun is ended first.
-
-        Args:
-            project_name: what the trackers call the project or experiment.
-            config: the hyperparameters, by name.
-            init_kwargs: for each tracker's name, keywords for its constructor; those of trackers
-                that are not used are not looked at.
-
-        Raises:
-            UsageError: `init_kwargs` has a name that no tracker has.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
-            >>> accelerator.init_trackers("digits", config={"lr": 0.1})
-            >>> accelerator.log({"loss": torch.tensor(0.5)}, step=1)
-            >>> accelerator.get_tracker("jsonl").path.parent.as_posix()
-            'runs/digits'
-            >>> accelerator.end_training()
-        """
+        """Begin a run with the trackers of `log_with`; a run that has begun is ended first."""
         init_kwargs = dict(init_kwargs or {})
         self._check_names(init_kwargs, "init_kwargs")
         for name, run_id in self._runs_before.items():
@@ -155,20 +137,7 @@ class Tracking:
         step: int | None = None,
         log_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Log `values` to all trackers.
-
-        Args:
-            values: numbers and texts by name; tensors of one number are numbers, and mappings
-                groups of them. Trackers differ in what else they take.
-            step: the training step that they belong to.
-            log_kwargs: for each tracker's name, keywords for its `log`.
-
-        Raises:
-            UsageError: `log_kwargs` has a name that no tracker has.
-
-        Examples:
-            >>> accelerator.log({"loss": 0.5, "test": {"accuracy": 0.9}}, step=1)
-        """
+        """Log `values` to all trackers."""
         if self._run is None:
             if self.log_with and self._is_main:
                 say_once("log() is without effect before init_trackers() and after end_training()")
@@ -179,22 +148,7 @@ class Tracking:
             member.log(values, step, (log_kwargs or {}).get(member.tracker.name, {}))
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker `name` of the run.
-
-        On ranks that do not call it, and where `log_with` was not given, it is a `NoTracker`, whose
-        attributes and methods do nothing.
-
-        Args:
-            unwrap: return what the tracker wraps, such as wandb's run.
-
-        Raises:
-            UsageError: `log_with` has no such tracker, or `init_trackers` was not called.
-
-        Examples:
-            >>> run = accelerator.get_tracker("wandb", unwrap=True)
-            >>> bool(run)  # log_with was not given
-            False
-        """
+        """Return the tracker `name` of the run."""
         for tracker in self.trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES, Ranks, RunContract
+from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import STRATEGIES, read_wrap
+from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import KINDS, kind_of
+from headway.distributed.handler import KwargsHandler
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
+from headway.trackers.project import Folder, ProjectConfiguration
+from headway.trackers.tracking import LogWith
 from headway.training.accumulation import GradientAccumulationPlugin, check_steps
 
 CALL = "the script's Accelerator(...)"
@@ -35,6 +42,39 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "megatron_lm_plugin": "remove it: models are trained with DistributedDataParallel",
     "parallelism_config": "remove it: models are trained with DistributedDataParallel",
 }
+
+
+Devices = int | str | Sequence[int | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments of an Accelerator that are compared with the launcher's settings."""
+
+    cpu: bool = False
+    device: str | None = None
+    devices: Devices | None = None
+    mixed_precision: str | None = None
+    gradient_accumulation_steps: int | None = None
+    gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
+    kwargs_handlers: Sequence[KwargsHandler] | None = None
+    dynamo_backend: DynamoBackend | str | Callable[..., Any] | None = None
+    dynamo_plugin: TorchDynamoPlugin | None = None
+    split_batches: bool = False
+    dataloader_config: DataLoaderConfiguration | None = None
+    global_batch_size: int | None = None
+    seed: int | None = None
+    log_with: LogWith = None
+    project_dir: Folder = None
+    project_config: ProjectConfiguration | None = None
+    resume_from: Folder = None
+    strategy: str | None = None
+    shard_size: int | None = None
+    wrap: str | Sequence[str] | int | None = None
+    activation_checkpointing: bool | None = None
+    cpu_offload: bool | None = None
+    forward_methods: Sequence[str] | str | None = None
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
 
 
 class EffectiveSettings(NamedTuple):
@@ -82,11 +122,21 @@ def merge_arguments(
     return EffectiveSettings(merged, frozenset(passed), merged.deadline(), told)
 
 
-def merge_sharing(
-    given: Mapping[str, Any], plugin: FullyShardedDataParallelPlugin | None
-) -> dict[str, Any]:
-    """Return what the constructor's arguments say about how ranks share models, by setting."""
-    strategy, size = given.get("strategy"), given.get("shard_size")
+def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
+    """Return the settings among the arguments, by the names of `RunContract`; None if not given."""
+    resume = arguments.resume_from
+    return {
+        "device": arguments.device,
+        "mixed_precision": arguments.mixed_precision,
+        "gradient_accumulation_steps": accumulation.num_steps,
+        "resume": None if resume is None else os.fspath(resume),
+        **merge_sharing(arguments),
+    }
+
+
+def merge_sharing(arguments: Arguments) -> dict[str, Any]:
+    """Return the settings that say how ranks share models; the script may give each only once."""
+    strategy, size = arguments.strategy, arguments.shard_size
     if strategy not in (None, AUTO, *STRATEGIES):
         raise UsageError(
             f"strategy is {strategy!r}, not one of {', '.join((AUTO, *STRATEGIES))}",
@@ -99,8 +149,9 @@ def merge_sharing(
             where=CALL,
             fix="pass the number of ranks that share one copy of the model",
         )
-    said = {**given, "wrap": _wrap(given.get("wrap"))}
-    if plugin is None:
+    said = {name: getattr(arguments, name) for name in SHARING}
+    said["wrap"] = _wrap(arguments.wrap)
+    if arguments.fsdp_plugin is None:
         return said
     if twice := [name for name, value in said.items() if value is not None]:
         raise UsageError(
@@ -108,7 +159,7 @@ def merge_sharing(
             where=CALL,
             fix="pass one of the two",
         )
-    return plugin.settings()
+    return arguments.fsdp_plugin.settings()
 
 
 def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
@@ -218,9 +269,6 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
     if not origin.is_user_set:
         return None  # overriding a default needs no note
     return f"Accelerator({argument}) overrides {name}={value!r} ({origin})"
-
-
-Devices = int | str | Sequence[int | str]
 
 
 def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headway.contract.figures_file import leave_figures
 from headway.contract.notes import say
 from headway.contract.records import channel, is_connected
-from headway.contract.run import RunContract, read_ranks, read_run
+from headway.contract.run import read_ranks, read_run
 from headway.contract.step_clock import clock
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
@@ -38,6 +37,7 @@ from headway.strategies.strategy import StrategySettings
 from headway.trackers.project import ProjectConfiguration, merged_project
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
+    Arguments,
     Devices,
     EffectiveSettings,
     check_seed,
@@ -45,7 +45,7 @@ from headway.training.arguments import (
     merge_accumulation,
     merge_arguments,
     merge_compilation,
-    merge_sharing,
+    settings_in,
 )
 from headway.training.profiling import ProfileKwargs
 from headway.training.training import Training
@@ -72,23 +72,15 @@ class Connected(NamedTuple):
     settings: EffectiveSettings
 
 
-def connect(given: Any) -> Connected:
-    """Join the other ranks, and return what the arguments and the launcher ask for.
-
-    `given` has the arguments of the Accelerator as attributes.
-    """
+def connect(given: Arguments) -> Connected:
+    """Join the other ranks, and return what the arguments and the launcher ask for."""
     check_seed(given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
     accumulation = merge_accumulation(
         given.gradient_accumulation_steps, given.gradient_accumulation_plugin
     )
-    said = {name: value for name, value in vars(given).items() if name in RunContract._fields}
-    said |= merge_sharing({name: said[name] for name in SHARING}, given.fsdp_plugin)
-    said["gradient_accumulation_steps"] = accumulation.num_steps
-    if given.resume_from is not None:
-        said["resume"] = os.fspath(given.resume_from)
-    settings = merge_arguments(read_run(), cpu=given.cpu, **said)
+    settings = merge_arguments(read_run(), cpu=given.cpu, **settings_in(given, accumulation))
     run = settings.run
     is_device_named = given.cpu or given.device is not None or given.devices is not None
     group = handlers.or_default(InitProcessGroupKwargs)

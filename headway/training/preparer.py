@@ -70,28 +70,7 @@ class Preparer:
         self.training.skips_itself &= not config.use_stateful_dataloader
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Return models, optimizers, data loaders and schedulers made ready, in the given order.
-
-        An object of another kind, or one that is prepared already, is returned as it is. One
-        argument gives the object itself, several a tuple. What another Accelerator has prepared
-        follows this one from now on.
-
-        Args:
-            args: torch's objects, or those of classes derived from torch's.
-            device_placement: for each argument, whether it is moved to `device`.
-
-        Raises:
-            UsageError: a scheduler's optimizer has not been prepared, or a loader cannot be shared
-                out.
-
-        Examples:
-            >>> model = torch.nn.Linear(2, 1)
-            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            >>> loader = torch.utils.data.DataLoader(torch.ones(6, 2), batch_size=4)
-            >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-            >>> [model(batch).shape for batch in loader]
-            [torch.Size([4, 1]), torch.Size([2, 1])]
-        """
+        """Return models, optimizers, data loaders and schedulers made ready, in the given order."""
         placement = device_placement
         if placement is None:
             placement = [self.device_placement] * len(args)
@@ -117,39 +96,14 @@ class Preparer:
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> Any:
-        """Return one model made ready, as `prepare` does.
-
-        Args:
-            device_placement: whether it is moved to `device`; None is the Accelerator's setting.
-            evaluation_mode: the model will not be trained: it computes in the precision and is
-                compiled, but its ranks exchange nothing.
-
-        Raises:
-            UsageError: it is no model, or is spread over several devices.
-
-        Examples:
-            >>> teacher = accelerator.prepare_model(torch.nn.Linear(2, 1), evaluation_mode=True)
-            >>> teacher(torch.ones(4, 2)).shape
-            torch.Size([4, 1])
-        """
+        """Return one model made ready, as `prepare` does."""
         make = partial(self.make_model, trains=not evaluation_mode)
         return self._prepare_one("prepare_model", model, make, device_placement)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
-        """Return one optimizer made ready, as `prepare` does.
-
-        Args:
-            device_placement: without effect: an optimizer's state is where its weights are.
-
-        Raises:
-            UsageError: it is no optimizer.
-
-        Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(2))
-            >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD([weight], lr=0.1))
-        """
+        """Return one optimizer made ready, as `prepare` does."""
         return self._prepare_one(
             "prepare_optimizer", optimizer, self.make_optimizer, device_placement
         )
@@ -157,39 +111,13 @@ class Preparer:
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
-        """Return one data loader made ready, as `prepare` does.
-
-        Args:
-            data_loader: a `torch.utils.data.DataLoader`.
-            device_placement: whether batches are moved to `device`; None is the Accelerator's
-                setting.
-
-        Raises:
-            UsageError: it is no data loader, or cannot be shared out.
-
-        Examples:
-            >>> loader = torch.utils.data.DataLoader(range(3), batch_size=2)
-            >>> [batch.tolist() for batch in accelerator.prepare_data_loader(loader)]
-            [[0, 1], [2]]
-        """
+        """Return one data loader made ready, as `prepare` does."""
         return self._prepare_one(
             "prepare_data_loader", data_loader, self.make_loader, device_placement
         )
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Return one scheduler made ready, as `prepare` does; its optimizer comes first.
-
-        Raises:
-            UsageError: it is no scheduler, or its optimizer has not been prepared.
-
-        Examples:
-            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-            >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-            >>> optimizer = accelerator.prepare_optimizer(optimizer)
-            >>> scheduler = accelerator.prepare_scheduler(scheduler)
-            >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
-            (None, None, [0.05])
-        """
+        """Return one scheduler made ready, as `prepare` does; its optimizer comes first."""
         return self._prepare_one("prepare_scheduler", scheduler, self.make_scheduler, None)
 
     def _prepare_one(

@@ -35,44 +35,13 @@ class Steps:
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None
     ) -> AbstractContextManager[Any]:
-        """Return the context in which operations outside a prepared model use the precision.
-
-        Args:
-            autocast_handler: in place of the Accelerator's; `AutocastKwargs(enabled=False)` goes
-                back to fp32.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-            >>> with accelerator.autocast():
-            ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
-            >>> product.dtype
-            torch.bfloat16
-        """
+        """Return the context in which operations outside a prepared model use the precision."""
         return self.training.precision.autocast(autocast_handler)
 
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
     ) -> None:
-        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward().
-
-        Args:
-            loss: a mean over the micro-batch; with `num_tokens` the sum over its tokens.
-            num_tokens: how many tokens of this rank `loss` is the sum of, 0 or more. The gradients
-                of an optimizer step are then those of the mean over all tokens of all its
-                micro-batches and ranks, as of one large batch. While gradients accumulate, all
-                micro-batches of the step need it, each in its only backward pass.
-
-        Raises:
-            UsageError: `num_tokens` with a loss of several elements, with a `gradient`, under
-                `no_sync()` of a sharded model, or, while gradients accumulate, for one of several
-                backward passes of a micro-batch.
-
-        Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(4))
-            >>> accelerator.backward((3 * weight).sum(), num_tokens=4)
-            >>> weight.grad
-            tensor([0.7500, 0.7500, 0.7500, 0.7500])
-        """
+        """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
         weighed, gradient = self.weighing.weighed(loss, num_tokens, kwargs.pop("gradient", None))
         if gradient is not None:
             kwargs["gradient"] = gradient
@@ -94,26 +63,7 @@ class Steps:
         self.weighing.after_backward()
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
-
-        The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
-
-        Args:
-            models: those trained here; without any, all prepared models.
-
-        Returns:
-            The context for the micro-batch's forward and backward pass.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-            >>> for _ in range(4):
-            ...     with accelerator.accumulate():
-            ...         accelerator.sync_gradients
-            False
-            True
-            False
-            True
-        """
+        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step."""
         split, accumulation = self.weighing.micro_batches, self.training.accumulation
         if split is not None and split.is_active:
             return split.guard(self._no_sync(models))
@@ -134,80 +84,24 @@ class Steps:
     def micro_batches(
         self, batch: Any, *, max_size: int | None = None, min_size: int = 1
     ) -> Iterator[Any]:
-        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
-
-        Where memory runs out on any rank, all ranks begin the batch again in parts of half the
-        size, which stays for all later batches. One batch is one micro-batch of
-        `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
-
-        Args:
-            batch: tensors of shape [samples, ...], alone or nested.
-            max_size: no part has more samples.
-            min_size: no smaller size is tried.
-
-        Returns:
-            An iterator over the parts; without `auto_micro_batch` over the batch alone.
-
-        Raises:
-            OutOfMemory: memory runs out with parts of `min_size` samples, too.
-            UsageError: a size is below 1, or the batch has no samples.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> for part in accelerator.micro_batches(torch.ones(5, 2), max_size=3):
-            ...     with accelerator.accumulate(model):
-            ...         accelerator.backward(model(part).mean())
-            ...     print(part.shape)
-            torch.Size([3, 2])
-            torch.Size([2, 2])
-        """
+        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`."""
         split = self.weighing.micro_batches
         return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.no_sync(model):
-            ...     accelerator.backward(model(torch.ones(4, 2)).mean())
-        """
+        """Return a context in which gradients of `model` stay on their rank."""
         context = self.training.strategy.no_sync(model)
         return self.training.token_mean.within(context, withheld=True)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass exchanges gradients in spite of `no_sync`.
-
-        For several forward passes under `no_sync(model)`, the backward pass of the last of which
-        exchanges the gradients of all. It does nothing with one rank.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.no_sync(model):
-            ...     first, second = (model(torch.ones(4, 2)).mean() for _ in range(2))
-            ...     accelerator.backward(first)
-            ...     with accelerator.trigger_sync_in_backward(model):
-            ...         accelerator.backward(second)
-        """
+        """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return self.training.token_mean.within(self.training.strategy.sync_in_backward(model))
 
     @contextmanager
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None, *, usual: bool
     ) -> Iterator[None]:
-        """Let ranks that run out of batches take part in the others' exchanges; see torch's Join.
-
-        Args:
-            joinables: prepared models, and other `torch.distributed.algorithms.Joinable`.
-            even_batches: in the block, in place of the Accelerator's setting; with False each rank
-                gets the batches that there are.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.join_uneven_inputs([model], even_batches=False):
-            ...     accelerator.backward(model(torch.ones(3, 2)).mean())
-        """
+        """Let ranks that run out of batches take part in the others' exchanges."""
         training = self.training
         training.strategy.require_whole_models("join_uneven_inputs()")
         even = usual if even_batches is None else even_batches
@@ -225,13 +119,7 @@ class Steps:
         self.is_triggered = True
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check. All must call it.
-
-        Examples:
-            >>> accelerator.set_trigger()
-            >>> accelerator.check_trigger(), accelerator.check_trigger()
-            (True, False)
-        """
+        """Return whether any rank called `set_trigger()` since the last check. All must call it."""
         is_triggered = torch.tensor(int(self.is_triggered), device=self.training.world.device)
         self.is_triggered = False
         return bool(reduce(is_triggered, "sum").item())
@@ -240,19 +128,7 @@ class Steps:
         self,
         optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
     ) -> None:
-        """Divide gradients by fp16's loss scale, once for each step; else there is nothing to do.
-
-        Args:
-            optimizer: whose gradients; None means all that are prepared.
-
-        Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(2))
-            >>> optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=0.1))
-            >>> accelerator.backward(weight.sum())
-            >>> accelerator.unscale_gradients(optimizer)
-            >>> weight.grad
-            tensor([1., 1.])
-        """
+        """Divide gradients by fp16's loss scale, once for each step."""
         if optimizer is None:
             optimizer = self.training.optimizers
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
@@ -264,24 +140,7 @@ class Steps:
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Clip the gradients' norm, unless gradients accumulate, and return what it was.
-
-        Args:
-            parameters: those whose gradients are clipped, of any shapes.
-            max_norm: the largest norm of all gradients together.
-            norm_type: 2 is the Euclidean norm; `inf` the largest absolute value.
-
-        Returns:
-            The norm before, without fp16's loss scale; a tensor of shape [].
-
-        Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(4))
-            >>> accelerator.backward((3 * weight).sum())
-            >>> accelerator.clip_grad_norm_([weight], max_norm=1.0)
-            tensor(6.)
-            >>> weight.grad
-            tensor([0.5000, 0.5000, 0.5000, 0.5000])
-        """
+        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
         strategy = self.training.strategy
         if self.training.accumulation.sync_gradients:
             return strategy.clip_grad_norm_(self.unscaled(parameters), max_norm, norm_type)
@@ -289,19 +148,7 @@ class Steps:
         return norm / self.training.precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
-
-        Args:
-            parameters: those whose gradients are clipped, of any shapes.
-            clip_value: the largest absolute value.
-
-        Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(2))
-            >>> accelerator.backward((3 * weight).sum())
-            >>> accelerator.clip_grad_value_([weight], clip_value=0.5)
-            >>> weight.grad
-            tensor([0.5000, 0.5000])
-        """
+        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
         if self.training.accumulation.sync_gradients:
             self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
 

@@ -27,49 +27,16 @@ class Weights:
         keep_fp32_wrapper: bool = True,
         keep_torch_compile: bool = True,
     ) -> torch.nn.Module:
-        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
-
-        One that was compiled since stays compiled.
-
-        Args:
-            keep_fp32_wrapper: let the model go on computing under autocast.
-            keep_torch_compile: return a compiled model as such.
-
-        Examples:
-            >>> model = torch.nn.Linear(2, 1)
-            >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
-            True
-        """
+        """Return the model inside DistributedDataParallel or DataParallel, as it was prepared."""
         return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def empty_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are made without memory for their weights.
-
-        Only where the strategy shards them: `prepare` then initialises one unit after the other by
-        the `reset_parameters()` of its modules, or takes what rank 0 has loaded since. With other
-        strategies models are made as ever.
-
-        Examples:
-            >>> with accelerator.empty_init():
-            ...     model = torch.nn.Linear(2, 1)
-            >>> accelerator.prepare(model).weight.shape
-            torch.Size([1, 2])
-        """
+        """Return a context in which models are made without memory for their weights."""
         return self._training.strategy.empty_init()
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Give the model that `prepare` was given, with weights that this rank reads in full.
-
-        Where the model is sharded, every rank has to enter the context, and what is written to
-        the weights in it is lost.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.whole(model) as inner:
-            ...     inner.weight.shape
-            torch.Size([1, 2])
-        """
+        """Give the model that `prepare` was given, with weights that this rank reads in full."""
         inner = self.unwrap_model(model, keep_torch_compile=False)
         if self._training.strategy.shards:
             meet("whole(...)")
@@ -77,17 +44,7 @@ class Weights:
             yield inner
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of a model. Call it on every rank: each may hold a part of it.
-
-        Args:
-            model: a prepared model, or any other.
-            unwrap: use the names of the weights in the model itself, without those of wrappers.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> list(accelerator.get_state_dict(model))
-            ['weight', 'bias']
-        """
+        """Return the full state of a model. Call it on every rank: each may hold a part of it."""
         if unwrap:
             model = self.unwrap_model(model, keep_torch_compile=False)
         if self._training.strategy.shards:
@@ -105,30 +62,7 @@ class Weights:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of `model` on rank 0; every rank has to call this.
-
-        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
-        are removed.
-
-        Args:
-            model: a prepared model, or any other.
-            save_directory: a folder, which is created.
-            max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
-                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
-            safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
-                torch.save.
-
-        Raises:
-            UsageError: `max_shard_size` is no size.
-            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
-
-        Examples:
-            >>> from pathlib import Path
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> accelerator.save_model(model, "weights")
-            >>> [path.name for path in Path("weights").iterdir()]
-            ['model.safetensors']
-        """
+        """Write the weights of `model` on rank 0; every rank has to call this."""
         strategy = self._training.strategy
         model = self.unwrap_model(model, keep_torch_compile=False)
         if strategy.shards:

@@ -14,13 +14,13 @@ from headway import Accelerator, FullyShardedDataParallelPlugin
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract, decode, encode
 from headway.errors import UsageError
-from headway.training.arguments import merge_arguments, merge_sharing
+from headway.training.arguments import Arguments, merge_arguments, merge_sharing
 
 FLAG = Origin(Layer.FLAG, flag="--strategy")
 
 
-def said(plugin: Any = None, **values: Any) -> dict[str, Any]:
-    return merge_sharing(values, plugin)
+def said(**arguments: Any) -> dict[str, Any]:
+    return merge_sharing(Arguments(**arguments))
 
 
 def test_one_process_is_not_sharded_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_what_a_flag_says_may_not_be_contradicted() -> None:
         {"shard_size": 1},
         {"wrap": "a b"},
         {"wrap": -1},
-        {"strategy": "fsdp", "plugin": FullyShardedDataParallelPlugin()},
+        {"strategy": "fsdp", "fsdp_plugin": FullyShardedDataParallelPlugin()},
     ],
 )
 def test_impossible_arguments_are_refused(values: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_impossible_arguments_are_refused(values: dict[str, Any]) -> None:
 def test_the_plugin_says_the_same_as_settings(
     fields: dict[str, Any], settings: tuple[Any, ...]
 ) -> None:
-    found = said(plugin=FullyShardedDataParallelPlugin(**fields))
+    found = said(fsdp_plugin=FullyShardedDataParallelPlugin(**fields))
     names = ("strategy", "wrap", "activation_checkpointing", "cpu_offload")
     assert tuple(found[name] for name in names) == settings
 
