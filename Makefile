@@ -15,7 +15,7 @@ FOLDERS := headway launcher commands config_wizard tests examples benchmarks doc
 # or each of the processes that the tests start compiles all of Headway anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test other-pythons quick reworded test-long lowest check format lint types docs pictures release clean
+.PHONY: demo test other-pythons bare quick reworded test-long lowest check format lint types docs pictures release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
@@ -25,6 +25,10 @@ test: $(VENV)/.test
 
 other-pythons: $(VENV)/.test
 	$(BIN)/python tests/other_pythons.py
+
+# the wheel without extras in an empty environment, and with each extra alone
+bare: $(VENV)/.test
+	$(BIN)/python tests/bare_install.py
 
 # no processes: for the loop of daily work
 quick: $(VENV)/.test
@@ -45,7 +49,7 @@ test-long: $(VENV)/.test
 
 # coverage does not see into ranks, which are processes of their own
 check: COVERAGE := --cov
-check: $(VENV)/.check format lint types test other-pythons
+check: $(VENV)/.check format lint types test other-pythons bare
 
 format: $(VENV)/.check
 	$(BIN)/ruff format --check $(FOLDERS)

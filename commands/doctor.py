@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from importlib import metadata
 from typing import Any, NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
@@ -291,6 +293,7 @@ def _names_no_interface(variable: str, host: Host) -> bool:
 
 def _live_checks(machine: Machine) -> Iterator[Check]:
     """Yield the checks that need the machine itself."""
+    yield check_packages()
     yield _ask_torch(machine)
     try:
         layers = launch_layers(profile_layers(), os.environ)
@@ -310,12 +313,38 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     yield from _check_disk()
 
 
+def check_packages() -> Check:
+    """Check that the packages which Headway requires are installed."""
+    try:
+        declared = metadata.requires("headway") or []
+    except metadata.PackageNotFoundError:
+        what = "not possible without Headway's metadata: it is imported from a folder"
+        return Check("packages", SKIPPED, what)
+    missing = []
+    for requirement in declared:
+        name = re.match(r"[\w.-]+", requirement)
+        if name is not None and ";" not in requirement and not _is_installed(name[0]):
+            missing.append(name[0])
+    if missing:
+        what = f"not installed, but required by Headway: {', '.join(missing)}"
+        return Check("packages", ERROR, what, [run(f"pip install {' '.join(missing)}")])
+    return Check("packages", OK, "every package that Headway requires is installed")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _ask_torch(machine: Machine) -> Check:
     """Import torch in another Python, and compare what it finds."""
     try:
         os.getcwd()
     except OSError:  # the disk check reports why
-        return Check(LIVE[0], SKIPPED, "not possible without a working folder")
+        return Check("torch runs", SKIPPED, "not possible without a working folder")
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH, machine.gpu_kind],
@@ -339,8 +368,8 @@ def _ask_torch(machine: Machine) -> Check:
         what, remedies = _compared(answer, machine)
         if not what:
             version = answer["version"]
-            return Check(LIVE[0], OK, f"torch {version} was imported by {sys.executable}")
-    return Check(LIVE[0], ERROR, what, remedies)
+            return Check("torch runs", OK, f"torch {version} was imported by {sys.executable}")
+    return Check("torch runs", ERROR, what, remedies)
 
 
 def _compared(answer: Any, machine: Machine) -> tuple[str, list[Remedy]]:

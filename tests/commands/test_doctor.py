@@ -182,6 +182,16 @@ def test_what_only_torch_knows_is_asked_of_a_child(
     assert what in live(monkeypatch, machine, **torch)
 
 
+def test_a_package_that_headway_requires_and_is_not_installed_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declared = ["numpy>=1.24", "not-there>=2", "pynvml; extra == 'nvidia'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: declared)
+    check = doctor.check_packages()
+    assert check.status is ERROR
+    assert check.fix == "`pip install not-there`"
+
+
 def test_doctor_names_the_pip_of_its_own_python_for_this_machine_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
