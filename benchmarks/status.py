@@ -29,8 +29,7 @@ import torch.distributed as dist
 from step import RANKS, REBUILT_EVERY, Case, headway, interval
 
 from headway.contract.figures_file import leave_figures
-from headway.contract.records import is_connected
-from headway.contract.step_clock import clock
+from headway.contract.progress import process_progress
 
 STEP = Case("a step")
 
@@ -41,9 +40,10 @@ def measure(kind: str, blocks: int, steps: int) -> float:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ.get("RANK", "0")) % len(cores)]})
     torch.set_num_threads(1)
-    if not is_connected():
-        leave_figures()  # now: it begins the clock
-    clock.is_on = kind == "on"
+    progress = process_progress()
+    if not progress.is_connected:
+        leave_figures(progress)  # now: it begins the clock
+    progress.clock.is_on = kind == "on"
     now = time.perf_counter if dist.is_initialized() else time.process_time
     seconds = []
     for block in range(blocks):

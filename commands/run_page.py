@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from headway.commands.runs import command_line, ended, slow_rank, took
 from headway.commands.tables import when
-from headway.contract.records import METRICS
-from headway.contract.step_clock import Figures
+from headway.contract.records import METRICS, Figures
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import Record

@@ -13,7 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from headway.contract.notes import say
-from headway.contract.records import in_phase
+from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import by_all_or_rank_0, meet, place_in_script
 from headway.distributed.world import is_alone
 from headway.errors import CheckpointError, UsageError
@@ -70,7 +70,7 @@ class Checkpointer:
         folder = target.parent.absolute()  # `then` may be called in another working directory
         if self._background is not None:
             self._background.wait_if_alone()
-        with in_phase("save_state"), self._by_all_or_rank_0() as takes_part:
+        with self.training.progress.calling("save_state"), self._by_all_or_rank_0() as takes_part:
             if takes_part:
                 self.wait_for_checkpoint()
                 self.save_to(
@@ -103,19 +103,20 @@ class Checkpointer:
         self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
     ) -> None:
         """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
-        from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+        from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import own_buffers_of
 
         def note_and_then(saved_at: float) -> None:
             self.known_saves.add(saved_at)
+            training.progress.note_kept(CHECKPOINTS, str(parent))
             then()
 
-        training = self.training
+        training, parent = self.training, target.absolute().parent
         own_buffers = own_buffers_of(training.inner_models)
         prepared = prepare_checkpoint(
             target,
             lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
-            Progress(
+            CheckpointProgress(
                 training.steps_done,
                 0 if training.loader is None else training.loader.epoch,
                 self._began_at,
@@ -187,7 +188,7 @@ class Checkpointer:
             spread_as,
         )
 
-        with in_phase("load_state"):
+        with self.training.progress.calling("load_state"):
             if self._background is not None:
                 self._background.wait_if_alone()
             meet("load_state(...)")

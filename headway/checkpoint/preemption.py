@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, NoReturn
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
-from headway.contract.records import channel, in_phase
 from headway.contract.run import NEWEST
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, UsageError
@@ -125,7 +124,7 @@ class Preemption:
                     break
             else:
                 return None
-        with in_phase("checkpoint"):
+        with self._training.progress.calling("checkpoint"):
             return self._checkpoint_now(every, allow_pickle, wait)
 
     @property
@@ -145,7 +144,7 @@ class Preemption:
         if not self._by_calls.is_near:
             return self._by_calls.ask(Request.NONE) is not Request.NONE
         if self._request is Request.NONE and not self._training.accumulation.is_open:
-            with in_phase("should_stop"):
+            with self._training.progress.calling("should_stop"):
                 meet("should_stop")
                 self._note(self._by_calls.ask(self._trap_signals().request))
         return self._request is not Request.NONE
@@ -160,11 +159,11 @@ class Preemption:
         meet("resume()")
         training = self._training
         self._resumed_with = training.num_objects
-        channel.has_resumed = True
-        channel.will_save = True  # so that loader workers outlive a signal to the whole job
+        training.progress.note_use(resuming=True)
+        training.progress.will_save = True  # loader workers outlive a signal to the whole job
         training.skips_itself = False  # a script for Accelerate that calls this has loaders go on
         self._note_earlier_saves()
-        with in_phase("resume"):
+        with self._training.progress.calling("resume"):
             path, lines = on_rank_0(lambda: select_checkpoint(self._settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)
@@ -196,7 +195,7 @@ class Preemption:
         """Let signals do what they did before."""
         if self._signals is not None:
             self._signals.release()
-        channel.will_save = False
+        self._training.progress.will_save = False
 
     # ------------------------------------------------------------------ is a save due?
 
@@ -293,9 +292,9 @@ class Preemption:
                 self._require_resumed()
                 self._note_earlier_saves()
                 self._schedule.saved(0, time.monotonic())
-            self._signals = StopSignals(self._settings.deadline)
+            self._signals = StopSignals(self._training.progress, self._settings.deadline)
             self._signals.trap()
-            channel.has_resumed = True
+            self._training.progress.note_use(resuming=True)
         return self._signals
 
     def _note(self, request: Request) -> None:
@@ -305,12 +304,12 @@ class Preemption:
 
     def _leave(self, folder: str, step: int) -> NoReturn:
         """End this process, on all ranks."""
-        self._exit_code = self._request.exit_code
+        signals = self._trap_signals()
+        self._exit_code = signals.exit_code(self._request)
         self._schedule.look_at_once()
         tell_stopped(self._request, step, folder, self._hint())
-        if self._signals is not None:
-            signals, self._signals = self._signals, None
-            signals.leave()
+        self._signals = None
+        signals.leave()
         self._end()
         raise SystemExit(self._exit_code)
 

@@ -38,8 +38,8 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
-from headway.contract.records import CHECKPOINTS, report_kept
-from headway.contract.step_clock import SYNC, spending
+from headway.contract.progress import process_progress
+from headway.contract.step_clock import SYNC
 from headway.distributed.world import num_ranks, rank_and_size
 from headway.errors import CheckpointError, HeadwayError
 
@@ -59,7 +59,7 @@ class State(NamedTuple):
     own: Mapping[str, Any]
 
 
-class Progress(NamedTuple):
+class CheckpointProgress(NamedTuple):
     """Where training stands."""
 
     step: int  # optimizer steps done
@@ -85,14 +85,14 @@ class Prepared(NamedTuple):
     shared: Any  # values of all ranks, as JSON
     own: Any  # those of this rank
     tensors: Mapping[str, torch.Tensor]  # those that this rank writes, by name
-    progress: Progress
+    progress: CheckpointProgress
     then: Callable[[float], object]
 
 
 def prepare_checkpoint(
     target: Path,
     state: Callable[[Path], State],
-    progress: Progress,
+    progress: CheckpointProgress,
     *,
     then: Callable[[float], object] = bool,
 ) -> Prepared:
@@ -191,7 +191,7 @@ def _files_of(rank: int, folder: Path) -> list[str]:
 
 
 def commit_files(
-    pending: Path, target: Path, progress: Progress, files: list[File], world_size: int
+    pending: Path, target: Path, progress: CheckpointProgress, files: list[File], world_size: int
 ) -> float:
     """Write the manifest of a checkpoint, and give it its name; return the time in it."""
     manifest = Manifest(
@@ -210,7 +210,6 @@ def commit_files(
     write_manifest(pending, manifest)
     keep_unlisted(target, pending)
     commit(pending, target)
-    report_kept(CHECKPOINTS, str(target.parent))
     return manifest.saved_at
 
 
@@ -259,7 +258,8 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     if size == 1:
         return [value]
     values: list[Any] = [None] * size
-    with nullcontext() if group else spending(SYNC):  # a group is that of the thread that writes
+    is_training = group is None  # else the thread that writes calls this
+    with process_progress().clock.counting(SYNC) if is_training else nullcontext():
         dist.all_gather_object(values, value, group=group)
     return values
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from headway.contract import signals
 from headway.contract.notes import say, say_amid_writing
-from headway.contract.records import STOPPED_AND_SAVED, WillSave, channel, is_connected, send
+from headway.contract.progress import Progress
+from headway.contract.records import STOPPED_AND_SAVED, WillSave
 from headway.distributed.world import group_backend, rank_and_size
 
 INTERRUPTED = 130
@@ -38,11 +39,6 @@ class Request(IntEnum):
     def __str__(self) -> str:
         return {1: "the time limit", 5: "Ctrl-C"}.get(self, self.name)
 
-    @property
-    def exit_code(self) -> int:
-        """What the process leaves with. Under a launcher, that itself answers for Ctrl-C."""
-        return INTERRUPTED if self is Request.SIGINT and not is_connected() else STOPPED_AND_SAVED
-
 
 class StopSignals:
     """Notes what asks this process to stop: a deadline, and from `trap` to `release` signals.
@@ -51,8 +47,8 @@ class StopSignals:
     ignored, and a second Ctrl-C does what it did before. The deadline is one of `time.monotonic()`.
     """
 
-    def __init__(self, deadline: float | None = None) -> None:
-        self._deadline = deadline
+    def __init__(self, progress: Progress, deadline: float | None = None) -> None:
+        self._progress, self._deadline = progress, deadline
         self._came = Request.NONE
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
@@ -63,6 +59,11 @@ class StopSignals:
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         return self._came or (Request.TIME_LIMIT if is_late else Request.NONE)
 
+    def exit_code(self, request: Request) -> int:
+        """Return the exit code after a request; the launcher itself replaces that of Ctrl-C."""
+        is_alone = not self._progress.is_connected
+        return INTERRUPTED if request is Request.SIGINT and is_alone else STOPPED_AND_SAVED
+
     def trap(self) -> None:
         """Begin to note them; in the main thread only, as Python has it."""
         for one in (Request.SIGTERM, Request.SIGINT, Request.SIGHUP, Request.SIGUSR1):
@@ -71,8 +72,9 @@ class StopSignals:
             if before is not signal.SIG_IGN:
                 self._before |= signals.trap(self._note, number)
         os.register_at_fork(after_in_child=self._leave_child)
-        channel.will_save = channel.obeys_stops = True
-        send(WillSave())
+        self._progress.will_save = True
+        self._progress.note_use(stopping=True)
+        self._progress.send(WillSave())
 
     def release(self) -> None:
         """Let signals do what they did before, unless the script has set other handlers since."""
@@ -80,7 +82,7 @@ class StopSignals:
             if signal.getsignal(number) == self._note:
                 signals.put_back({number: before})
         self._before = {}
-        channel.will_save = False
+        self._progress.will_save = False
 
     def leave(self) -> None:
         """Let this process leave: whoever asks it to stop again changes nothing.
@@ -91,7 +93,7 @@ class StopSignals:
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
             signals.put_back({signal.SIGINT: before})
-        channel.will_save = False
+        self._progress.will_save = False
         atexit.register(self._ignore)  # the last one to be registered is the first to be called
 
     def _ignore(self) -> None:

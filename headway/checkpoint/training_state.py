@@ -426,7 +426,7 @@ class OwnOfRank:
                 if saved is not None:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
-        resumption = Resumption(own.get("generators"), training.world.device)
+        resumption = Resumption(own.get("generators"), training.world.device, training.progress)
         loaders, positions = training.loaders, checkpoint.positions or ()
         if positions and not training.skips_itself:
             positions = over_where_left(loaders, positions, is_told=training.world.is_main)

@@ -20,8 +20,8 @@ from functools import cache
 from typing import NamedTuple
 
 from headway.contract.lines import decode, encode, kinds_of
-from headway.contract.records import channel, identity
-from headway.contract.step_clock import Figures, clock
+from headway.contract.progress import Progress, identity
+from headway.contract.records import Figures
 from headway.contract.user_folders import runtime_folder
 
 _PREFIX = "steps-"
@@ -92,12 +92,11 @@ class FiguresFile:
 
 
 @cache
-def leave_figures() -> None:
-    """Leave what the steps of this process take in a file, from now on until it ends."""
+def leave_figures(progress: Progress) -> None:
+    """Keep the figures of this process's steps in a file, from now on until it ends."""
     with suppress(OSError):  # no such folder can be made: the training is not seen
         left = FiguresFile(sys.argv[0])
-        channel.listeners.append(left.tell)
-        clock.begin()
+        progress.report_to(left.tell)
         atexit.register(left.remove)
 
 

@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from headway.contract.forking import settle_before_forks
-from headway.contract.records import Collective, Group, channel
+from headway.contract.progress import process_progress
+from headway.contract.records import Collective, Group
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group
@@ -44,7 +45,7 @@ def keep_groups_apart(c10d: ModuleType) -> None:
     @functools.wraps(make)
     def make_and_count(*args: Any, **kwargs: Any) -> Any:
         nonlocal formed, is_forming
-        channel.has_joined_group = True
+        process_progress().note_use(group=True)
         made = make(*args, **kwargs)
         formed, is_forming = formed + is_forming, False
         settle_before_forks()

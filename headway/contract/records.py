@@ -1,26 +1,24 @@
 """The records that a rank sends its launcher, one JSON line each, through the status channel.
 
-Without a launcher nothing is sent, at almost no cost. The records are NamedTuples:
-ranks import this module before the user's script, and `dataclasses` would also import `inspect`.
+The records are NamedTuples: ranks import this module before the user's script, and `dataclasses`
+would also import `inspect`.
 """
 
 from __future__ import annotations
 
-import _thread
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple, get_args
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
 
-from headway.contract.lines import Lines, TooLong, decode, encode, kinds_of
-from headway.contract.step_clock import SAVE, Figures, clock
+from headway.contract.lines import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
 
-_BEAT_EVERY_S = 1.0
-_write, _monotonic = os.write, time.monotonic  # a script may replace them
+CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
+"""The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
+
+_epoch = time.time  # a script may replace it
 _LONGEST_NAME = 200  # characters of an exception's class in a message
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
 
@@ -80,13 +78,13 @@ class Group(NamedTuple):
         return found[-1] if found else None
 
 
-class Progress(NamedTuple):
-    """The progress of training."""
+class ProgressSnapshot(NamedTuple):
+    """How far a training is."""
 
     step: int = 0  # optimizer steps done
     phase: str = "script"  # what the runtime is doing; script: the user's code runs
-    total: int = 0  # steps that the training will have; 0: nobody has told
-    loss: float | None = None  # the last one that is known
+    total: int = 0  # steps that the training will have; 0: not known
+    loss: float | None = None  # the last known one
 
 
 class Ready(NamedTuple):
@@ -111,7 +109,35 @@ class Kept(NamedTuple):
 class Heartbeat(NamedTuple):
     """The runtime makes progress; sent at most once a second."""
 
-    progress: Progress
+    progress: ProgressSnapshot
+
+
+class Figures(NamedTuple):
+    """What the optimizer steps since the last such record took, of one rank, for its launcher."""
+
+    time: float  # seconds since the epoch, when the last of them ended
+    step: int  # the number of the last of them
+    num_steps: int  # of them
+    seconds: float  # that they took, from end to end
+    data_s: float  # of those, waiting for the loader
+    forward_s: float
+    backward_s: float  # without the exchange of gradients, where it can be told apart
+    sync_s: float  # waiting for other ranks: exchange of gradients, meetings
+    save_s: float
+    samples: int  # of this rank; 0: not known
+    rss_bytes: int
+    device_bytes: int | None  # held of the device's memory; None on a CPU
+    total: int  # steps that the training will have; 0: not known
+    loss: float | None  # the last one that is known
+    num_workers: int | None = None  # of the loader that gave the last batch; None: not known
+    stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known
+    throttled_s: float = 0.0  # of `stolen_s`, at most: its cgroup had used up its CPU quota
+
+    def moved_to(self, step: int, loss: float | None) -> Figures:
+        """Return a record of no steps, which says how far the rank is by now."""
+        spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
+        none: dict[str, Any] = dict.fromkeys(spent, 0.0)
+        return self._replace(**none, time=_epoch(), step=step, loss=loss, num_steps=0, samples=0)
 
 
 class Answer(NamedTuple):
@@ -119,7 +145,7 @@ class Answer(NamedTuple):
 
     time: float  # on the system's monotonic clock, before the rest was read
     groups: tuple[Group, ...]
-    progress: Progress
+    progress: ProgressSnapshot
     num_modules: int  # that have been imported, or are being imported
     stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; the most recent call last
     handles_quit: bool  # the script has its own handler of SIGQUIT
@@ -147,8 +173,8 @@ class Crash(NamedTuple):
 class Uses(NamedTuple):
     """What a rank's program has used of what the launcher sets, in its own process."""
 
-    accelerator: bool  # it made an Accelerator
-    group: bool  # it joined a process group of torch's
+    accelerator: bool = False  # it made an Accelerator
+    group: bool = False  # it joined a process group of torch's
     readers: tuple[str, ...] = ()  # modules that it imported, which read the launcher's variables
     resuming: bool = False  # it goes on from a checkpoint, where there is one
     stopping: bool = False  # it saves and leaves when the job has to stop
@@ -211,143 +237,6 @@ class Refused(NamedTuple):
     """A line that is not a record: a script may write to any descriptor."""
 
     reason: str
-
-
-class Channel:
-    """This process's end of the status channel, and what it tells of the program.
-
-    The runtime sets `phase` and `step` directly, several times in each training step: a function
-    call would cost as much as all the rest. It calls `beat()` if `fd` is not None.
-    """
-
-    __slots__ = (
-        *("fd", "identity", "last_sent_at", "num_trained", "phase", "step", "total", "loss"),
-        *("has_joined_group", "has_made_accelerator", "has_resumed", "obeys_stops", "will_save"),
-        *("listeners", "kept"),
-    )
-
-    def __init__(self) -> None:
-        self.fd: int | None = None
-        self.identity: tuple[int, int] | None = None  # of the file that `fd` was opened for
-        self.last_sent_at = 0.0  # when the last heartbeat was sent, on the monotonic clock
-        self.step, self.phase, self.total, self.loss = Progress()
-        self.num_trained = 0  # backward passes and optimizer steps of this process; never set back
-        self.has_joined_group = False
-        self.has_made_accelerator = False
-        self.has_resumed = False
-        self.obeys_stops = False  # the script has asked whether the job has to stop
-        self.will_save = False  # when it is asked to stop
-        self.listeners: list[Callable[[Figures], None]] = []  # of the figures of this process
-        self.kept: dict[str, str] = {}  # the last path of each kind that `Kept` has
-
-
-CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
-"""The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
-
-_SAVING = ("checkpoint", "save_state")
-
-
-@contextmanager
-def in_phase(phase: str) -> Iterator[None]:
-    """Let this process's progress tell the phase in the block."""
-    before, channel.phase = channel.phase, phase
-    counted = clock.switch(SAVE if phase in _SAVING else clock.phase)
-    try:
-        yield
-    finally:
-        channel.phase = before
-        clock.switch(counted)
-
-
-own_threads: set[int] = set()
-"""Threads of the runtime that are in no report."""
-
-_sending = _thread.RLock()  # not a Lock: a signal handler of the script may send as well
-channel = Channel()  # an instance: Python forgets its caches whenever a class attribute is set
-
-
-def open_channel(fd: int) -> None:
-    """Send this process's records to `fd`; forked children send none."""
-    channel.fd, channel.identity, channel.listeners = fd, identity(fd), [send]
-    clock.begin()
-    os.register_at_fork(after_in_child=_close_channel)
-
-
-def _close_channel() -> None:
-    channel.fd = None
-
-
-def identity(fd: int) -> tuple[int, int] | None:
-    """Return the device and inode of an open file, pipe or socket; None if it is closed."""
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def is_connected() -> bool:
-    """Return whether the channel to a launcher is open.
-
-    A script may close descriptors that it did not open, and reuse their numbers.
-    """
-    if channel.fd is not None and identity(channel.fd) != channel.identity:
-        channel.fd = None
-    return channel.fd is not None
-
-
-def send(record: Record) -> None:
-    """Send one record, if there is a launcher; what goes wrong is not the script's problem."""
-    with suppress(Exception):  # the launcher has ended, or the script has replaced a function
-        if is_connected():
-            assert channel.fd is not None
-            line = memoryview(encode(record))
-            with _sending:  # a long record is written in parts
-                while line:
-                    line = line[_write(channel.fd, line) :]
-
-
-def progress() -> Progress:
-    return Progress(channel.step, channel.phase, channel.total, channel.loss)
-
-
-def report(step: int, total: int, loss: float | None) -> None:
-    """Note how far a library's training is, and tell the launcher, at most once each second."""
-    channel.step, channel.total, channel.loss = step, total, loss
-    if clock.end_step():
-        tell_figures()
-    elif channel.fd is not None:
-        beat()
-
-
-def tell_figures() -> None:
-    """Tell what the steps took since the last time; called where `clock` says that it is due.
-
-    A heartbeat is sent only if no step ends for longer: at most one record each second.
-    """
-    figures = clock.take(channel.step, channel.total, channel.loss)
-    if figures is None:  # a device is behind
-        beat()
-    else:
-        for listener in channel.listeners:
-            listener(figures)
-        channel.last_sent_at = _monotonic() + _BEAT_EVERY_S
-
-
-def beat() -> None:
-    """Send a heartbeat, at most one each second."""
-    now = _monotonic()
-    if now - channel.last_sent_at > _BEAT_EVERY_S:
-        channel.last_sent_at = now
-        send(Heartbeat(progress()))
-
-
-def report_kept(what: str, path: str) -> None:
-    """Report to the launcher, and to this process's own record, where something is kept."""
-    path = os.path.abspath(path)
-    if channel.kept.get(what) != path:
-        channel.kept[what] = path
-        send(Kept(what, path))
 
 
 class RecordReader:

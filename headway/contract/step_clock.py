@@ -1,8 +1,8 @@
 """What this process's steps spend their time on: one clock, and the phase that it counts for.
 
 Every moment between the ends of two optimizer steps counts for one phase. The parts of the runtime
-switch the phase where they begin and end their work; a switch is one look at the clock. What a
-script does between a batch and its backward pass is the forward pass.
+switch the phase where they begin and end their work. What a script does between a batch and its
+backward pass is the forward pass.
 
 On a GPU that times its own work, what counts is how long that took, not how long it took to queue.
 
@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from headway.contract.records import Figures
+
 if TYPE_CHECKING:
     from headway.devices.kind import DeviceKind
 
@@ -29,34 +31,6 @@ _EVERY_S = 1.0
 _MOST_MARKS = 256  # of a step, before those are read that its device has come to
 _WAITED = "/proc/thread-self/schedstat"
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
-
-
-class Figures(NamedTuple):
-    """What the optimizer steps since the last such record took, of one rank, for its launcher."""
-
-    time: float  # seconds since the epoch, when the last of them ended
-    step: int  # the number of the last of them
-    num_steps: int  # of them
-    seconds: float  # that they took, from end to end
-    data_s: float  # of those, waiting for the loader
-    forward_s: float
-    backward_s: float  # without the exchange of gradients, where it can be told apart
-    sync_s: float  # waiting for other ranks: exchange of gradients, meetings
-    save_s: float
-    samples: int  # of this rank; 0: not known
-    rss_bytes: int
-    device_bytes: int | None  # held of the device's memory; None on a CPU
-    total: int  # steps that the training will have; 0: not known
-    loss: float | None  # the last one that is known
-    num_workers: int | None = None  # of the loader that gave the last batch; None: not known
-    stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known
-    throttled_s: float = 0.0  # of `stolen_s`, at most: its cgroup had used up its CPU quota
-
-    def moved_to(self, step: int, loss: float | None) -> Figures:
-        """Return a record of no steps, which says how far the rank is by now."""
-        spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
-        none: dict[str, Any] = dict.fromkeys(spent, 0.0)
-        return self._replace(**none, time=_epoch(), step=step, loss=loss, num_steps=0, samples=0)
 
 
 class Lost(NamedTuple):
@@ -111,15 +85,34 @@ class Event(Protocol):
     def elapsed_time(self, end_event: Event, /) -> float: ...  # in milliseconds
 
 
+class Tally:
+    """What some steps took, one after the other."""
+
+    __slots__ = ("num_steps", "samples", "spent", "step")
+
+    def __init__(self, step: int = -1) -> None:
+        self.step = step  # the number of the last one
+        self.num_steps = 0
+        self.samples = 0
+        self.spent = [0.0] * _NUM_PHASES  # seconds of each phase
+
+    def end_step(self, step: int, samples: int) -> None:
+        """Count a step; of several optimizers, those with one number make one step."""
+        self.num_steps += step != self.step
+        self.step = step
+        self.samples += samples
+
+
 class _Timed:
     """A step that a device times, until it has finished it."""
 
-    __slots__ = ("marks", "spent", "then")
+    __slots__ = ("marks", "samples", "spent", "step", "then")
 
     def __init__(self, begin: Event) -> None:
         self.marks = [(SCRIPT, begin)]  # phases with the events at their ends; the first begins it
         self.spent = [0.0] * _NUM_PHASES  # up to the first one of `marks`
         self.then: Callable[[], None] | None = None  # called at its end
+        self.step = self.samples = 0  # known at its end
 
     def read(self, unused: list[Event]) -> bool:
         """Add up what the device has come to; return whether that is the whole step."""
@@ -148,9 +141,12 @@ class QueueTimes:
         self._unused: list[Event] = []
         self._step: _Timed | None = None  # that runs; None: it is not timed
         self._queued: deque[_Timed] = deque()  # the steps that were run before
-        self._spent = [0.0] * _NUM_PHASES
-        self._num_steps = 0  # that `_spent` is of
-        self._has_failed = False
+        self.finished = Tally()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether steps will be timed that the device has not finished."""
+        return bool(self._queued)
 
     def mark(self, phase: int) -> None:
         """Let the device's time since the last mark of this step count for `phase`."""
@@ -162,16 +158,17 @@ class QueueTimes:
                 return
             step.marks.append((phase, event))
             if len(step.marks) % _MOST_MARKS == 0:  # as in an evaluation
-                self._try(step.read)
+                self._try(step)
 
-    def end_step(self, phase: int) -> None:
-        """End a step, whose last phase this was, and read those that the device has finished."""
-        self.mark(phase)
+    def end_step(self, number: int, samples: int) -> None:
+        """End a step after its last mark, and read those that the device has finished."""
         step, self._step = self._step, None
+        begin: Event | None
         if step is not None:
+            step.step, step.samples = number, samples
             self._queued.append(step)
-            begin: Event | None = step.marks[-1][1]
-            while self._queued and self._try(self._queued[0].read):
+            begin = step.marks[-1][1]
+            while self._queued and self._try(self._queued[0]):
                 self._finish(self._queued.popleft())
         else:
             begin = self._put()
@@ -188,103 +185,90 @@ class QueueTimes:
         if step is not None and not any(one.then for one in (*self._queued, step)):
             step.then = make_call()
 
-    def take(self) -> list[float] | None:
-        """Return the mean step since the last time, in seconds of each phase; None without one."""
-        if not self._num_steps:
-            return None
-        mean = [spent / self._num_steps for spent in self._spent]
-        self._spent = [0.0] * _NUM_PHASES
-        self._num_steps = 0
-        return mean
-
-    @property
-    def num_behind(self) -> int:
-        """How many steps will be timed that the device has not finished."""
-        return len(self._queued)
-
     def _finish(self, step: _Timed) -> None:
-        self._spent = [sum(pair) for pair in zip(self._spent, step.spent, strict=True)]
-        self._num_steps += 1
+        finished = self.finished
+        finished.end_step(step.step, step.samples)
+        finished.spent = [sum(pair) for pair in zip(finished.spent, step.spent, strict=True)]
         if step.then is not None:
             step.then()
 
     def _put(self) -> Event | None:
-        if self._has_failed:
-            return None
         try:
             return self._record(self._unused.pop() if self._unused else None)
         except RuntimeError:
             self._fail()
             return None
 
-    def _try(self, read: Callable[[list[Event]], bool]) -> bool:
+    def _try(self, step: _Timed) -> bool:
         try:
-            return read(self._unused)
+            return step.read(self._unused)
         except RuntimeError:
             self._fail()
             return False
 
     def _fail(self) -> None:
-        """Time nothing more: the device has failed, which the script's next call will tell it."""
-        self._has_failed = True
+        """Time nothing more: the device has failed, as the script's next call will report."""
+        self._record = lambda _: None
         self._step = None
         self._queued.clear()
-        self.take()
+        self.finished = Tally()
 
 
 class StepClock:
     """Adds up what steps take, until `take`."""
 
     __slots__ = (
-        *("is_on", "spent", "phase", "mark", "num_steps", "last_step", "due_at", "queue", "device"),
-        *("num_workers", "batch_samples", "num_samples", "lost_time", "device_bytes"),
+        *("is_on", "tally", "phase", "mark", "due_at", "queue", "device", "num_workers"),
+        *("batch_samples", "num_samples", "lost_time", "device_bytes", "_is_warm"),
     )
 
     def __init__(self) -> None:
         self.is_on = False  # somebody reads; before, what each step pays for need not be called
-        self.spent = [0.0] * _NUM_PHASES
+        self.tally = Tally()  # of the script's time
         self.phase, self.mark = SCRIPT, _now()
-        self.num_steps = 0  # since the last record
-        self.last_step = -1  # the number of the last one in a record; -1 before the first
         self.due_at = 0.0  # the next record
         self.device: Any = None  # the `torch.device` of the training, once it is known
-        self.queue: QueueTimes | None = None  # of the device, which then counts instead of `spent`
+        self.queue: QueueTimes | None = None  # of a device that times its own work
         self.num_workers: int | None = None  # of the loader that gave the last batch
         self.batch_samples = 0  # of this rank, in the batch that the loader gave last
-        self.num_samples = 0  # that backward passes have used since the last record
+        self.num_samples = 0  # that backward passes have used in this step
         self.lost_time = LostTime()  # of the thread that trains
         self.device_bytes: Callable[[], int | None] = lambda: None  # of this process; None: a CPU
-
-    def begin(self) -> None:
-        """Have records become due from the second step on: the first one warms up."""
-        self.is_on = True
+        self._is_warm = False  # the first step, which warms up, is over
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
-        """Let the figures be those of a training on a `torch.device` of this kind."""
+        """Time the work of a `torch.device` of this kind, where it can be timed."""
         self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
         self.queue = QueueTimes(record) if record is not None else None
 
     def switch(self, phase: int) -> int:
-        """Let the time from now on count for `phase`; return for which it counted before."""
+        """Count the time from now on for `phase`; return the phase before."""
         now, before = _now(), self.phase
-        self.spent[before] += now - self.mark
+        self.tally.spent[before] += now - self.mark
         self.mark, self.phase = now, phase
         if self.queue is not None:
             self.queue.mark(before)
         return before
+
+    @contextmanager
+    def counting(self, phase: int) -> Iterator[None]:
+        """Count the time in the block for `phase`."""
+        before = self.switch(phase)
+        try:
+            yield
+        finally:
+            self.switch(before)
 
     def begin_exchange(self) -> None:
         """Note that this rank has computed a gradient, which may be the last one.
 
         What follows is waiting for other ranks, unless this is called again in the same pass.
         """
-        now, before = _now(), BACKWARD if self.phase == SYNC else self.phase
-        self.spent[before] += now - self.mark
-        self.mark, self.phase = now, SYNC
-        if self.queue is not None:
-            self.queue.mark(before)
+        if self.phase == SYNC:
+            self.phase = BACKWARD
+        self.switch(SYNC)
 
     def end_backward(self) -> None:
         """Note the end of a backward pass, and the samples of its batch."""
@@ -292,43 +276,46 @@ class StepClock:
         self.num_samples += self.batch_samples
         self.batch_samples = 0
 
-    def end_step(self) -> bool:
+    def end_step(self, step: int) -> bool:
         """Note the end of an optimizer step; return whether a record of the steps is due."""
-        now, before = _now(), self.phase
-        self.spent[before] += now - self.mark
-        self.mark, self.phase = now, SCRIPT
-        if self.queue is not None and self.is_on:
-            self.queue.end_step(before)
-        self.num_steps += 1
-        return self.is_on and now >= self.due_at
+        self.switch(SCRIPT)
+        self.tally.end_step(step, self.num_samples)
+        if self.queue is not None:
+            self.queue.end_step(step, self.num_samples)
+        self.num_samples = 0
+        return self.mark >= self.due_at
 
-    def take(self, step: int, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps up to this one since the last time.
+    def take(self, total: int, loss: float | None) -> Figures | None:
+        """Return the figures of the steps that are finished since the last time.
 
-        None at first, and while a device has not finished a step since.
+        None for the first step, and while a device has finished none since. What a device takes
+        counts, and what the script takes where none was timed.
         """
-        num_ends, num_told = self.num_steps, self.num_steps
-        if self.queue is not None:  # it times the steps after the first one
-            num_told -= self.queue.num_behind
-            if (mean := self.queue.take()) is not None:
-                self.spent[:] = [num_told * spent for spent in mean]
-            elif num_told < num_ends:
-                return None
-        is_first, lost = self.last_step < 0, self.lost_time.take()
-        all_steps = min(max(step - self.last_step, 1), num_ends)
-        num_steps = max(round(all_steps * num_told / num_ends), 1)
-        num_samples = round(self.num_samples * num_told / num_ends)
-        figures = Figures(
+        queue, tally = self.queue, self.tally
+        if queue is not None and (queue.finished.num_steps or queue.is_behind):
+            tally = queue.finished
+        if not tally.num_steps:
+            return None
+        self.tally = Tally(self.tally.step)
+        if queue is not None:
+            queue.finished = Tally(queue.finished.step)
+        lost = self.lost_time.take()
+        if not self._is_warm:
+            self._is_warm = True
+            return None
+        self.due_at = self.mark + _EVERY_S
+        spent = tally.spent
+        return Figures(
             time=_epoch(),
-            step=step,
-            num_steps=num_steps,
-            seconds=sum(self.spent),
-            data_s=self.spent[DATA],
-            forward_s=self.spent[FORWARD],
-            backward_s=self.spent[BACKWARD],
-            sync_s=self.spent[SYNC],
-            save_s=self.spent[SAVE],
-            samples=num_samples,
+            step=tally.step,
+            num_steps=tally.num_steps,
+            seconds=sum(spent),
+            data_s=spent[DATA],
+            forward_s=spent[FORWARD],
+            backward_s=spent[BACKWARD],
+            sync_s=spent[SYNC],
+            save_s=spent[SAVE],
+            samples=tally.samples,
             rss_bytes=_rss_bytes(),
             device_bytes=self.device_bytes(),
             total=total,
@@ -337,29 +324,10 @@ class StepClock:
             stolen_s=lost.stolen,
             throttled_s=lost.throttled,
         )
-        self.spent[:] = [0.0] * _NUM_PHASES
-        self.num_steps -= num_told
-        self.num_samples -= num_samples
-        self.last_step = step - (all_steps - num_steps)
-        self.due_at = 0.0 if is_first else self.mark + _EVERY_S
-        return None if is_first else figures
-
-
-clock = StepClock()
-
-
-@contextmanager
-def spending(phase: int) -> Iterator[None]:
-    """Let the time in the block count for `phase`."""
-    before = clock.switch(phase)
-    try:
-        yield
-    finally:
-        clock.switch(before)
 
 
 def _rss_bytes() -> int:
-    """Return how much memory this process has in use; 0 where the system does not tell."""
+    """Return how much memory this process uses; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.contract.notes import say
-from headway.contract.records import beat, channel
-from headway.contract.step_clock import DATA, FORWARD, SCRIPT, clock
+from headway.contract.progress import DATA, FORWARD, SCRIPT, Progress, process_progress
 from headway.data.active_loader import GlobalBatch, LoaderLoop
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.dispatch import share_of
@@ -132,6 +131,7 @@ class PreparedDataLoader(DataLoader[Any]):
         device: torch.device | None = None,
         before_pass: Callable[[], None] | None = None,
         seed: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
         config = config or DataLoaderConfiguration()
@@ -150,7 +150,8 @@ class PreparedDataLoader(DataLoader[Any]):
         copies_ahead = device is not None and kind_of(device.type).copies_ahead
         self._copies_to = device if pinned and copies_ahead else None
         self._before_pass = before_pass
-        self._passes = Passes()
+        self._progress = progress or process_progress()
+        self._passes = Passes(self._progress)
         dataset = getattr(loader, "dataset", None)
         has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         is_stream = isinstance(dataset, IterableDataset) and is_plain(loader)
@@ -170,7 +171,7 @@ class PreparedDataLoader(DataLoader[Any]):
                 self._before_pass()
         share, stream, num_ranks = self._share, self._stream, self._of_rank[1]
         start, current = self._begin_pass()
-        loop, state, counts = LoaderLoop(self), vars(self), clock.is_on
+        loop, state, progress = LoaderLoop(self), vars(self), self._progress
         device = self._device if _can_be_elsewhere(self._device) else None
         overlaps = device is not None and kind_of(device.type).copies_ahead
         state["end_of_dataloader"] = False
@@ -183,11 +184,9 @@ class PreparedDataLoader(DataLoader[Any]):
                 lookahead = None
             start.begun()
             draws_ahead = self._draws_ahead
-            channel.phase = "data"
-            if counts:
-                clock.switch(DATA)
-                workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
-                clock.num_workers = workers if isinstance(workers, int) else None
+            progress.enter(DATA)
+            workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
+            progress.clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, _END)
             if lookahead is None:
                 start.loaded()
@@ -196,22 +195,17 @@ class PreparedDataLoader(DataLoader[Any]):
                 if lookahead is not None:
                     has_more = lookahead.has_more
                 else:
-                    channel.phase = "data"
-                    if counts:
-                        clock.switch(DATA)
-                    if channel.fd is not None:
-                        beat()
+                    progress.enter(DATA)
                     if stream is not None:
                         current.stream = stream.state_dict()
                     if draws_ahead:
                         current.ahead = generator_states(_CPU)
                     following = next(items, _END)  # one batch ahead
                     has_more = following is not _END
-                channel.phase = "script"
-                if counts:
-                    clock.switch(FORWARD)
+                progress.enter(FORWARD)
+                if progress.clock.is_on:
                     known = global_batch.samples // num_ranks
-                    clock.batch_samples = known or samples_in(batch)
+                    progress.clock.batch_samples = known or samples_in(batch)
                 current.rounds += 1
                 current.samples += global_batch.samples
                 if not has_more:
@@ -222,17 +216,11 @@ class PreparedDataLoader(DataLoader[Any]):
                         batch = send_to_device(batch, device, non_blocking=overlaps)
                     yield batch
                 if lookahead is not None:
-                    channel.phase = "data"
-                    if counts:
-                        clock.switch(DATA)
-                    if channel.fd is not None:
-                        beat()
+                    progress.enter(DATA)
                     following = next(items, _END)
             current.is_exhausted = True
         finally:
-            channel.phase = "script"
-            if counts:
-                clock.switch(SCRIPT)
+            progress.enter(SCRIPT)
             self._passes.end(current, self._given(current))
             loop.end()
 
@@ -417,7 +405,7 @@ class PreparedDataLoader(DataLoader[Any]):
             CheckpointError: this loader's data or batches are others.
         """
         self.require_position(state_dict, "the script's load_state_dict(...)")
-        self.seek(state_dict, Resumption(None, self._device or torch.device("cpu")))
+        self.seek(state_dict, Resumption(None, self._device or torch.device("cpu"), self._progress))
 
     def _length(self) -> int | None:
         try:

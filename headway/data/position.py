@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler
 
-from headway.contract.records import channel
+from headway.contract.progress import Progress
 from headway.data.active_loader import GlobalBatch
 from headway.distributed.nested import leaves
 from headway.distributed.rng import generator_states, set_generator_states
@@ -183,9 +183,11 @@ class Resumption:
     loaders, the first of each.
     """
 
-    def __init__(self, states: dict[str, Any] | None, device: torch.device) -> None:
+    def __init__(
+        self, states: dict[str, Any] | None, device: torch.device, progress: Progress
+    ) -> None:
         self._saved = states, device
-        self._num_trained = channel.num_trained
+        self._progress, self._num_trained = progress, progress.num_trained
         self._seeks: list[Callable[[Resumption], None]] = []
         self.generators = SavedRng(*self._saved)
         self.open: list[Pass] = []
@@ -194,7 +196,7 @@ class Resumption:
     def can_go_back(self, *looks: Pass) -> bool:
         """Return whether nothing was trained since, and no passes are under way but these."""
         is_at_end = any(one.is_exhausted for one in looks)
-        has_trained = self._num_trained != channel.num_trained
+        has_trained = self._num_trained != self._progress.num_trained
         can_go_back = self._can_go_back_from_end or not is_at_end
         return can_go_back and not has_trained and self.open == [*looks]
 
@@ -297,7 +299,7 @@ class Passes:
     many have come to their ends. `samples` are those that they have given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
         self.following = 0  # the number of the next one
         self.has_lasting_workers = False  # that outlive a pass were started, in earlier runs too
         self.is_looked_at = False  # a pass without training has come after one with it, not inside
@@ -306,7 +308,7 @@ class Passes:
         self.interrupted: Resumption | None = None  # until the first pass over this loader
         self._has_trained = self._keeps_looks = False
         self._open: list[Pass] = []  # the one that has begun last is the last
-        self._num_trained = channel.num_trained
+        self._progress, self._num_trained = progress, progress.num_trained
         self.count_from(0, 0)
 
     def count_from(self, epochs: int, samples: int) -> None:
@@ -331,9 +333,9 @@ class Passes:
     # ------------------------------------------------------------------ which of them train
 
     def _note_training(self) -> None:
-        if self._num_trained == channel.num_trained:
+        if self._num_trained == self._progress.num_trained:
             return
-        self._num_trained = channel.num_trained
+        self._num_trained = self._progress.num_trained
         for one in self._open[-1:]:
             one.has_trained = True
             if not self._has_trained:  # what came before was no epoch

@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from headway.contract import signals
-from headway.contract.records import channel
+from headway.contract.progress import process_progress
 from headway.data.samplers import changed
 from headway.data.sharding import is_plain
 
@@ -48,7 +48,7 @@ def with_lasting_workers(loader: Any, *, will_save: bool = False) -> Any:
 def starting_workers(loader: Any) -> Iterator[None]:
     """Let workers that `loader` starts in the block block requests to stop from the first on."""
     has_workers = getattr(loader, "num_workers", 0)
-    if not (has_workers and _CAN_TELL_SENDERS and channel.will_save):
+    if not (has_workers and _CAN_TELL_SENDERS and process_progress().will_save):
         yield
         return
     resource_tracker.ensure_running()  # unblocks signals when it starts
@@ -69,10 +69,10 @@ class LastingWorker:
         self._init, self._will_save = init, will_save
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LastingWorker, (self._init, self._will_save or channel.will_save)
+        return LastingWorker, (self._init, self._will_save or process_progress().will_save)
 
     def __call__(self, worker_id: int) -> None:
-        if _CAN_TELL_SENDERS and (self._will_save or channel.will_save):
+        if _CAN_TELL_SENDERS and (self._will_save or process_progress().will_save):
             _outlive_requests()
         if self._init is not None:
             self._init(worker_id)

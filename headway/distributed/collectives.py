@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headway.contract.step_clock import SYNC, spending
+from headway.contract.progress import process_progress
+from headway.contract.step_clock import SYNC
 from headway.distributed.meeting import barrier, meet, run_ahead
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, message_device, rank_and_size
@@ -163,7 +164,7 @@ def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
     """
     for bucket in _buckets(tensors):
         flat = torch.cat([one.reshape(-1) for one in bucket])
-        with spending(SYNC):
+        with process_progress().clock.counting(SYNC):
             dist.all_reduce(flat)
         flat.div_(rank_and_size()[1])
         parts = torch.split(flat, [one.numel() for one in bucket])

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from headway.contract.process_groups import read_groups
-from headway.contract.records import own_threads
-from headway.contract.step_clock import SYNC, clock
+from headway.contract.progress import process_progress
+from headway.contract.step_clock import SYNC
 from headway.devices.table import kind_of
 from headway.distributed.world import (
     alone,
@@ -235,16 +235,14 @@ class _Meetings:
             self.now = before._replace(
                 number=before.number + 1, call=call, detail=detail, may_go_alone=may_go_alone
             )
-            counted = clock.switch(SYNC)
             try:
-                found = self._come(self.now)
+                with process_progress().clock.counting(SYNC):
+                    found = self._come(self.now)
             except dist.DistNetworkError:
                 if dist.is_torchelastic_launched():  # a launcher had the store, and will be named
                     raise
                 left = [Where(has_left=True)] * self._size
                 found = False, [*left[: self._rank], self.now, *left[self._rank + 1 :]]
-            finally:
-                clock.switch(counted)
             if found is None:
                 self.now = Where(before.number + 1)
                 return None
@@ -376,7 +374,7 @@ class _Meetings:
 
     def _tell(self, store: Any) -> None:
         """Tell the others where this rank is, whenever it stands still; runs in a thread."""
-        own_threads.add(threading.get_ident())
+        process_progress().own_threads.add(threading.get_ident())
         before = None
         read_next_at = 0.0
         while not self._is_over.wait(_LOOK_EVERY_S):
@@ -408,7 +406,7 @@ class _Meetings:
             before_leaving.remove(self._leave)
         self._is_over.set()
         self._thread.join()
-        own_threads.discard(self._thread.ident or 0)
+        process_progress().own_threads.discard(self._thread.ident or 0)
         with suppress(RuntimeError):
             here = Where(self.now.number, times_alone=self.now.times_alone)
             left = here._replace(place=place_in_script(), has_left=True)

@@ -15,10 +15,10 @@ from functools import partial
 from types import FrameType
 
 from headway.contract.notes import say
-from headway.contract.records import Kept, channel
+from headway.contract.progress import Progress
+from headway.contract.records import Kept
 from headway.contract.run import RECORD_VARIABLE
 from headway.contract.signals import shell_code
-from headway.contract.step_clock import clock
 from headway.history import store
 from headway.history.record import MAX_TEXT, End, Row, Series, lost
 
@@ -50,8 +50,8 @@ def path() -> str:
     return folder if pid == str(os.getpid()) else ""
 
 
-def join() -> None:
-    """Let this process record how it ends, if it is one that has to."""
+def join(progress: Progress) -> None:
+    """Record how this process ends, if it has to, and the figures of its steps."""
     if _process.main is not None or not path():
         return
     frame: FrameType | None = sys._getframe()
@@ -59,9 +59,8 @@ def join() -> None:
         frame = frame.f_back
     _process.main = frame
     _process.error = getattr(sys, "last_value", None)
-    atexit.register(_end_of_python)
-    channel.listeners.append(partial(series.note, 0))
-    clock.begin()
+    atexit.register(_end_of_python, progress)
+    progress.report_to(partial(series.note, 0))
 
 
 def note_end_of_training() -> None:
@@ -69,15 +68,15 @@ def note_end_of_training() -> None:
     _process.has_trained = True
 
 
-def _end_of_python() -> None:
+def _end_of_python(progress: Progress) -> None:
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and error is not _process.error:
         import traceback
 
         is_interrupt = isinstance(error, KeyboardInterrupt)
-        end(130 if is_interrupt else 1, "".join(traceback.format_exception(error)))
+        end(130 if is_interrupt else 1, "".join(traceback.format_exception(error)), progress)
     else:
-        end(0 if _process.has_trained or _has_returned(_process.main) else None, "")
+        end(0 if _process.has_trained or _has_returned(_process.main) else None, "", progress)
 
 
 def _has_returned(frame: FrameType | None) -> bool:
@@ -87,7 +86,7 @@ def _has_returned(frame: FrameType | None) -> bool:
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
 
 
-def end(code: int | None, report: str) -> None:
+def end(code: int | None, report: str, progress: Progress) -> None:
     """Record how this process ends, once; a folder that does not answer is not waited for.
 
     The exit code is negative for a signal, and None if it is not known.
@@ -97,7 +96,7 @@ def end(code: int | None, report: str) -> None:
         return
     _process.has_told = True
     exit_code = None if code is None else shell_code(code)
-    said = End(time.time(), exit_code, _masked(report), channel.step)
+    said = End(time.time(), exit_code, _masked(report), progress.step)
     problem: list[OSError] = []
 
     def write() -> None:
@@ -105,7 +104,7 @@ def end(code: int | None, report: str) -> None:
             store.create(folder)
             if rows := series.rows():
                 store.replace_figures(folder, [Row(rank, one) for rank, one in rows])
-            for what, path in channel.kept.items():
+            for what, path in progress.kept.items():
                 store.append(folder, Kept(what, path))
             store.append(folder, said)
         except OSError as error:

@@ -9,8 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headway.contract.records import Kept
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures, Kept
 from headway.contract.typed import Misfit, parse, plain, read
 
 VERSION = 1

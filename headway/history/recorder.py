@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from headway.contract.notes import say
-from headway.contract.records import Kept
+from headway.contract.records import Figures, Kept
 from headway.contract.secrets import masked_output
-from headway.contract.step_clock import Figures
 from headway.history import store
 from headway.history.record import (
     MAX_TEXT,

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from headway.checkpoint.values import decode, encode
 from headway.contract import signals
 from headway.contract.notes import say
-from headway.contract.records import report
 from headway.contract.run import Ranks, RunContract, read_ranks, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.rng import generator_states, set_generator_states
@@ -153,7 +152,7 @@ class _Fit:
         self._step = self._kept_at = trainer.global_step
         signals.put_back({signal.SIGTERM: self._handler})  # Lightning's ends a rank by itself
         self.stopping.begin()
-        report(self._step, self._total(), None)
+        self.stopping.progress.follow(self._step, self._total(), None)
 
     def on_train_epoch_start(self, *_: Any) -> None:
         loops = self._trainer.fit_loop
@@ -163,7 +162,7 @@ class _Fit:
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
         self._read_loss(outputs)
-        report(trainer.global_step, self._total(), self._loss)
+        self.stopping.progress.follow(trainer.global_step, self._total(), self._loss)
         has_stepped, self._step = trainer.global_step != self._step, trainer.global_step
         if self.stopping.is_asked() and has_stepped and not self._is_over():
             if self._is_validation_due():

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say, say_once
-from headway.contract.records import channel
+from headway.contract.progress import process_progress
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
@@ -133,12 +133,13 @@ class Stopping:
     def __init__(self, run: RunContract, device: torch.device) -> None:
         self.request = Request.NONE
         self._has_left = False
-        self._signals = StopSignals(run.deadline())
+        self.progress = process_progress()
+        self._signals = StopSignals(self.progress, run.deadline())
         self._by_steps, self._by_saves = Agreement(device), Agreement(device)
 
     def begin(self) -> None:
         """Start to note signals."""
-        channel.has_resumed = channel.obeys_stops = True
+        self.progress.note_use(resuming=True, stopping=True)
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
@@ -165,7 +166,7 @@ class Stopping:
         tell_stopped(self.request, step, saved, hint)
         self._signals.leave()
         self._has_left = True
-        raise SystemExit(self.request.exit_code)
+        raise SystemExit(self._signals.exit_code(self.request))
 
     def release(self) -> None:
         """Restore the handlers of signals, once the training is over."""

@@ -19,7 +19,6 @@ from transformers.trainer_callback import TrainerCallback
 
 from headway.checkpoint.saving import on_rank_0
 from headway.contract.notes import say
-from headway.contract.records import report
 from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
@@ -122,10 +121,10 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
                 own.on_train_end(args, state, control)  # restores the handler of SIGTERM
         self._kept_at = state.global_step  # nothing is lost up to here
         self.stopping.begin()
-        report(state.global_step, state.max_steps, None)
+        self.stopping.progress.follow(state.global_step, state.max_steps, None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        report(state.global_step, state.max_steps, self._loss)
+        self.stopping.progress.follow(state.global_step, state.max_steps, self._loss)
         self._is_epoch_over = False
         if self.stopping.is_asked() and not _is_last_of_epoch(state):
             self._keep_or_stop(args, state, control)

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.contract.memory_use import describe_memory_use, read_memory_use
 from headway.contract.notes import say
-from headway.contract.records import is_connected
+from headway.contract.progress import Progress
 from headway.devices.table import KINDS
 
 
@@ -51,16 +51,16 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 @cache
-def tell_memory_at_exit(estimated_bytes: int) -> None:
+def tell_memory_at_exit(estimated_bytes: int, progress: Progress) -> None:
     """Say at the end of a successful script what it was estimated to take, and what it took, once.
 
     Under a launcher, that itself says so, of all ranks.
     """
-    atexit.register(_tell_memory, estimated_bytes)
+    atexit.register(_tell_memory, estimated_bytes, progress)
 
 
-def _tell_memory(estimated_bytes: int) -> None:
+def _tell_memory(estimated_bytes: int, progress: Progress) -> None:
     has_failed = getattr(sys, "last_type", None) is not None
-    use = None if has_failed or is_connected() else read_memory_use()
+    use = None if has_failed or progress.is_connected else read_memory_use()
     if use is not None:
         say(describe_memory_use(estimated_bytes, {0: use}))

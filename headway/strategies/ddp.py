@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.contract.step_clock import clock
+from headway.contract.progress import Progress
 from headway.distributed.collectives import average_in_place
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
@@ -50,16 +50,17 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
-        if clock.is_on:
-            self._watch_waiting(shared)
+        progress = self._settings.progress
+        if progress is not None and progress.clock.is_on:
+            self._watch_waiting(shared, progress)
         return shared
 
-    def _watch_waiting(self, shared: DistributedDataParallel) -> None:
-        """Let the clock know when this rank waits for others."""
+    def _watch_waiting(self, shared: DistributedDataParallel, progress: Progress) -> None:
+        """Note when this rank waits for others."""
         if not self._settings.ddp.find_unused_parameters:
-            note_exchange(shared)
+            note_exchange(shared, progress)
         if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
-            note_buffers(shared)
+            note_buffers(shared, progress.clock)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):  # the usual case needs no search

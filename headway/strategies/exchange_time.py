@@ -26,39 +26,34 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.contract.records import channel
-from headway.contract.step_clock import FORWARD, SCRIPT, SYNC, clock
+from headway.contract.progress import Progress
+from headway.contract.step_clock import FORWARD, SCRIPT, SYNC, StepClock
 
 _NUM_PASSES = 3  # in which all parameters are looked at; DDP orders its buckets after the first
 
 
-def note_exchange(model: DistributedDataParallel) -> None:
-    """Let `clock` know when backward passes of a model wait for other ranks.
+def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
+    """Count when backward passes of a model wait for other ranks.
 
     Each parameter that requires a gradient must get one in every pass.
     """
-    _LastGradient(model, clock.begin_exchange)
+    _LastGradient(model, progress, progress.clock.begin_exchange)
 
 
-def note_whole_exchange(model: DistributedDataParallel) -> None:
+def note_whole_exchange(model: DistributedDataParallel, progress: Progress) -> None:
     """Do so in a script without an Accelerator, of which the clock knows nothing else."""
-    _LastGradient(model, _begin_alone)
+    clock = progress.clock
 
+    def begin() -> None:
+        if clock.phase == SYNC:
+            clock.phase = SCRIPT  # since the last gradient it has computed this one
+        clock.switch(SYNC)
+        _when_over(let_ddp_wait)
 
-def _begin_alone() -> None:
-    if clock.phase == SYNC:
-        clock.phase = SCRIPT  # since the last gradient it has computed this one
-    clock.switch(SYNC)
-    _when_over(_let_ddp_wait)
+    def let_ddp_wait() -> None:
+        _when_over(progress.end_backward)
 
-
-def _end_alone() -> None:
-    clock.end_backward()
-    channel.num_trained += 1
-
-
-def _let_ddp_wait() -> None:
-    _when_over(_end_alone)
+    _LastGradient(model, progress, begin)
 
 
 def _when_over(call: Callable[[], None]) -> None:
@@ -69,29 +64,30 @@ def _when_over(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
-def note_buffers(model: DistributedDataParallel) -> None:
-    """Let `clock` know that a forward pass waits for rank 0's buffers before it computes."""
+def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
+    """Count that a forward pass waits for rank 0's buffers before it computes."""
+
+    def begin(*_: Any) -> None:
+        if clock.phase == FORWARD:
+            clock.switch(SYNC)
+
+    def end(*_: Any) -> None:
+        if clock.phase == SYNC:
+            clock.switch(FORWARD)
+
     if any(True for _ in model.module.buffers()):
-        model.register_forward_pre_hook(_begin_buffers)
-        model.module.register_forward_pre_hook(_end_buffers)
-
-
-def _begin_buffers(*_: Any) -> None:
-    if clock.phase == FORWARD:
-        clock.switch(SYNC)
-
-
-def _end_buffers(*_: Any) -> None:
-    if clock.phase == SYNC:
-        clock.switch(FORWARD)
+        model.register_forward_pre_hook(begin)
+        model.module.register_forward_pre_hook(end)
 
 
 class _LastGradient:
     """Finds out which parameters' gradients come last, and looks at these alone from then on."""
 
-    def __init__(self, model: DistributedDataParallel, note: Callable[[], None]) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, progress: Progress, note: Callable[[], None]
+    ) -> None:
         trained = (one for one in model.module.parameters() if one.requires_grad)
-        self._note = note
+        self._progress, self._note = progress, note
         self._handles = {
             number: one.register_post_accumulate_grad_hook(partial(self._look, number))
             for number, one in enumerate(trained)
@@ -105,7 +101,7 @@ class _LastGradient:
     def _look(self, number: int, _: torch.Tensor) -> None:
         self._note()
         if self._is_learning:
-            if channel.num_trained != self._pass:
+            if self._progress.num_trained != self._pass:
                 self._begin_pass(number)
             self._last = number
         elif self._unneeded is not None and self._unneeded != number:
@@ -113,7 +109,7 @@ class _LastGradient:
             self._unneeded = None
 
     def _begin_pass(self, number: int) -> None:
-        self._pass = channel.num_trained
+        self._pass = self._progress.num_trained
         if self._last >= 0:
             self._lasts.append(self._last)
         if len(self._lasts) == _NUM_PASSES:

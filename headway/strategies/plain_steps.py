@@ -15,15 +15,14 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from headway.contract.records import channel, report
-from headway.contract.step_clock import clock
+from headway.contract.progress import Progress, process_progress
 from headway.devices.table import kind_of
 from headway.strategies.exchange_time import note_whole_exchange
 
 
 def join(_: object = None) -> None:
     """See all steps of this process from now on."""
-    steps = PlainSteps()
+    steps = PlainSteps(process_progress())
     register_module_module_registration_hook(steps.note_part)
     register_optimizer_step_post_hook(steps.end)
 
@@ -34,7 +33,8 @@ class PlainSteps:
     Of several optimizers, as of a GAN, a step is over when one of them steps again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._num_steps = 0
         self._knows_device = False
         self._have_stepped: set[int] = set()  # optimizers, since the last step was over
@@ -47,23 +47,24 @@ class PlainSteps:
 
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note the end of an optimizer's step; nothing is known of one that is compiled."""
-        if torch.compiler.is_compiling() or channel.has_made_accelerator:
+        progress = self._progress
+        if torch.compiler.is_compiling() or progress.uses.accelerator:
             return
         while self._made:
             model = self._made.pop()()
             if model is not None and not model.find_unused_parameters:
-                note_whole_exchange(model)
+                note_whole_exchange(model, progress)
         if not self._knows_device:
             self._knows_device = True
             groups = optimizer.param_groups
             devices = (one.device for group in groups for one in group["params"])
             device = next(devices, torch.device("cpu"))
-            clock.watch_device(kind_of(device.type), device)
-        if channel.obeys_stops:  # the Trainer that saves then tells its steps, too
+            progress.clock.watch_device(kind_of(device.type), device)
+        if progress.uses.stopping:  # the Trainer that saves then tells its steps, too
             return
         if self._have_stepped and id(optimizer) not in self._have_stepped:
             self._have_stepped.add(id(optimizer))
             return
         self._have_stepped = {id(optimizer)}
         self._num_steps += 1
-        report(self._num_steps, 0, None)
+        progress.follow(self._num_steps, 0, None)

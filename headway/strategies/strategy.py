@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headway.contract.progress import Progress
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
@@ -26,6 +27,7 @@ class StrategySettings(NamedTuple):
     shard_size: int | None = None  # ranks that share one copy of the model, for hsdp
     cpu_offload: bool = False
     forward_methods: tuple[str, ...] = ()  # called beside forward(), where models are sharded
+    progress: Progress | None = None  # of the training; None: nobody watches it
 
 
 class Strategy:

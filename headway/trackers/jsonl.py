@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.contract.notes import say
-from headway.contract.records import METRICS, report_kept, shown
+from headway.contract.progress import process_progress
+from headway.contract.records import METRICS, shown
 from headway.errors import UsageError
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
@@ -65,7 +66,7 @@ class JsonlTracker(GeneralTracker):
         if self._file is None:
             self._file = _create(folder)
         self.run_id = self.path.stem
-        report_kept(METRICS, str(self.path))
+        process_progress().note_kept(METRICS, str(self.path))
 
     def _go_on_in(self, folder: Path, name: str) -> None:
         """Open the file of an earlier run, if it is one."""

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from headway.contract.figures_file import leave_figures
 from headway.contract.notes import say
-from headway.contract.records import channel, is_connected
+from headway.contract.progress import Progress, process_progress
 from headway.contract.run import read_ranks, read_run
-from headway.contract.step_clock import clock
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
@@ -95,12 +94,14 @@ def connect(given: Arguments) -> Connected:
         where=settings.where("mixed_precision"),
     )
     methods = given.forward_methods
+    progress = process_progress()
     strategy = strategy_for(
         world,
         StrategySettings(
             ddp=handlers.or_default(DistributedDataParallelKwargs),
             dynamo=dynamo,
             forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
+            progress=progress,
             **{name: getattr(run, name) for name in SHARING},
         ),
     )
@@ -111,7 +112,12 @@ def connect(given: Arguments) -> Connected:
     if given.global_batch_size is not None:
         micro_batch_of(given.global_batch_size, strategy.data_size, steps.steps)
     training = Training(
-        world, strategy, precision, steps, global_batch_size=given.global_batch_size
+        world,
+        strategy,
+        precision,
+        steps,
+        progress=progress,
+        global_batch_size=given.global_batch_size,
     )
     if given.seed is not None:
         set_seed(given.seed)
@@ -128,18 +134,18 @@ def connect(given: Arguments) -> Connected:
 
 def tell(connected: Connected, strategy: str | None) -> None:
     """Say on rank 0 what was overridden or has no effect, now and at the end of the script."""
-    channel.has_made_accelerator = True
-    own.join()
-    settings, world = connected.settings, connected.world
-    clock.watch_device(kind_of(world.device.type), world.device)
-    clock.lost_time.quota_file = quota_file(Source())
-    if not is_connected() and read_run() is not None and world.ranks.world_size == 1:
-        leave_figures()
+    settings, world, progress = connected.settings, connected.world, connected.training.progress
+    progress.note_use(accelerator=True)
+    own.join(progress)
+    progress.clock.watch_device(kind_of(world.device.type), world.device)
+    progress.clock.lost_time.quota_file = quota_file(Source())
+    if not progress.is_connected and read_run() is not None and world.ranks.world_size == 1:
+        leave_figures(progress)
     if not world.is_main:
         return
-    _tell_if_unused(settings.run.resume, settings.run.time_limit)
+    _tell_if_unused(settings.run.resume, settings.run.time_limit, progress)
     if settings.run.estimated_bytes is not None:
-        tell_memory_at_exit(settings.run.estimated_bytes)
+        tell_memory_at_exit(settings.run.estimated_bytes, progress)
     notes = settings.notes
     if strategy in SHARDED and world.ranks.world_size == 1:
         notes = (*notes, f"strategy {strategy!r} has no effect with one process")
@@ -158,7 +164,7 @@ def _join_world(
 
 
 @cache
-def _tell_if_unused(resume: str | None, time_limit: int | None) -> None:
+def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
     """Say at the end of a successful script that it has not looked at what was asked for, once.
 
     Under a launcher, that itself says so.
@@ -167,14 +173,14 @@ def _tell_if_unused(resume: str | None, time_limit: int | None) -> None:
         return
 
     def tell_now() -> None:
-        if getattr(sys, "last_type", None) is not None or is_connected():
+        if getattr(sys, "last_type", None) is not None or progress.is_connected:
             return
-        if resume is not None and not channel.has_resumed:
+        if resume is not None and not progress.uses.resuming:
             say(
                 f"note: resume={resume} had no effect: the script called neither"
                 " accelerator.resume() nor accelerator.checkpoint()"
             )
-        if time_limit is not None and not channel.obeys_stops:
+        if time_limit is not None and not progress.uses.stopping:
             say(
                 f"note: time_limit={time_limit} had no effect: the script asked neither"
                 " accelerator.should_stop nor accelerator.checkpoint()"

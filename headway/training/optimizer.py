@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from headway.contract.records import beat, channel, tell_figures
-from headway.contract.step_clock import clock
+from headway.contract.progress import OPTIMIZER_STEP, SCRIPT, Progress, process_progress
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
@@ -28,7 +27,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         optimizer: the script's own.
         device_placement: without effect: an optimizer's state is where its weights are.
         scaler: fp16's loss scale, which only `prepare` can give it.
-        accumulation, precision, token_mean: those of the Accelerator that prepares it.
+        accumulation, precision, token_mean, progress: those of the Accelerator that prepares it.
 
     Raises:
         UsageError: a scaler without an Accelerator.
@@ -43,6 +42,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         accumulation: Accumulation | None = None,
         precision: Precision | None = None,
         token_mean: TokenMean | None = None,
+        progress: Progress | None = None,
     ) -> None:
         if scaler is not None and precision is None:
             raise UsageError(
@@ -55,6 +55,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._accumulation = accumulation or self.gradient_state.accumulation
         self._precision = precision or Precision(self.accelerator_state.device)
         self._token_mean = token_mean or TokenMean()
+        self._progress = progress or process_progress()
         self.step_count = 0  # steps that changed the weights
         self.step_was_skipped = False  # the last one, for an overflow in fp16
         if optimizer.state:  # loaded before the model moved to its device
@@ -85,19 +86,15 @@ class PreparedOptimizer(torch.optim.Optimizer):
         if self._accumulation.sync_gradients:
             if self._token_mean.pending is not None:
                 self._token_mean.refuse_open_step()
-            channel.phase = "optimizer step"
-            if channel.fd is not None:
-                beat()
+            progress = self._progress
+            progress.enter(OPTIMIZER_STEP)
             try:
                 self.step_was_skipped = self._precision.step(self.optimizer, closure)
             finally:
-                channel.phase = "script"
+                progress.enter(SCRIPT)
             if not self.step_was_skipped:
                 self.step_count += 1
-                channel.step = self.step_count
-                channel.num_trained += 1
-                if clock.is_on and clock.end_step():
-                    tell_figures()
+                progress.end_step(self.step_count)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""

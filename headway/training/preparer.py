@@ -166,6 +166,7 @@ class Preparer:
                 accumulation=training.accumulation,
                 precision=training.precision,
                 token_mean=training.token_mean,
+                progress=training.progress,
             )
             training.remember(optimizer, prepared)
 
@@ -196,6 +197,7 @@ class Preparer:
                 device=device,
                 before_pass=self._before_pass(),
                 seed=self._seed,
+                progress=self.training.progress,
             )
             self.training.remember(loader, prepared)
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Join
 
-from headway.contract.records import beat, channel
-from headway.contract.step_clock import BACKWARD, clock
+from headway.contract.progress import BACKWARD, Progress
 from headway.distributed.collectives import reduce
 from headway.precision.precision import AutocastKwargs
 from headway.training.optimizer import PreparedOptimizer
@@ -45,21 +44,14 @@ class Steps:
         weighed, gradient = self.weighing.weighed(loss, num_tokens, kwargs.pop("gradient", None))
         if gradient is not None:
             kwargs["gradient"] = gradient
-        channel.phase = "backward"
-        counts = clock.is_on
-        if counts:
-            clock.switch(BACKWARD)
-        if channel.fd is not None:
-            beat()
+        progress = self.training.progress
+        progress.enter(BACKWARD)
         try:
             self.training.precision.backward(weighed, **kwargs)
         finally:
-            channel.phase = "script"
-            if counts:
-                clock.end_backward()
-        if counts and clock.mark >= clock.due_at:
-            _note_loss(loss, num_tokens)
-        channel.num_trained += 1
+            progress.end_backward()
+        if progress.is_due:
+            _note_loss(progress, loss, num_tokens)
         self.weighing.after_backward()
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -161,7 +153,9 @@ class Steps:
         return tensors
 
 
-def _note_loss(loss: torch.Tensor, num_tokens: int | torch.Tensor | None) -> None:
+def _note_loss(
+    progress: Progress, loss: torch.Tensor, num_tokens: int | torch.Tensor | None
+) -> None:
     """Keep a loss for the launcher; a GPU's once it is there, as to wait would hold up the GPU.
 
     One that is no real number, cannot be copied, or is on another GPU than the one that is timed is
@@ -169,12 +163,12 @@ def _note_loss(loss: torch.Tensor, num_tokens: int | torch.Tensor | None) -> Non
     """
     if loss.numel() != 1 or isinstance(num_tokens, torch.Tensor):
         return
-    count = num_tokens or 1
+    count, clock = num_tokens or 1, progress.clock
     if loss.device.type == "cpu":
-        _keep_loss(loss.detach(), count)
+        _keep_loss(progress, loss.detach(), count)
     elif clock.queue is not None and loss.device == clock.device:
         with suppress(RuntimeError):  # no pinned memory, or an error of the device
-            clock.queue.when_done(lambda: partial(_keep_loss, _copied(loss), count))
+            clock.queue.when_done(lambda: partial(_keep_loss, progress, _copied(loss), count))
 
 
 def _copied(loss: torch.Tensor) -> torch.Tensor:
@@ -182,9 +176,9 @@ def _copied(loss: torch.Tensor) -> torch.Tensor:
     return loss.detach().to("cpu", non_blocking=True)
 
 
-def _keep_loss(loss: torch.Tensor, count: int) -> None:
+def _keep_loss(progress: Progress, loss: torch.Tensor, count: int) -> None:
     with suppress(RuntimeError):
-        channel.loss = float(loss) / count
+        progress.loss = float(loss) / count
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:

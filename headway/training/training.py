@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import torch
 
+from headway.contract.progress import Progress
 from headway.data.loader import PreparedDataLoader
 from headway.distributed.world import World
 from headway.errors import UsageError
@@ -43,12 +44,14 @@ class Training:
         precision: Precision,
         accumulation: Accumulation,
         *,
+        progress: Progress,
         global_batch_size: int | None = None,
     ) -> None:
         self.world = world
         self.strategy = strategy
         self.precision = precision
         self.accumulation = accumulation
+        self.progress = progress
         self.global_batch_size = global_batch_size
         self.token_mean = TokenMean()
         self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what

@@ -9,7 +9,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headway.contract.notes import named, ranges
-from headway.contract.records import CALLED_BY_ALL_RANKS, OF_HEADWAY, Frame, Group, Progress, shown
+from headway.contract.records import (
+    CALLED_BY_ALL_RANKS,
+    OF_HEADWAY,
+    Frame,
+    Group,
+    ProgressSnapshot,
+    shown,
+)
 from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import Stack, format_stack, users_frame
 from headway.launcher.diagnosis.torch_messages import EQUAL_SIZE_COLLECTIVES
@@ -51,7 +58,7 @@ class RankStatus(NamedTuple):
     no_stack: NoStack | None = None
     stacks: tuple[Stack, ...] = ()  # of its threads, the main one first
     groups: tuple[Group, ...] | None = None  # None: it could not be asked
-    progress: Progress | None = None  # None: its script has no Accelerator
+    progress: ProgressSnapshot | None = None  # None: its script has no Accelerator
     process: ProcessState | None = None  # what the kernel says, where the rank does not answer
     is_working: bool = False  # its main thread was at different places when it was asked twice
 

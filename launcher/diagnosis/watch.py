@@ -18,18 +18,18 @@ from headway.contract.records import (
     Answer,
     Crash,
     End,
+    Figures,
     Frame,
     Group,
     Heartbeat,
     Kept,
-    Progress,
+    ProgressSnapshot,
     Ready,
     Record,
     RecordReader,
     Refused,
     WillSave,
 )
-from headway.contract.step_clock import Figures
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import (
     Exit,
@@ -367,7 +367,7 @@ class RankChannel:
         self._answer: Answer | None = None
         self._before: Answer | None = None  # the answer before that
         self._groups: tuple[Group, ...] | None = None
-        self._progress: Progress | None = None
+        self._progress: ProgressSnapshot | None = None
         self._figures: Figures | None = None  # the last ones, or how far it has been since
         self._text = ""  # what faulthandler wrote
         self._grew_at = 0.0  # the text
@@ -424,7 +424,7 @@ class RankChannel:
             self._note_steps(record.progress)
             return True
         elif isinstance(record, Figures):
-            self._progress = Progress(record.step, total=record.total, loss=record.loss)
+            self._progress = ProgressSnapshot(record.step, total=record.total, loss=record.loss)
             self.moved_after = time.monotonic()
             self._figures = record
             self._note_figures(record)
@@ -440,7 +440,7 @@ class RankChannel:
     def _take_in_answer(self, answer: Answer) -> bool:
         self.asked_at = None
         self._before, self._answer, self._groups = self._answer, answer, answer.groups
-        if answer.progress != Progress():  # the script uses an Accelerator
+        if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
             self._progress = answer.progress
             self._note_steps(answer.progress)
         if self._before is None:
@@ -450,7 +450,7 @@ class RankChannel:
         self.moved_after = self._before.time
         return True
 
-    def _note_steps(self, progress: Progress) -> None:
+    def _note_steps(self, progress: ProgressSnapshot) -> None:
         """Note steps of which the rank's figures have not told."""
         if self._figures is not None and progress.step > self._figures.step:
             self._figures = self._figures.moved_to(progress.step, progress.loss)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headway.contract.notes import ranges
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.errors import HeadwayError
 from headway.launcher.machines import preflight
 from headway.launcher.machines.messages import (

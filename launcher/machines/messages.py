@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 from headway.contract.lines import decode, encode, kinds_of
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.errors import STOP_SIGNALS
 
 PROTOCOL = "headway-channel/1"

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from headway.contract.notes import say
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.machines.connect import (
     begin_call,

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.contract.notes import say
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.clusters.slurm import SLURM, address_of_node

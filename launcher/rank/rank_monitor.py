@@ -23,8 +23,9 @@ from contextlib import suppress
 from types import FrameType, ModuleType
 from typing import Any
 
-from headway.contract import process_groups, records
+from headway.contract import process_groups
 from headway.contract.process_groups import keep_groups_apart
+from headway.contract.progress import Channel, Progress, identity, process_progress
 from headway.contract.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -43,14 +44,15 @@ def start(channel: int, stacks: int) -> None:
     """
     # a script may close low descriptors that it did not open, and reuse their numbers
     channel, stacks = _move_to_high_number(channel), _move_to_high_number(stacks)
-    records.open_channel(channel)
+    progress = process_progress()
+    progress.connect(Channel(channel))
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
-    helper = _Helper(channel)
+    helper = _Helper(channel, progress)
     helper.start()
     os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
-    records.send(Ready())
+    progress.send(Ready())
     if _C10D in sys.modules:
         keep_groups_apart(sys.modules[_C10D])
     else:
@@ -76,11 +78,11 @@ class _Helper:
     copies of the locks that the thread holds.
     """
 
-    def __init__(self, channel: int) -> None:
-        self._channel = channel
+    def __init__(self, channel: int, progress: Progress) -> None:
+        self._channel, self._progress = channel, progress
         self._wake_read, self._wake_write = map(_move_to_high_number, os.pipe())
         os.set_blocking(self._wake_read, False)
-        self._wake_identity = records.identity(self._wake_write)
+        self._wake_identity = identity(self._wake_write)
         self._generation = 0  # of the thread; an older one ends
         self._ended = _thread.allocate_lock()  # is free when the thread has ended
         self._thread_id = 0  # as the kernel knows it
@@ -140,35 +142,35 @@ class _Helper:
                 elif not os.read(self._channel, 4096):  # the launcher has ended
                     break
                 else:
-                    _answer()
+                    _answer(self._progress)
         ended.release()
 
     def _is_intact(self) -> bool:
         """Return whether the script, or a fork, has closed none of the descriptors."""
-        return records.is_connected() and records.identity(self._wake_write) == self._wake_identity
+        return self._progress.is_connected and identity(self._wake_write) == self._wake_identity
 
 
-def _answer() -> None:
+def _answer(progress: Progress) -> None:
     groups: tuple[Group, ...] = ()
     now = _monotonic()
     with suppress(Exception):  # torch's private names have changed; the stacks are still known
         groups = read_groups()
-    records.send(
+    progress.send(
         Answer(
             time=now,
             groups=groups,
-            progress=records.progress(),
+            progress=progress.snapshot(),
             num_modules=len(sys.modules),
-            stacks=_read_stacks(),
+            stacks=_read_stacks(progress.own_threads),
             handles_quit=signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL,
         )
     )
 
 
-def _read_stacks() -> tuple[tuple[Frame, ...], ...]:
+def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
     """Return the calls of all threads but this one, the main thread's first."""
     frames = sys._current_frames()
-    for own in (_thread.get_ident(), *records.own_threads):
+    for own in (_thread.get_ident(), *own_threads):
         frames.pop(own, None)
     return tuple(_calls(frames[one]) for one in sorted(frames, key=lambda one: one != _MAIN_THREAD))
 

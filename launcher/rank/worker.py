@@ -20,9 +20,10 @@ from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
-from headway.contract import process_groups, records, signals
+from headway.contract import process_groups, signals
 from headway.contract.memory_use import read_memory_use
-from headway.contract.records import Crash, End, Frame, Heartbeat, Uses
+from headway.contract.progress import process_progress
+from headway.contract.records import Crash, End, Frame, Heartbeat
 from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.diagnosis.reasons import is_of_communication
@@ -87,9 +88,9 @@ def _record_end() -> None:
     from headway.history import own
 
     if isinstance(_last_word, Crash):
-        own.end(_last_word.code, _last_word.traceback)
+        own.end(_last_word.code, _last_word.traceback, process_progress())
     elif _last_word is not None:
-        own.end(_last_word.code, _last_word.message)
+        own.end(_last_word.code, _last_word.message, process_progress())
 
 
 def run_program(
@@ -112,7 +113,7 @@ def run_program(
         from headway.compat.replacing import replace_accelerate
 
         replace_accelerate()
-    if records.is_connected():
+    if process_progress().is_connected:
         library_hooks.see_steps()
     if run is not None and run.library_hooks:
         library_hooks.install()
@@ -212,11 +213,12 @@ def _attempt(do: Callable[[], T], otherwise: T) -> T:
 
 def _report_end(stop: SystemExit | None) -> None:
     """Report that the program ended by itself; not reached after os._exit."""
+    readers = tuple(name for name in RUNTIMES if name in sys.modules)
     end = End(
         time=_now(),
         code=0,
         groups=_attempt(rank_monitor.read_groups, ()),
-        uses=_uses(),
+        uses=process_progress().uses._replace(readers=readers),
         memory=_attempt(read_memory_use, None),
     )
     if stop is not None:
@@ -228,23 +230,13 @@ def _tell(last_word: End | Crash) -> None:
     """Send how the program has ended, and keep it for a record of this process's own."""
     global _last_word
     _last_word = last_word
-    if records.channel.step:  # the record before may be a second old
-        records.send(Heartbeat(records.progress()))
-    records.send(last_word)
+    progress = process_progress()
+    if progress.step:  # the record before may be a second old
+        progress.send(Heartbeat(progress.snapshot()))
+    progress.send(last_word)
 
 
 _last_word: End | Crash | None = None
-
-
-def _uses() -> Uses:
-    """Return what the program has used so far."""
-    return Uses(
-        accelerator=records.channel.has_made_accelerator,
-        group=records.channel.has_joined_group,
-        resuming=records.channel.has_resumed,
-        stopping=records.channel.obeys_stops,
-        readers=tuple(name for name in RUNTIMES if name in sys.modules),
-    )
 
 
 def _with_exit(end: End, stop: SystemExit) -> End:
@@ -354,7 +346,7 @@ def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
     is_known = is_of_communication(crash) or (
         isinstance(error, BrokenPipeError) and _has_lost_reader()
     )
-    return is_known and records.is_connected() and _has_default_excepthook()
+    return is_known and process_progress().is_connected and _has_default_excepthook()
 
 
 def _has_lost_reader() -> bool:

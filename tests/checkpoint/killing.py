@@ -30,7 +30,7 @@ from headway import Accelerator
 from headway.checkpoint import background, folders
 from headway.checkpoint.folders import checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.saving import TENSORS, Progress, State
+from headway.checkpoint.saving import TENSORS, CheckpointProgress, State
 from headway.checkpoint.tensors import SavedTensors
 from headway.utils import ProjectConfiguration
 from tests.checkpoint.saving import save_checkpoint
@@ -46,7 +46,9 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
         values = {"model": torch.full((999,), step), "optimizer": {"a": torch.tensor(step)}}
         return State(values, {"generators": torch.full((5,), step)})
 
-    save_checkpoint(folder / name, state, Progress(step, 0), then=lambda _: prune(folder, keep))
+    save_checkpoint(
+        folder / name, state, CheckpointProgress(step, 0), then=lambda _: prune(folder, keep)
+    )
 
 
 def problem_in(folder: Path, at_least: int) -> str:

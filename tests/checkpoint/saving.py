@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.checkpoint.saving import Progress, State, prepare_checkpoint, write_prepared
+from headway.checkpoint.saving import CheckpointProgress, State, prepare_checkpoint, write_prepared
 
 
 def save_checkpoint(
     target: Path,
     state: Callable[[Path], State],
-    progress: Progress,
+    progress: CheckpointProgress,
     *,
     then: Callable[[float], object] = bool,
 ) -> None:

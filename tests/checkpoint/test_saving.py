@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.manifest import unlisted_files, verify  # noqa: E402
-from headway.checkpoint.saving import Progress, State  # noqa: E402
+from headway.checkpoint.saving import CheckpointProgress, State  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from tests.checkpoint.saved import rewrite  # noqa: E402
 from tests.checkpoint.saving import save_checkpoint  # noqa: E402
@@ -30,7 +30,7 @@ def save(
         hook(folder)
         return state
 
-    save_checkpoint(target, state_of, Progress(7, 1), **options)
+    save_checkpoint(target, state_of, CheckpointProgress(7, 1), **options)
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:

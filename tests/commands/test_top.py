@@ -14,7 +14,7 @@ from rich.console import Console
 from headway.commands import ps, top
 from headway.commands.main import main
 from headway.contract.figures_file import Alone
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.errors import ConfigError
 from headway.launcher.diagnosis import run_socket
 from headway.launcher.diagnosis.run_socket import Run, RunSocket

@@ -19,12 +19,12 @@ from tests.waiting import wait_for_lines, wait_until
 TRAINS = """
 import os, signal, sys
 from headway.contract import figures_file
-from headway.contract.step_clock import Figures
-from headway.contract.records import channel
+from headway.contract.records import Figures
+from headway.contract.progress import process_progress
 figures_file.runtime_folder = lambda: sys.argv[1]
-figures_file.leave_figures()
-figures_file.leave_figures()  # a second Accelerator
-(tell,) = channel.listeners
+figures_file.leave_figures(process_progress())
+figures_file.leave_figures(process_progress())  # a second Accelerator
+(tell,) = process_progress().listeners
 tell(Figures(1e9, 7, 1, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None))
 if os.fork() == 0:  # as a worker of a loader, which outlives it
     print("ready", file=sys.stderr, flush=True)

@@ -13,13 +13,14 @@ from headway.contract.records import (
     Crash,
     End,
     Ended,
+    Figures,
     Frame,
     Group,
     Heartbeat,
     Kept,
     MemoryUse,
     NotStarted,
-    Progress,
+    ProgressSnapshot,
     Ready,
     Record,
     RecordReader,
@@ -29,7 +30,6 @@ from headway.contract.records import (
     WillSave,
     decode_record,
 )
-from headway.contract.step_clock import Figures
 
 GROUPS = (
     Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True, 1.5),)),
@@ -40,9 +40,9 @@ RECORDS: list[Any] = [
     Ready(),
     WillSave(),
     Kept("checkpoints", "/saved"),
-    Heartbeat(Progress(3, "data")),
+    Heartbeat(ProgressSnapshot(3, "data")),
     Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
-    Answer(1.5, GROUPS, Progress(), 7, ((PLACE, PLACE), (PLACE,)), True),
+    Answer(1.5, GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,)), True),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     End(2.0, 0),
     End(2.0, 3, "no data", PLACE, GROUPS),

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from headway.contract import records, step_clock
+from headway.contract import step_clock
+from headway.contract.progress import DATA as IN_DATA
+from headway.contract.progress import Channel, Progress
+from headway.contract.records import Heartbeat, ProgressSnapshot, Record
 from headway.contract.step_clock import (
     BACKWARD,
     DATA,
@@ -40,7 +43,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return time
 
 
-def run_step(clock: StepClock, time: Time) -> bool:
+def run_step(clock: StepClock, time: Time, step: int) -> bool:
     """Let a step take 1 s for data, 2 forward, 3 backward, 4 of waiting, 5 of saving, 6 else."""
     clock.switch(DATA)
     time.now += 1
@@ -58,16 +61,15 @@ def run_step(clock: StepClock, time: Time) -> bool:
     time.now += 5
     clock.switch(before)
     time.now += 6
-    return clock.end_step()
+    return clock.end_step(step)
 
 
 def test_every_moment_of_a_step_counts_once(time: Time) -> None:
     clock = StepClock()
-    clock.begin()
-    assert run_step(clock, time)
-    assert clock.take(1, 0, None) is None  # it warms up
-    assert run_step(clock, time)
-    figures = clock.take(2, 10, 0.5)
+    assert run_step(clock, time, 1)
+    assert clock.take(0, None) is None  # it warms up
+    assert run_step(clock, time, 2)
+    figures = clock.take(10, 0.5)
     assert figures is not None
     assert (figures.data_s, figures.forward_s, figures.backward_s) == (1, 2, 3)
     assert (figures.sync_s, figures.save_s, figures.seconds) == (4, 5, 21)
@@ -76,34 +78,30 @@ def test_every_moment_of_a_step_counts_once(time: Time) -> None:
     assert figures.rss_bytes > 0
 
 
-def test_a_record_is_due_once_a_second_and_never_without_a_reader(time: Time) -> None:
+def test_a_record_is_due_once_a_second(time: Time) -> None:
     clock = StepClock()
-    assert not run_step(clock, time)
-    clock.begin()
-    assert clock.end_step()
-    clock.take(1, 0, None)
-    assert clock.end_step()
-    clock.take(2, 0, None)
+    for step in (1, 2):
+        assert clock.end_step(step)
+        clock.take(0, None)
     time.now += 0.9
-    assert not clock.end_step()
+    assert not clock.end_step(3)
     time.now += 0.2
-    assert clock.end_step()
+    assert clock.end_step(4)
 
 
 def test_two_optimizers_make_one_step_and_a_step_set_back_counts_what_was_done(time: Time) -> None:
     clock = StepClock()
-    clock.begin()
-    clock.end_step()
-    clock.take(5, 0, None)
-    for _ in range(4):
-        clock.end_step()
-    figures = clock.take(7, 0, None)
+    clock.end_step(5)
+    clock.take(0, None)
+    for step in (6, 6, 7, 7):
+        clock.end_step(step)
+    figures = clock.take(0, None)
     assert figures is not None
-    assert figures.num_steps == 2
-    clock.end_step()
-    figures = clock.take(1, 0, None)  # an older checkpoint was loaded
+    assert (figures.num_steps, figures.step) == (2, 7)
+    clock.end_step(1)  # an older checkpoint was loaded
+    figures = clock.take(0, None)
     assert figures is not None
-    assert figures.num_steps == 1
+    assert (figures.num_steps, figures.step) == (1, 1)
 
 
 def test_waiting_amid_saving_is_waiting(time: Time) -> None:
@@ -115,7 +113,7 @@ def test_waiting_amid_saving_is_waiting(time: Time) -> None:
     clock.switch(before)
     time.now += 3
     clock.switch(with_save)
-    assert (clock.spent[SAVE], clock.spent[SYNC]) == (4, 2)
+    assert (clock.tally.spent[SAVE], clock.tally.spent[SYNC]) == (4, 2)
 
 
 @pytest.fixture
@@ -212,11 +210,10 @@ def device(time: Time) -> Device:
 def clock(device: Device) -> StepClock:
     clock = StepClock()
     clock.queue = QueueTimes(device.record)
-    clock.begin()
     return clock
 
 
-def queue_step(clock: StepClock, device: Device, data_s: float = 0.0) -> bool:
+def queue_step(clock: StepClock, device: Device, step: int, data_s: float = 0.0) -> bool:
     """Wait for data, and queue 2 s forward, 3 backward, 4 of waiting for others, 1 of the script.
 
     To queue it takes 0.1 s, all of it in the forward pass.
@@ -233,12 +230,12 @@ def queue_step(clock: StepClock, device: Device, data_s: float = 0.0) -> bool:
     device.queue(4)
     clock.end_backward()
     device.queue(1)
-    return clock.end_step()
+    return clock.end_step(step)
 
 
 def warm_up(clock: StepClock, device: Device) -> None:
-    assert queue_step(clock, device, data_s=1000)
-    assert clock.take(1, 0, None) is None
+    assert queue_step(clock, device, 1, data_s=1000)
+    assert clock.take(0, None) is None
     device.time.now = device.free_at
 
 
@@ -246,24 +243,24 @@ def test_what_a_device_takes_counts_and_not_what_it_takes_to_queue_it(
     clock: StepClock, device: Device
 ) -> None:
     warm_up(clock, device)
-    queue_step(clock, device, data_s=5)  # of a device that has nothing else to do
-    queue_step(clock, device, data_s=5)  # while it has 10 s to do
-    assert clock.take(3, 0, None) is None  # neither has been done
+    queue_step(clock, device, 2, data_s=5)  # of a device that has nothing else to do
+    queue_step(clock, device, 3, data_s=5)  # while it has 10 s to do
+    assert clock.take(0, None) is None  # neither has been done
     device.time.now = device.free_at
-    queue_step(clock, device)
-    figures = clock.take(4, 9, None)
+    queue_step(clock, device, 4)
+    figures = clock.take(9, None)
     assert figures is not None
-    assert (figures.step, figures.num_steps, figures.total) == (4, 2, 9)  # the two that are done
+    assert (figures.step, figures.num_steps, figures.total) == (3, 2, 9)  # the two that are done
     assert figures.samples == 16
     assert figures.data_s == pytest.approx(5)
     assert figures.forward_s == pytest.approx(2 * 2 + 0.1)  # the first one's began late
     assert (figures.backward_s, figures.sync_s) == pytest.approx((2 * 3, 2 * 4))
     assert figures.seconds == pytest.approx(2 * 10 + 5.1)
     device.time.now = device.free_at
-    queue_step(clock, device)
-    figures = clock.take(5, 9, None)
+    queue_step(clock, device, 5)
+    figures = clock.take(9, None)
     assert figures is not None
-    assert (figures.num_steps, figures.samples) == (1, 8)
+    assert (figures.step, figures.num_steps, figures.samples) == (4, 1, 8)
     assert figures.forward_s == pytest.approx(2.1)
 
 
@@ -271,22 +268,22 @@ def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_not
     clock: StepClock, device: Device
 ) -> None:
     warm_up(clock, device)
-    queue_step(clock, device)
+    queue_step(clock, device, 2)
     device.time.now = device.free_at
     device.is_capturing = True
-    queue_step(clock, device, data_s=70)
-    queue_step(clock, device, data_s=70)
+    queue_step(clock, device, 3, data_s=70)
+    queue_step(clock, device, 4, data_s=70)
     device.is_capturing = False
-    queue_step(clock, device, data_s=70)  # it began in the graph
+    queue_step(clock, device, 5, data_s=70)  # it began in the graph
     device.time.now = device.free_at
-    queue_step(clock, device)
+    queue_step(clock, device, 6)
     device.time.now = device.free_at
-    queue_step(clock, device)
-    figures = clock.take(7, 0, None)
+    queue_step(clock, device, 7)
+    figures = clock.take(0, None)
     assert figures is not None
-    assert figures.num_steps == 5  # the sixth has just been queued
+    assert (figures.step, figures.num_steps) == (6, 2)  # the last one has just been queued
     assert figures.data_s == 0
-    assert figures.sync_s == pytest.approx(5 * 4)
+    assert figures.sync_s == pytest.approx(2 * 4)
 
 
 def test_without_a_timed_step_what_the_script_takes_counts(
@@ -294,8 +291,8 @@ def test_without_a_timed_step_what_the_script_takes_counts(
 ) -> None:
     warm_up(clock, device)
     device.is_capturing = True
-    queue_step(clock, device, data_s=70)
-    figures = clock.take(2, 0, None)
+    queue_step(clock, device, 2, data_s=70)
+    figures = clock.take(0, None)
     assert figures is not None
     assert (figures.data_s, figures.forward_s) == pytest.approx((70, 0.1))
 
@@ -305,26 +302,23 @@ def test_an_error_of_the_device_is_left_to_the_script_and_its_own_time_counts(
     clock: StepClock, device: Device, asks: str
 ) -> None:
     warm_up(clock, device)
-    queue_step(clock, device)
-    device.time.now = device.free_at
-    clock.take(2, 0, None)
     if asks == "record":
         device.error = "device-side assert"
-        queue_step(clock, device, data_s=70)
+        queue_step(clock, device, 2, data_s=70)
     else:
-        queue_step(clock, device, data_s=30)
+        queue_step(clock, device, 2, data_s=30)
         clock.switch(DATA)
         device.time.now += 40
         assert clock.queue is not None
         clock.queue.mark(DATA)
         device.error = "device-side assert"
-        clock.end_step()
-    figures = clock.take(3, 0, None)
+        clock.end_step(3)
+    figures = clock.take(0, None)
     assert figures is not None
     assert figures.data_s == pytest.approx(70, abs=0.5)
     device.error = None
     device.num_events = 0
-    queue_step(clock, device)
+    queue_step(clock, device, 4)
     assert device.num_events == 0
 
 
@@ -338,12 +332,10 @@ def test_an_evaluation_between_two_steps_needs_few_events_and_counts_as_long_as_
         clock.switch(FORWARD)
         device.queue(0.002)
         device.time.now = device.free_at
-    queue_step(clock, device)
-    device.time.now = device.free_at
-    for _ in range(3):
-        queue_step(clock, device)
+    for step in (2, 3, 4, 5):
+        queue_step(clock, device, step)
         device.time.now = device.free_at
-    figures = clock.take(5, 0, None)
+    figures = clock.take(0, None)
     assert figures is not None
     assert (figures.num_steps, figures.samples) == (3, 24)  # the last one has just been queued
     assert figures.data_s == pytest.approx(10, abs=0.01)
@@ -360,7 +352,7 @@ def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is
     queue.when_done(lambda: lambda: called.append("before any"))
     warm_up(clock, device)
     queue.when_done(lambda: lambda: called.append("second"))
-    queue_step(clock, device)
+    queue_step(clock, device, 2)
     queue.when_done(lambda: pytest.fail("made while another one waits"))
     assert called == []
     device.is_capturing = True
@@ -368,30 +360,37 @@ def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is
     clock.switch(SCRIPT)
     queue.when_done(lambda: pytest.fail("made while a graph is captured"))
     device.is_capturing = False
-    queue_step(clock, device)
+    queue_step(clock, device, 3)
     device.time.now = device.free_at
-    queue_step(clock, device)
+    queue_step(clock, device, 4)
     assert called == ["second"]
 
 
+class ChannelTo(Channel):
+    """A channel whose records a test reads."""
+
+    def __init__(self, sent: list[Record]) -> None:
+        self.sent = sent
+
+    def send(self, record: Record) -> None:
+        self.sent.append(record)
+
+
 def test_a_heartbeat_tells_how_far_a_rank_is_while_its_device_is_behind(
-    clock: StepClock, device: Device, monkeypatch: pytest.MonkeyPatch
+    clock: StepClock, device: Device
 ) -> None:
-    sent: list[object] = []
-    monkeypatch.setattr(records, "clock", clock)
-    monkeypatch.setattr(records, "channel", records.Channel())
-    monkeypatch.setattr(records, "_monotonic", device.time)
-    monkeypatch.setattr(records, "send", sent.append)
-    records.channel.listeners = [sent.append]
+    sent: list[Record] = []
+    progress = Progress()
+    progress.clock = clock
+    progress.connect(ChannelTo(sent))
     warm_up(clock, device)
-    clock.num_steps = 1  # of which the device has not finished any
     for step in (2, 3):
-        clock.switch(DATA)
+        progress.enter(IN_DATA)
         device.queue(1000)
         device.time.now += 2
-        records.report(step, 9, None)
-    assert [type(one).__name__ for one in sent] == ["Heartbeat", "Heartbeat"]
-    assert sent[-1] == records.Heartbeat(records.Progress(3, "script", 9, None))
+        progress.follow(step, 9, None)
+    assert [type(one).__name__ for one in sent] == 3 * ["Heartbeat"]
+    assert sent[-1] == Heartbeat(ProgressSnapshot(3, "script", 9, None))
 
 
 class CudaPart:

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from headway import Accelerator, DataLoaderConfiguration  # noqa: E402
 from headway.compat import Accelerator as CompatAccelerator  # noqa: E402
-from headway.contract.step_clock import StepClock  # noqa: E402
+from headway.contract.progress import process_progress  # noqa: E402
 from headway.data.configuration import micro_batch_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
@@ -67,9 +67,8 @@ def test_a_micro_batch_of_all_ranks_can_be_divided_among_them() -> None:
 def test_samples_are_counted_though_batches_have_sizes_of_their_own(
     maker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = StepClock()
-    clock.begin()
-    monkeypatch.setattr("headway.data.loader.clock", clock)
+    clock = process_progress().clock
+    monkeypatch.setattr(clock, "is_on", True)
     loader = maker(cpu=True).prepare(DataLoader(torch.arange(4), batch_sampler=Uneven()))
     assert [clock.batch_samples for _ in loader] == [3, 1]
 

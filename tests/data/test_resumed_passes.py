@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from headway.checkpoint.training_state import over_where_left
-from headway.contract.records import channel
+from headway.contract.progress import process_progress
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Resumption
 from headway.distributed.rng import generator_states
@@ -233,7 +233,7 @@ def trained(
     drawn: Drawn = []
     for batches in loop(*loaders):
         drawn.append((repr(batches), torch.rand(1).item(), random.random()))
-        channel.num_trained += 1  # as an optimizer does
+        process_progress().num_trained += 1  # as an optimizer does
         if len(drawn) == cut_after:
             positions = [one.position() for one in loaders]
             return drawn, pickle.dumps((positions, generator_states(CPU)))
@@ -249,7 +249,7 @@ def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
     set_seed(99)  # another process
     loaders = prepared(kind)
     positions, states = pickle.loads(checkpoint)
-    resumption = Resumption(states, CPU)
+    resumption = Resumption(states, CPU, process_progress())
     for loader, position in zip(loaders, positions, strict=True):
         loader.require_position(position, "")
     positions = over_where_left(loaders, positions, is_told=True)
@@ -323,7 +323,7 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
     next(kept)
     assert loader.epoch == 0
     for _ in loader:
-        channel.num_trained += 1
+        process_progress().num_trained += 1
     assert (loader.epoch, loader.samples, loader.position()["pass"]) == (1, SAMPLES, None)
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import (  # noqa: E402
 )
 
 from headway import Accelerator  # noqa: E402
+from headway.contract.progress import Progress  # noqa: E402
 from headway.data.configuration import DataLoaderConfiguration  # noqa: E402
 from headway.data.loader import PreparedDataLoader, skip_first_batches  # noqa: E402
 from headway.data.position import Resumption  # noqa: E402
@@ -205,7 +206,7 @@ def test_a_stream_goes_on_with_the_same_random_numbers() -> None:
     noise()
     other = PreparedDataLoader(DataLoader(Shuffled(), batch_size=3), seed=5)
     other.require_position(position, "here")
-    other.seek(position, Resumption(None, torch.device("cpu")))
+    other.seek(position, Resumption(None, torch.device("cpu"), Progress()))
     assert of(other) == whole[2:]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from headway.compat.data_loader import prepare_data_loader
+from headway.contract.progress import Progress
 from headway.data import dispatch
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
@@ -159,7 +160,7 @@ def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
             next(current), next(current)
             position = interrupted.position()
             current.close()
-            resumption = Resumption(None, torch.device("cpu"))
+            resumption = Resumption(None, torch.device("cpu"), Progress())
             other.seek(position, resumption, only_skipped=skips_itself)
             assert batches(skip_first_batches(other, skip)) == expected[skip:]
             assert batches(other) == expected, "the next pass is a whole one"

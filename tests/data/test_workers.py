@@ -15,7 +15,7 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headway.contract.records import channel
+from headway.contract.progress import process_progress
 from headway.data.loader import PreparedDataLoader
 
 pytestmark = [
@@ -51,9 +51,9 @@ class Own(DataLoader[Any]):
 
 @pytest.fixture
 def saving_rank() -> Iterator[None]:
-    channel.will_save = True
+    process_progress().will_save = True
     yield
-    channel.will_save = False
+    process_progress().will_save = False
 
 
 def send(number: signal.Signals) -> None:
@@ -115,7 +115,7 @@ def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
 _ORPHANS = """
 import multiprocessing, os, signal, sys, time
 from torch.utils.data import DataLoader
-from headway.contract.records import channel
+from headway.contract.progress import process_progress
 from headway.data.loader import PreparedDataLoader
 
 class Slow:
@@ -125,7 +125,7 @@ class Slow:
         time.sleep(600 * (index > 1))
         return index
 
-channel.will_save = True
+process_progress().will_save = True
 batches = iter(PreparedDataLoader(DataLoader(Slow(), num_workers=2)))
 next(batches)
 print(*(one.pid for one in multiprocessing.active_children()), flush=True)

@@ -297,11 +297,11 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
 def test_a_rank_that_floods_its_status_channel_does_not_delay_a_stop(junk: bytes) -> None:
     name = script(f"""
 import os
-from headway.contract.records import channel
-os.write(channel.fd, {junk!r} * 5_000_000)
+from headway.contract.progress import process_progress
+os.write(process_progress().channel.fd, {junk!r} * 5_000_000)
 open("flooded_" + os.environ["RANK"], "w").close()
 while True:
-    os.write(channel.fd, {junk!r} * 100_000)
+    os.write(process_progress().channel.fd, {junk!r} * 100_000)
 """)
     words = ["--num-processes", "2", "--grace-period-s", "1000"]  # then SIGKILL would come
     process = start("-q", "--cpu", *words, name)

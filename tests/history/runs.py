@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.history import store
 from headway.history.place import runs_folder
 from headway.history.record import End, Line, Record, Row, Start, Surroundings

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.contract.progress import Progress
 from headway.contract.run import RECORD_VARIABLE
 from headway.history import own, store
 from headway.history.place import new_path, runs_folder
@@ -147,7 +148,7 @@ def test_a_single_process_records_no_secret_that_it_was_given(
     monkeypatch.setenv(RECORD_VARIABLE, f"{os.getpid()}:{path}")
     monkeypatch.setenv("MY_API_TOKEN", "0123456789")
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--key", "abcdefgh"])
-    own.end(1, "no access with 0123456789 and abcdefgh")
+    own.end(1, "no access with 0123456789 and abcdefgh", Progress())
     end = store.read_record(path).end
     assert end is not None
     assert end.report == "no access with *** and ***"

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
 from headway.contract.origin import Layer, Origin
-from headway.contract.records import channel
+from headway.contract.progress import Progress
 from headway.contract.run import VARIABLE, RunContract, encode
-from headway.contract.step_clock import Event, QueueTimes, StepClock
+from headway.contract.step_clock import Event, QueueTimes
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.training import steps
 from headway.utils import DistributedType, send_to_device, set_seed
@@ -501,22 +501,23 @@ class Mark:
         return 1.0
 
 
-def test_the_loss_on_a_gpu_is_known_once_the_gpu_has_done_the_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def on_gpu(mark: Mark) -> Progress:
+    progress = Progress()
+    progress.clock.queue, progress.clock.device = QueueTimes(lambda _: mark), LossOnGpu.device
+    progress.clock.is_on = True
+    progress.end_step(1)
+    return progress
+
+
+def test_the_loss_on_a_gpu_is_known_once_the_gpu_has_done_the_step() -> None:
     mark = Mark()
-    clock = StepClock()
-    clock.queue, clock.device = QueueTimes(lambda _: mark), LossOnGpu.device
-    clock.begin()
-    monkeypatch.setattr(steps, "clock", clock)
-    monkeypatch.setattr(channel, "loss", None)
-    clock.end_step()
-    steps._note_loss(cast("torch.Tensor", LossOnGpu()), 3)
-    clock.end_step()
-    assert channel.loss is None
+    progress = on_gpu(mark)
+    steps._note_loss(progress, cast("torch.Tensor", LossOnGpu()), 3)
+    progress.end_step(2)
+    assert progress.loss is None
     mark.is_reached = True
-    clock.end_step()
-    assert channel.loss == 2.0
+    progress.end_step(3)
+    assert progress.loss == 2.0
 
 
 def test_a_loss_that_cannot_be_told_is_left_out_and_the_training_goes_on(
@@ -526,15 +527,11 @@ def test_a_loss_that_cannot_be_told_is_left_out_and_the_training_goes_on(
         def to(self, device: str, *, non_blocking: bool) -> torch.Tensor:
             raise RuntimeError("CUDA error: out of memory")
 
-    clock = StepClock()
-    clock.queue, clock.device = QueueTimes(lambda _: Mark()), LossOnGpu.device
-    clock.begin()
-    clock.end_step()
-    monkeypatch.setattr(steps, "clock", clock)
-    monkeypatch.setattr(channel, "loss", 0.5)
-    steps._note_loss(cast("torch.Tensor", NotCopied()), None)
-    steps._note_loss(torch.tensor(1 + 2j), None)
-    clock.device = torch.device("cuda", 1)
+    progress = on_gpu(Mark())
+    progress.loss = 0.5
+    steps._note_loss(progress, cast("torch.Tensor", NotCopied()), None)
+    steps._note_loss(progress, torch.tensor(1 + 2j), None)
+    progress.clock.device = torch.device("cuda", 1)
     monkeypatch.setattr(NotCopied, "to", lambda *_, **__: pytest.fail("of another GPU"))
-    steps._note_loss(cast("torch.Tensor", NotCopied()), None)
-    assert channel.loss == 0.5
+    steps._note_loss(progress, cast("torch.Tensor", NotCopied()), None)
+    assert progress.loss == 0.5

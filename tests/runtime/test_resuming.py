@@ -15,7 +15,7 @@ from headway import Accelerator
 from headway.checkpoint import folders, loading, project, resume, saving
 from headway.checkpoint.manifest import NAME, read_manifest
 from headway.checkpoint.preemption import ResumedRun
-from headway.contract.records import progress
+from headway.contract.progress import process_progress
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration
 from tests.checkpoint.saved import rewrite
@@ -57,7 +57,7 @@ def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.Monkey
     gathered = saving._gather
 
     def gather(*words: Any) -> Any:
-        phases.append(progress().phase)
+        phases.append(process_progress().phase)
         return gathered(*words)
 
     monkeypatch.setattr(saving, "_gather", gather)
@@ -67,7 +67,7 @@ def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.Monkey
     folder = accelerator.save_state(CHECKPOINTS / "best")
     accelerator.load_state(folder)
     assert list(dict.fromkeys(phases)) == ["resume", "checkpoint", "save_state", "load_state"]
-    assert progress().phase == "script"
+    assert process_progress().phase == "script"
     accelerator.end_training()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway import Accelerator
-from headway.contract.records import progress
+from headway.contract.progress import process_progress
 from headway.errors import UsageError
 from headway.precision.precision import Fp16
 
@@ -148,7 +148,7 @@ def test_a_gradient_that_the_script_gives_is_weighted_too_and_one_that_lacks_is_
     assert weight.grad.tolist() == [1.0, 2.0, 0.0]
     with pytest.raises(RuntimeError, match="only for scalar outputs"):
         accelerator.backward(weight * 1.0)
-    assert progress().phase == "script"  # also after a failure
+    assert process_progress().phase == "script"  # also after a failure
 
 
 class _ReversesGradients(torch.autograd.Function):

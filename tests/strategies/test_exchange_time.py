@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.contract.records import channel
-from headway.contract.step_clock import BACKWARD, FORWARD, SCRIPT, SYNC, clock
+from headway.contract.progress import Progress
+from headway.contract.step_clock import BACKWARD, FORWARD, SCRIPT, SYNC, StepClock
 from headway.strategies.exchange_time import note_buffers, note_exchange, note_whole_exchange
 
 SLOW_S = 0.05
@@ -55,26 +55,28 @@ slow_exchange.__annotations__ = {  # torch compares them with types, not with th
 }
 
 
-def passes(model: torch.nn.Module, count: int) -> list[tuple[float, float]]:
+def passes(model: torch.nn.Module, progress: Progress, count: int) -> list[tuple[float, float]]:
     """Return what each of some backward passes takes, without and with waiting."""
+    clock = progress.clock
     taken = []
     for _ in range(count):
         clock.switch(FORWARD)
         loss = model(torch.ones(2, 4)).sum()
         clock.switch(BACKWARD)
-        before = clock.spent[BACKWARD], clock.spent[SYNC]
+        before = clock.tally.spent[BACKWARD], clock.tally.spent[SYNC]
         loss.backward()
         clock.end_backward()
-        channel.num_trained += 1
-        taken.append((clock.spent[BACKWARD] - before[0], clock.spent[SYNC] - before[1]))
+        progress.num_trained += 1
+        taken.append((clock.tally.spent[BACKWARD] - before[0], clock.tally.spent[SYNC] - before[1]))
     return taken
 
 
 def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
     model = DistributedDataParallel(Model())
     model.register_comm_hook(None, slow_exchange)
-    note_exchange(model)
-    taken = passes(model, 9)
+    progress = Progress()
+    note_exchange(model, progress)
+    taken = passes(model, progress, 9)
     for backward_s, sync_s in taken:
         assert backward_s >= SLOW_S
         assert sync_s >= 2 * SLOW_S
@@ -84,8 +86,9 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
 
 def test_after_some_passes_one_parameter_alone_has_a_hook(group: None) -> None:
     model = DistributedDataParallel(Model())
-    note_exchange(model)
-    passes(model, 6)
+    progress = Progress()
+    note_exchange(model, progress)
+    passes(model, progress, 6)
     hooks = [len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()]
     assert sum(hooks) == 1
 
@@ -94,24 +97,25 @@ def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
     group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = DistributedDataParallel(Model())
-    note_buffers(model)
+    clock = StepClock()
+    note_buffers(model, clock)
     monkeypatch.setattr(model, "_sync_buffers", lambda: time.sleep(SLOW_S))
     clock.switch(FORWARD)
-    before = clock.spent[FORWARD], clock.spent[SYNC]
+    before = clock.tally.spent[FORWARD], clock.tally.spent[SYNC]
     model(torch.ones(2, 4))
     clock.switch(FORWARD)
-    assert clock.spent[SYNC] - before[1] >= SLOW_S > clock.spent[FORWARD] - before[0]
+    assert clock.tally.spent[SYNC] - before[1] >= SLOW_S > clock.tally.spent[FORWARD] - before[0]
 
 
-def plain_pass(model: DistributedDataParallel) -> tuple[float, float]:
+def plain_pass(model: DistributedDataParallel, clock: StepClock) -> tuple[float, float]:
     """Return what a backward pass that no Accelerator begins takes, and what of it is waiting."""
     loss = model(torch.ones(2, 4)).sum()
     clock.switch(SCRIPT)
-    before = sum(clock.spent), clock.spent[SYNC]
+    before = sum(clock.tally.spent), clock.tally.spent[SYNC]
     loss.backward()
     assert clock.phase == SCRIPT
     clock.switch(SCRIPT)
-    return sum(clock.spent) - before[0], clock.spent[SYNC] - before[1]
+    return sum(clock.tally.spent) - before[0], clock.tally.spent[SYNC] - before[1]
 
 
 @pytest.mark.parametrize("static_graph", [False, True])
@@ -120,11 +124,13 @@ def test_a_plain_script_waits_from_the_last_gradient_to_the_end_of_the_pass(
 ) -> None:
     model = DistributedDataParallel(Model(), static_graph=static_graph)
     model.register_comm_hook(None, slow_exchange)
-    note_whole_exchange(model)
+    progress = Progress()
+    progress.clock.is_on = True
+    note_whole_exchange(model, progress)
     for _ in range(6):
-        whole_s, sync_s = plain_pass(model)
+        whole_s, sync_s = plain_pass(model, progress.clock)
         assert 2 * SLOW_S <= sync_s <= whole_s - SLOW_S
     with model.no_sync():
-        assert plain_pass(model)[1] < SLOW_S
+        assert plain_pass(model, progress.clock)[1] < SLOW_S
     hooks = [len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()]
     assert sum(hooks) == 1

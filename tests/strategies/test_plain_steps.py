@@ -12,21 +12,20 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from headway.contract.records import channel
+from headway.contract.progress import Progress
 from headway.strategies.plain_steps import PlainSteps
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def seen() -> Iterator[Progress]:
     """See the steps of the test, as those of a rank are seen."""
-    for name, value in {"step": 0, "has_made_accelerator": False, "obeys_stops": False}.items():
-        monkeypatch.setattr(channel, name, value)
-    steps = PlainSteps()
+    progress = Progress()
+    steps = PlainSteps(progress)
     hooks = (
         register_module_module_registration_hook(steps.note_part),
         register_optimizer_step_post_hook(steps.end),
     )
-    yield
+    yield progress
     for hook in hooks:
         hook.remove()
 
@@ -35,44 +34,42 @@ def sgd(weight: torch.nn.Parameter | None = None) -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(1)) if weight is None else weight])
 
 
-@pytest.mark.usefixtures("seen")
-def test_each_step_of_one_optimizer_counts() -> None:
+def test_each_step_of_one_optimizer_counts(seen: Progress) -> None:
     optimizer = sgd()
     for _ in range(5):
         optimizer.step()
-    assert channel.step == 5
+    assert seen.step == 5
 
 
-@pytest.mark.usefixtures("seen")
-def test_two_optimizers_that_take_turns_make_one_step_and_of_five_to_one_the_five_count() -> None:
+def test_two_optimizers_that_take_turns_make_one_step_and_of_five_to_one_the_five_count(
+    seen: Progress,
+) -> None:
     critic, generator = sgd(), sgd()
     for _ in range(5):
         critic.step()
         generator.step()
-    assert channel.step == 5
+    assert seen.step == 5
     for _ in range(5):
         for _ in range(5):
             critic.step()
         generator.step()
-    assert channel.step == 30
+    assert seen.step == 30
 
 
-@pytest.mark.usefixtures("seen")
-def test_an_optimizer_after_another_one_is_counted_on() -> None:
+def test_an_optimizer_after_another_one_is_counted_on(seen: Progress) -> None:
     for optimizer in (sgd(), sgd()):
         for _ in range(10):
             optimizer.step()
-    assert channel.step == 19  # the other one might have stepped again
+    assert seen.step == 19  # the other one might have stepped again
 
 
-@pytest.mark.usefixtures("seen")
-@pytest.mark.parametrize("who", ["has_made_accelerator", "obeys_stops"])
+@pytest.mark.parametrize("who", ["accelerator", "stopping"])
 def test_steps_that_an_accelerator_or_a_trainer_counts_do_not_count_twice(
-    who: str, monkeypatch: pytest.MonkeyPatch
+    who: str, seen: Progress
 ) -> None:
-    monkeypatch.setattr(channel, who, True)
+    seen.note_use(**{who: True})
     sgd().step()
-    assert channel.step == 0
+    assert seen.step == 0
 
 
 def hooks_of(model: torch.nn.Module) -> int:
@@ -100,8 +97,7 @@ def test_a_model_that_is_pickled_whole_has_nothing_of_headway() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-@pytest.mark.usefixtures("seen")
-def test_a_compiled_step_is_compiled_as_ever_and_not_counted() -> None:
+def test_a_compiled_step_is_compiled_as_ever_and_not_counted(seen: Progress) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = sgd(weight)
     step = torch.compile(optimizer.step, backend="eager")
@@ -109,11 +105,12 @@ def test_a_compiled_step_is_compiled_as_ever_and_not_counted() -> None:
         weight.grad = torch.ones(1)
         step()
     assert weight.item() == pytest.approx(1 - 3e-3)
-    assert channel.step == 0
+    assert seen.step == 0
 
 
-@pytest.mark.usefixtures("seen")
 @pytest.mark.parametrize("others", [[], [{"params": [torch.nn.Parameter(torch.ones(1))]}]])
-def test_an_optimizer_of_which_groups_are_empty_counts_as_others(others: list[Any]) -> None:
+def test_an_optimizer_of_which_groups_are_empty_counts_as_others(
+    others: list[Any], seen: Progress
+) -> None:
     torch.optim.SGD([{"params": []}, *others]).step()
-    assert channel.step == 1
+    assert seen.step == 1

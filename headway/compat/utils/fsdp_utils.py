@@ -133,11 +133,11 @@ def load_fsdp_optimizer(
 
 
 def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -> None:
-    from headway.checkpoint.saving import Progress, prepare_checkpoint, write_prepared
+    from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
     from headway.checkpoint.training_state import state_of
 
     meet("the saving of a sharded model or optimizer")
-    progress = Progress(training.steps_done, 0, 0.0)
+    progress = CheckpointProgress(training.steps_done, 0, 0.0)
     state = state_of(training, weights, allow_pickle=False)
     write_prepared(prepare_checkpoint(folder, lambda _: state, progress))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.contract.records import OF_HEADWAY, Collective, Frame, Group, Progress
+from headway.contract.records import OF_HEADWAY, Collective, Frame, Group, ProgressSnapshot
 from headway.launcher.diagnosis.hang import (
     Exit,
     Hang,
@@ -57,12 +57,12 @@ def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[RankS
 def test_a_call_that_only_some_ranks_make_is_named_with_its_fix() -> None:
     one, other = ranks(group("all_gather", open=1, ranks=(0, 1)), group("broadcast", ranks=(0, 1)))
     told = (
-        one._replace(progress=Progress(3, "checkpoint")),
-        other._replace(progress=Progress(3, "script")),
+        one._replace(progress=ProgressSnapshot(3, "checkpoint")),
+        other._replace(progress=ProgressSnapshot(3, "script")),
     )
     assert "accelerator.checkpoint" in Hang(told, 60).fix
     assert "in step 4 (checkpoint)" in Hang(told, 60).cause + Hang(told, 60).details
-    both = tuple(status._replace(progress=Progress(3, "checkpoint")) for status in told)
+    both = tuple(status._replace(progress=ProgressSnapshot(3, "checkpoint")) for status in told)
     assert "accelerator" not in Hang(both, 60).fix
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
 
 def test_steps_are_compared_where_nothing_else_is_known() -> None:
     told = [
-        RankStatus(rank, stacks=(TRAIN,), progress=Progress(step, "data"))
+        RankStatus(rank, stacks=(TRAIN,), progress=ProgressSnapshot(step, "data"))
         for rank, step in enumerate((7, 5, 7))
     ]
     assert explain(told)[0] == (

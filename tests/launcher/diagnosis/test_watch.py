@@ -17,14 +17,14 @@ from headway.contract.records import (
     Answer,
     Collective,
     End,
+    Figures,
     Frame,
     Group,
     Heartbeat,
-    Progress,
+    ProgressSnapshot,
     Ready,
     Record,
 )
-from headway.contract.step_clock import Figures
 from headway.launcher.diagnosis import watch as watching
 from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import RankChannel, Watch
@@ -83,9 +83,9 @@ def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
     rank: Rank, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rank.channel.sendall(b"hello\n\xff\xfe\n[]\n" + b"[" * 100_000 + b"\n")
-    rank.tell(Heartbeat(Progress(3, "data")))
+    rank.tell(Heartbeat(ProgressSnapshot(3, "data")))
     deadline = time.monotonic() + 120
-    while rank.watch.statuses()[0].progress != Progress(3, "data"):
+    while rank.watch.statuses()[0].progress != ProgressSnapshot(3, "data"):
         assert time.monotonic() < deadline
     assert rank.watch.step() == 3
     assert capfd.readouterr().err.count("rank 0 wrote to the launcher's status channel") == 1
@@ -151,7 +151,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
     place = Frame("train.py", 3, "main")
     groups = (Group("0", (0, 1), (collective,)),)
     rank.tell(Ready())
-    rank.tell(Answer(time.monotonic(), groups, Progress(), 1, ((place,),), False))
+    rank.tell(Answer(time.monotonic(), groups, ProgressSnapshot(), 1, ((place,),), False))
 
     def close_when_asked() -> None:
         rank.channel.recv(1)
@@ -187,7 +187,7 @@ def test_a_rank_that_told_of_steps_and_is_still_is_asked_how_far_it_is(
     rank.tell(Ready(), figures)
     for _ in range(2):  # its answer is news
         assert rank.channel.recv(1) == b"?"
-        rank.tell(Answer(1.0, (), Progress(98, total=100, loss=0.25), 0, (), False))
+        rank.tell(Answer(1.0, (), ProgressSnapshot(98, total=100, loss=0.25), 0, (), False))
     wait_until(lambda: len(rank.figures) == 2)
     told, moved = rank.figures
     assert told == figures

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.launcher.figures.figures import RunFigures
 
 USUAL = Figures(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.launcher.figures.slow_rank import (
     LEAST_SHARE,
     SlowRank,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.launcher.machines.coordinator import SETTLE_S, Coordinator, Seen, loss
 from headway.launcher.machines.messages import (
     Accepted,

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from headway.contract.step_clock import Figures
+from headway.contract.records import Figures
 from headway.launcher.machines.connection import ended
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import (

@@ -170,7 +170,8 @@ def test_the_thread_takes_no_signal_and_python_does_not_list_it() -> None:
 
 def test_a_very_long_answer_arrives_whole_between_heartbeats() -> None:
     script = """
-from headway.contract import records
+from headway.contract.progress import process_progress
+from headway.contract.records import Heartbeat, ProgressSnapshot
 def deep(depth):
     if depth:
         return deep(depth - 1)
@@ -180,7 +181,7 @@ for _ in range(150):
 print("begin", flush=True)
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 while True:
-    records.send(records.Heartbeat(records.Progress(1, "data")))
+    process_progress().send(Heartbeat(ProgressSnapshot(1, "data")))
 """
     with rank(script) as one:
         assert one.line() == "begin\n"

@@ -152,7 +152,10 @@ def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_
 def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not_over(
     end: str,
 ) -> None:
-    name = script(f"from headway.contract.records import channel\nchannel.step = 7\n{end}\n")
+    name = script(
+        "from headway.contract.progress import process_progress\n"
+        f"process_progress().step = 7\n{end}\n"
+    )
     _, sent = run_as_rank(name)
     told = [one.progress for one in RecordReader().read(sent) if isinstance(one, Heartbeat)]
     assert [one.step for one in told] == [7]

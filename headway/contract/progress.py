@@ -1,0 +1,233 @@
+"""What this process's training is doing, and who is told: its launcher, by the status channel.
+
+A `Progress` belongs to the training: all parts of an Accelerator get the one of their `Training`.
+Entering a phase costs well under a microsecond, and nothing is sent without a launcher.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from headway.contract import step_clock
+from headway.contract.lines import encode
+from headway.contract.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
+from headway.contract.step_clock import SAVE, StepClock
+
+_BEAT_EVERY_S = 1.0
+_write = os.write  # a script may replace it
+
+
+class Phase(NamedTuple):
+    """What the runtime is doing."""
+
+    name: str  # as the launcher shows it
+    counted: int  # the phase of the clock that its time counts for
+
+
+SCRIPT = Phase("script", step_clock.SCRIPT)
+DATA = Phase("data", step_clock.DATA)
+FORWARD = Phase("script", step_clock.FORWARD)  # the script computes a loss of the last batch
+BACKWARD = Phase("backward", step_clock.BACKWARD)
+OPTIMIZER_STEP = Phase("optimizer step", step_clock.SCRIPT)
+
+_SAVING = ("checkpoint", "save_state")
+
+
+def identity(fd: int) -> tuple[int, int] | None:
+    """Return the device and inode of an open file, pipe or socket; None if it is closed."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class Channel:
+    """This process's end of the status channel; forked children have none."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self._identity = fd, identity(fd)
+        self._pid = os.getpid()
+        self._sending = _thread.RLock()  # not a Lock: a signal handler of the script may send
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records can be sent.
+
+        A script may close descriptors that it did not open, and reuse their numbers.
+        """
+        return os.getpid() == self._pid and identity(self.fd) == self._identity
+
+    def send(self, record: Record) -> None:
+        """Send one record; errors are not the script's problem."""
+        with suppress(Exception):  # the launcher has ended, or the script has replaced a function
+            if self.is_open:
+                line = memoryview(encode(record))
+                with self._sending:  # a long record is written in parts
+                    while line:
+                        line = line[_write(self.fd, line) :]
+
+
+class Progress:
+    """What the training in this process is doing, how far it is, and what it uses.
+
+    Attributes:
+        phase: the name of the current phase.
+        step: optimizer steps done.
+        total: steps that the training will have; 0 if not known.
+        loss: the last known one.
+        num_trained: backward passes and optimizer steps of this process; never set back.
+        clock: counts the time of each phase.
+        listeners: called with the figures of the steps, about once a second.
+        uses: which of the launcher's settings the program has used so far.
+        will_save: when asked to stop, the process saves before it exits.
+        kept: the last path of each kind that `Kept` has.
+        own_threads: threads of the runtime, which no report shows.
+        channel: to the launcher; None without one.
+    """
+
+    __slots__ = (
+        *("phase", "step", "total", "loss", "num_trained", "clock", "listeners", "uses"),
+        *("will_save", "kept", "own_threads", "channel", "_beat_at"),
+    )
+
+    def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
+        return process_progress, ()
+
+    def __init__(self) -> None:
+        self.step, self.phase, self.total, self.loss = ProgressSnapshot()
+        self.num_trained = 0
+        self.clock = StepClock()
+        self.listeners: list[Callable[[Figures], None]] = []
+        self.uses = Uses()
+        self.will_save = False
+        self.kept: dict[str, str] = {}
+        self.own_threads: set[int] = set()
+        self.channel: Channel | None = None
+        self._beat_at = float("inf")  # the next heartbeat, on the clock
+
+    # ------------------------------------------------------------------ the launcher
+
+    def connect(self, channel: Channel) -> None:
+        """Send what happens from now on to a launcher."""
+        self.channel = channel
+        self._beat_at = 0.0
+        self.report_to(self.send)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel to a launcher is open."""
+        return self.channel is not None and self.channel.is_open
+
+    def send(self, record: Record) -> None:
+        """Send one record, if there is a launcher."""
+        if self.channel is not None:
+            self.channel.send(record)
+
+    def report_to(self, listener: Callable[[Figures], None]) -> None:
+        """Have the steps timed, and their figures given to `listener` about once a second."""
+        self.listeners.append(listener)
+        self.clock.is_on = True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether figures will be reported at the end of this step."""
+        return self.clock.is_on and self.clock.mark >= self.clock.due_at
+
+    def snapshot(self) -> ProgressSnapshot:
+        """Return how far the training is."""
+        return ProgressSnapshot(self.step, self.phase, self.total, self.loss)
+
+    # ------------------------------------------------------------------ what the training does
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase, which the time from now on counts for."""
+        self.phase = phase.name
+        clock = self.clock
+        if clock.is_on and clock.phase != phase.counted:
+            clock.switch(phase.counted)
+            if clock.mark > self._beat_at:
+                self._beat()
+
+    def end_backward(self) -> None:
+        """Note the end of a backward pass."""
+        self.phase = SCRIPT.name
+        self.num_trained += 1
+        if self.clock.is_on:
+            self.clock.end_backward()
+
+    def end_step(self, step: int) -> None:
+        """Note that optimizer step number `step` is done, and report the last ones if it is due."""
+        self.phase, self.step = SCRIPT.name, step
+        self.num_trained += 1
+        clock = self.clock
+        if clock.is_on:
+            if clock.end_step(step):
+                self._report_figures()
+            elif clock.mark > self._beat_at:
+                self._beat()
+
+    def follow(self, step: int, total: int, loss: float | None) -> None:
+        """Note how far the training of a library is, at the end of one of its steps."""
+        self.total, self.loss = total, loss
+        self.end_step(step)
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Make one of `records.CALLED_BY_ALL_RANKS` the phase in the block."""
+        before, self.phase = self.phase, name
+        counted = self.clock.switch(SAVE if name in _SAVING else self.clock.phase)
+        try:
+            yield
+        finally:
+            self.phase = before
+            self.clock.switch(counted)
+
+    def note_use(self, **used: Any) -> None:
+        """Note which parts of `Uses` the program has used."""
+        self.uses = self.uses._replace(**used)
+
+    def note_kept(self, what: str, path: str) -> None:
+        """Note where something is kept."""
+        path = os.path.abspath(path)
+        if self.kept.get(what) != path:
+            self.kept[what] = path
+            self.send(Kept(what, path))
+
+    # ------------------------------------------------------------------ reports
+
+    def _report_figures(self) -> None:
+        """Report what the steps took since the last time, or else that the training moves.
+
+        A heartbeat is sent only if no step ends for longer: at most one record each second.
+        """
+        figures = self.clock.take(self.total, self.loss)
+        if figures is None:  # a device is behind
+            if self.clock.mark > self._beat_at:
+                self._beat()
+            return
+        for listener in self.listeners:
+            listener(figures)
+        if self.channel is not None:
+            self._beat_at = self.clock.mark + 2 * _BEAT_EVERY_S
+
+    def _beat(self) -> None:
+        self._beat_at = self.clock.mark + _BEAT_EVERY_S
+        self.send(Heartbeat(self.snapshot()))
+
+
+_of_this_process = Progress()
+
+
+def process_progress() -> Progress:
+    """Return the progress of this process.
+
+    A process has one launcher, which the rank's code connects before the script starts, and whose
+    questions it answers while the script runs. So there is one reference, here: for that code,
+    torch's hooks, library callbacks, and functions that a script calls without an Accelerator.
+    """
+    return _of_this_process
