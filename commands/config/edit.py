@@ -1,15 +1,13 @@
-"""`headway config set | unset | edit | use`: change a profile, and nothing else in its file."""
+"""`headway config set | unset | use`: change a profile, and nothing else in its file."""
 
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
-from headway.commands.config.check import assignments, is_valid, launch_problems
+from headway.commands.config.check import assignments, launch_problems
 from headway.commands.config.show import schema_text
 from headway.commands.flags import Parser
 from headway.contract.notes import say
@@ -38,7 +36,6 @@ from headway.settings.profile_files import (
     is_there,
     selection_path,
     shown,
-    text_at,
     user_folder,
 )
 from headway.settings.resolve import parse_layers
@@ -261,44 +258,6 @@ def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
     is_other = is_there(user) and os.path.realpath(user) != os.path.realpath(path)
     weaker: list[Entries] = [read_profile(user, Layer.USER_PROFILE)] if is_other else []
     return Layer.PROJECT_PROFILE, weaker, [environment]
-
-
-def edit(argv: Sequence[str]) -> int:
-    """Open the profile in the user's editor, and check it afterwards; return 1 if it is invalid."""
-    parser = Parser("config edit", "Open your profile in $VISUAL or $EDITOR, and check it.")
-    parser.shared_flags("--profile")
-    path = choose_profile(parser.parse_flags(argv).profile).path
-    before = text_at(path)
-    rows = (f"# {name}: {row.example}  # {row.help}\n" for name, row in TABLE.items())
-    proposed = before or new_profile(path) + "".join(rows)
-    if not before:
-        change_profile(path, lambda _: proposed)
-    try:
-        _open_editor(path)
-    finally:
-        text = text_at(path)
-        if not before and text == proposed:
-            os.unlink(path)
-    if text == proposed:
-        print(f"unchanged: {'' if before else 'there is still no '}{shown(path)}")
-        return 0
-    if _holds_secret(text) and not _holds_secret(before):
-        os.chmod(path, 0o600)
-        print("only you can read it now: it holds a secret")
-    return 0 if is_valid({path: read_profile}, detect_machine()) else 1
-
-
-def _open_editor(path: str) -> None:
-    named = [os.environ.get(name, "").strip() for name in ("VISUAL", "EDITOR")]
-    editor = next(filter(None, named), "vi")
-    try:
-        subprocess.run([*shlex.split(editor), path], check=True)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise ConfigError(
-            f"the editor {editor!r} cannot be used: {error}",
-            where="environment VISUAL, EDITOR",
-            fix="`export EDITOR=nano`, or change single keys: `headway config set KEY=VALUE`",
-        ) from None
 
 
 def use(argv: Sequence[str]) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from headway.commands.config.check import SCRIPT
-from headway.commands.exchange.accelerate_file import not_in_accelerate, to_accelerate
 from headway.commands.exchange.kubernetes_export import (
     not_in_kubernetes,
     secret_name,
@@ -17,22 +16,18 @@ from headway.commands.exchange.kubernetes_export import (
     why_not_image,
     why_not_name,
 )
-from headway.commands.exchange.torchrun import not_in_torchrun, to_torchrun
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.contract.notes import say
 from headway.contract.run import KEY_VARIABLE
-from headway.errors import ConfigError, MachineError
+from headway.errors import ConfigError
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.launcher.plan.plan import LaunchPlan, build_plan
-from headway.launcher.plan.program import Program
-from headway.machine.facts import Machine
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings
 
 KUBERNETES = "k8s"
-FORMATS = ("torchrun", "env", "sh", "accelerate", KUBERNETES)
+FORMATS = ("env", "sh", KUBERNETES)
 _NAME = "headway"  # of the Job
 
 
@@ -67,13 +62,13 @@ def export(argv: Sequence[str]) -> int:
         told = settings  # a manifest holds no secrets
         text, notes = _manifest(parsed, settings, names)
     else:
-        text, notes = _exported(parsed.format, told, machine, names)
+        text, notes = _assignments(names, told, parsed.format), []
     if parsed.output is None:
         print(text, end="")
     else:
         _write_private(parsed.output, text)
     hidden = [name for name, value in settings.env.items() if told.env[name] != value]
-    if hidden and parsed.format != "accelerate":
+    if hidden:
         notes = [
             *notes,
             f"the secret in {', '.join(hidden)} is masked: --output FILE writes a file that can be "
@@ -102,7 +97,10 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
         name: _as_text(name, settings) for name in names if settings.values[name].value is not None
     }
     objects = to_kubernetes(settings, texts, name=parsed.name, image=parsed.image, program=[SCRIPT])
-    notes = _missing(not_in_kubernetes(settings, names))
+    notes = [
+        f"{name} is not exported: it has no counterpart"
+        for name in not_in_kubernetes(settings, names)
+    ]
     if secrets := secrets_of(settings):
         values = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
         words = [f"--from-literal={name}={values.get(name, '...')}" for name in secrets]
@@ -113,31 +111,13 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
     return yaml.safe_dump_all(objects, sort_keys=False), notes
 
 
-def _exported(
-    style: str, settings: Settings, machine: Machine, names: Sequence[str]
-) -> tuple[str, list[str]]:
-    """Return the settings `names` in a format, and notes about what it cannot express."""
-    if style == "torchrun":
-        plan = _lasting_plan(settings, machine)
-        return f"{to_torchrun(plan, [SCRIPT])}\n", _missing(not_in_torchrun(plan, names))
-    if style == "accelerate":
-        import yaml
-
-        plan = _lasting_plan(settings, machine)
-        config = to_accelerate(plan)
-        notes = _missing(not_in_accelerate(plan, names))
-        if config["distributed_type"] == "MULTI_CPU":
-            notes.append(
-                "Accelerate starts one process on a CPU unless mpirun_hostfile is set; torchrun "
-                "(--format torchrun) starts all"
-            )
-        return yaml.safe_dump(config, sort_keys=False), notes
-    lines = [
+def _assignments(names: Sequence[str], settings: Settings, style: str) -> str:
+    """Return a line for each of these settings; some have no value."""
+    return "".join(
         f"{_assignment(name, settings, style)}\n"
         for name in names
-        if settings.values[name].value is not None  # such as the port on one machine
-    ]
-    return "".join(lines), []
+        if settings.values[name].value is not None
+    )
 
 
 def _write_private(path: str, text: str) -> None:
@@ -155,27 +135,6 @@ def _write_private(path: str, text: str) -> None:
             fix="name a file in a folder that you can write to",
         ) from None
     say(f"wrote {shown(path)}")
-
-
-def _lasting_plan(settings: Settings, machine: Machine) -> LaunchPlan:
-    """Return the plan of a launch, which must be the same at any time."""
-    if settings.devices.idle is not None:
-        raise ConfigError(
-            f"devices is {str(settings.devices)!r}, but idle GPUs are only chosen at a launch",
-            where=str(settings.origin("devices")),
-            fix="set devices to GPU indices, or use --format env or sh",
-        )
-    try:
-        return build_plan(settings, machine, Program(SCRIPT), python=["python"], environ={})
-    except MachineError as error:
-        there = "run `headway env --json` on the machine it is for, and pass --machine FILE; or "
-        raise MachineError.of(
-            [problem._replace(fix=there + problem.fix) for problem in error.problems]
-        ) from None
-
-
-def _missing(names: Iterable[str]) -> list[str]:
-    return [f"{name} is not exported: it has no counterpart" for name in names]
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:

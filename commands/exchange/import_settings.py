@@ -1,115 +1,122 @@
-"""`headway config import`: settings from an Accelerate file or a torchrun command line."""
+"""`headway config import FILE`: settings from a file of `accelerate config`."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from headway.commands.config.check import SCRIPT, checked_values, layers_of
+from headway.commands.config.check import SCRIPT, checked_values
 from headway.commands.config.edit import apply, set_all
-from headway.commands.exchange import Imported
-from headway.commands.exchange.accelerate_file import from_accelerate
-from headway.commands.exchange.torchrun import WHERE, from_torchrun, is_torchrun
-from headway.commands.flags import Parser, bad_words
+from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
+from headway.contract.strategies import DDP, FSDP, HSDP
+from headway.contract.strategies import SETTINGS as OF_STRATEGIES
+from headway.devices.table import CUDA, KINDS, MPS
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry, compose, parse_profile
+from headway.settings.profile import Entry, compose, parse_profile
 from headway.settings.profile_edit import masked_profile, unset_value
 from headway.settings.profile_files import choose_profile, read_text, shown, text_at
-from headway.settings.table import TABLE
+from headway.settings.setting import Raw
+from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 
-_FIX = "`headway config import FILE`, or `headway config import torchrun ...`"
+_DEVICES = {"MPS": MPS.name, **{kind.distributed_type: name for name, kind in KINDS.items()}}
+_SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # on GPUs
+_TYPES = ("NO", *_DEVICES, *_SHARDED)
+_OF_TRAINING = (  # without which training, or the memory that it needs, would be different
+    *("distributed_type", "deepspeed_config", "megatron_lm_config", "fsdp_config"),
+    *("mixed_precision", "fp8_config", "fp16"),
+)
+_STEPS = "gradient_accumulation_steps"
+_OF_SEVERAL_MACHINES = {  # keys, and the setting that each becomes
+    "machine_rank": "machine_rank",
+    "main_process_ip": "main_address",
+    "main_process_port": "main_port",
+}
+_RESET = (*("device", "devices", "num_processes", "mixed_precision"), *OF_MACHINES, *OF_STRATEGIES)
+"""Settings that the file sets as a whole: what it does not name has Accelerate's default."""
+
+_STRATEGIES = {
+    **dict.fromkeys(("true", "full_shard", "1"), FSDP),
+    **dict.fromkeys(("no_shard", "3"), DDP),
+    **dict.fromkeys(("hybrid_shard", "4"), HSDP),
+}
+_SWITCHES = {
+    "fsdp_offload_params": "cpu_offload",
+    "fsdp_activation_checkpointing": "activation_checkpointing",
+}
+_WRAPS = {  # a policy, and the key of what it wraps
+    "transformer_based_wrap": "fsdp_transformer_layer_cls_to_wrap",
+    "size_based_wrap": "fsdp_min_num_params",
+    "no_wrap": "",
+}
+_SAME_HERE = {  # keys of fsdp_config, and the values that change nothing here
+    "fsdp_version": ("1", "2"),
+    "fsdp_state_dict_type": ("sharded_state_dict", "full_state_dict"),
+    "fsdp_cpu_ram_efficient_loading": ("true", "false"),
+    "fsdp_use_orig_params": ("true", "false"),
+    "fsdp_sync_module_states": ("true",),
+    "fsdp_forward_prefetch": ("false",),
+    "fsdp_backward_prefetch": ("backward_pre", "no_prefetch"),
+}
+_LOSES = (
+    "training would be different: Headway has DDP and FSDP, in fp32, fp16 or bf16, and would lose"
+)
+_TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
 
 def import_file(argv: Sequence[str]) -> int:
-    """Write the settings of an Accelerate file or a torchrun command line to the profile."""
+    """Write the settings in a file of `accelerate config` to the profile."""
     parser = Parser(
         "config import",
-        "Write the settings of another tool to your profile: those in a file of "
-        "`accelerate config` (YAML or JSON), or those of the torchrun command line on this line.",
-        usage="headway config import [flags] FILE\n"
-        "       headway config import [flags] [NAME=VALUE ...] torchrun ...",
+        "Write the settings in a file of `accelerate config` (YAML or JSON) to your profile.",
+        usage="headway config import [flags] FILE",
     )
     parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
     parser.shared_flags("--show-secrets")
-    parser.flag(
-        "--lossy",
-        help="import the rest of a file whose training cannot be taken over as a whole "
-        "(DeepSpeed, Megatron-LM, fp8)",
-    )
+    parser.flag("--lossy", help="import the rest of a file for DeepSpeed, Megatron-LM or fp8")
     parser.shared_flags("--profile")
-    own, words = parser.split(argv)
-    parsed = parser.parse_args(own)
-    if len(words) == 1 and " " in words[0] and not os.path.lexists(words[0]):
-        words = shlex.split(words[0])  # a command line in quotes
-    elif not is_torchrun(words):  # else the flags are torchrun's
-        parsed, words = parser.parse_words(argv)
-    machine = detect_machine()
-    imported, where = _read(words, machine)
-    entries = _checked(imported, where)
-    values, layers = checked_values(entries), layers_of(entries)
+    parsed, words = parser.parse_words(argv)
+    if len(words) != 1:
+        parser.error("one file of `accelerate config` is required")
+    where = shown(words[0])
+    text = read_text(words[0], "configuration", may_be_pipe=True)
+    config = _texts_at(compose(text, Origin(Layer.IMPORTED, where)), where)
+    imported = from_accelerate(config if isinstance(config, dict) else {}, where)
+    origin = Origin(Layer.IMPORTED, reason=where)
+    try:
+        values = checked_values({name: Entry(raw, origin) for name, raw in imported.values.items()})
+    except ConfigError as error:
+        problems = [one._replace(fix="correct it in that file") for one in error.problems]
+        raise ConfigError.of(problems) from None
     path = choose_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost and not parsed.lossy:
-        raise _would_lose(imported.lost, where, [*profile, *words])
+        command = shlex.join(["headway", "config", "import", "--lossy", *profile, *words])
+        fix = f"`{command}` imports the rest"
+        raise ConfigError.of([Problem(_LOSES, where, fix, details="\n".join(imported.lost))])
 
     def merged(text: str) -> str:
         before = parse_profile(text, path, Layer.PROFILE) if text else {}
-        for name in imported.reset:
-            if name in before and name not in values:
-                text = unset_value(text, name)
-                del before[name]
-        if problems := _problems(before, layers, machine, profile):
-            raise ConfigError.of(problems)
+        for name in before.keys() & {*_RESET} - values.keys():
+            text = unset_value(text, name)
         return set_all(text, path, values)
 
+    machine = detect_machine()
     if parsed.dry_run:
         text = merged(text_at(path))
         if found := profile_problems([parse_profile(text, path, Layer.PROFILE)], machine):
             raise ConfigError.of(found)
         print(text if parsed.show_secrets else masked_profile(text), end="")
     else:
-        apply(path, merged, machine)
-    remarks = sys.stderr if parsed.dry_run else sys.stdout  # standard output is the profile then
+        apply(path, merged, machine, imported.values, origin)
+        print(f"next: {shlex.join(['headway', 'launch', *profile, SCRIPT])}")
     for line in (*imported.lost, *imported.not_imported):
-        print(f"not imported: {line}", file=remarks)
-    if not parsed.dry_run:
-        program = imported.program or (SCRIPT,)
-        print(f"next: {shlex.join(['headway', 'launch', *profile, *program])}")
+        print(f"not imported: {line}", file=sys.stderr)
     return 0
-
-
-def _would_lose(lost: Sequence[str], where: str, words: Sequence[str]) -> ConfigError:
-    """Return the error for settings without which a model may not fit, or train differently."""
-    command = shlex.join(["headway", "config", "import", "--lossy", *words])
-    problem = Problem(
-        "training would be different: Headway has DDP and FSDP, in fp32, fp16 or bf16, and would "
-        "lose",
-        where,
-        f"`{command}` imports the rest",
-        details="\n".join(lost),
-    )
-    return ConfigError.of([problem])
-
-
-def _read(words: Sequence[str], machine: Machine) -> tuple[Imported, str]:
-    """Return what the words of the command line import, and from where."""
-    if is_torchrun(words):
-        return from_torchrun(words, machine), WHERE
-    if len(words) != 1:
-        what = f"{shlex.join(words)!r} is" if words else "nothing is given, which is"
-        raise bad_words(f"{what} neither one file nor a torchrun command line", fix=_FIX)
-    where = shown(words[0])
-    text = read_text(words[0], "configuration", may_be_pipe=True)
-    # JSON is YAML, too
-    config = _texts_at(compose(text, Origin(Layer.IMPORTED, where)), where)
-    return from_accelerate(config if isinstance(config, dict) else {}, where), where
 
 
 def _texts_at(node: Any, where: str) -> Any:
@@ -122,53 +129,170 @@ def _texts_at(node: Any, where: str) -> Any:
     for key, value in node.value:
         if key.id != "scalar" or key.value in found:
             what = f"duplicate key {key.value!r}" if key.id == "scalar" else "a key is no text"
-            at = f"{where}, line {key.start_mark.line + 1}"
-            raise ConfigError(what, where=at, fix="correct it in that file")
+            line = key.start_mark.line + 1
+            raise ConfigError(what, where=f"{where}, line {line}", fix="correct it in that file")
         found[key.value] = _texts_at(value, where)
     return found
 
 
-def _checked(imported: Imported, where: str) -> dict[str, Entry]:
-    """Return the entries of a profile; invalid values are named as in the other tool."""
-    problems = []
-    for name, theirs in imported.their_names.items():
-        raw = imported.values[name]
-        try:
-            TABLE[name].parse(raw)
-        except ValueError as error:
-            what = f"{theirs} is {raw if isinstance(raw, str) else ','.join(raw)!r}, {error}"
-            problems.append(Problem(what, where, f"correct {theirs} there"))
-    if problems:
-        raise ConfigError.of(problems)
-    origin = Origin(Layer.IMPORTED, reason=where)
-    return {key: Entry(raw, origin) for key, raw in imported.values.items()}
+class Imported(NamedTuple):
+    """What an import changes in the profile, and what it cannot."""
+
+    values: dict[str, Raw]
+    lost: list[str]  # without which training would be different, a line for each
+    not_imported: list[str]  # what else has no counterpart here
 
 
-def _problems(
-    before: Mapping[str, Entry], values: Sequence[Entries], machine: Machine, profile: Sequence[str]
-) -> list[Problem]:
-    """Return the problems of the imported values together with the rest of the profile.
+def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
+    """Return the settings that an Accelerate configuration stands for.
 
-    If removing one key of the profile solves them, the fix is the command that removes it.
+    `config` has every scalar as text, a missing value as `null`; `where` is the file, for messages.
     """
-    problems = list(profile_problems([before, *values], machine))
-    if problems and not profile_problems(values, machine):
-        for key, rest in _without_one(before):
-            if not profile_problems([rest, *values], machine):
-                command = f"`{shlex.join(['headway', 'config', 'unset', *profile, key])}`"
-                fix = f"remove the old value with {command}, then import again"
-                return [problem._replace(fix=fix) for problem in problems]
-    return problems
+    if "compute_environment" not in config and "distributed_type" not in config:
+        raise ConfigError(
+            "not an Accelerate configuration: "
+            "it sets neither compute_environment nor distributed_type",
+            where=where,
+            fix="pass a file that `accelerate config` wrote",
+        )
+    file = _File(_without_nulls(config), where)
+    file.choice("compute_environment", ("LOCAL_MACHINE",), "LOCAL_MACHINE")
+    kind = file.choice("distributed_type", _TYPES, "NO")
+    values = {**_device(file, kind), **_machines(file, kind)}
+    precision = file.text("mixed_precision").lower()
+    if precision in TABLE["mixed_precision"].choices:
+        values["mixed_precision"] = precision
+    elif precision:  # fp8, and whatever else Accelerate may have
+        file.left["mixed_precision"] = precision
+    if steps := file.text(_STEPS):
+        values[_STEPS] = steps
+    if kind == "FSDP":
+        values |= _sharding(file.map("fsdp_config"))
+    elif kind in _SHARDED:
+        file.left["distributed_type"] = kind
+        steps = file.map("deepspeed_config").pop(_STEPS, "auto")
+        values |= {} if steps == "auto" else {_STEPS: steps}
+    lost = {key: file.left.pop(key) for key in _OF_TRAINING if key in file.left}
+    return Imported(values, [*_lines(lost)], [*_lines(file.left)])
 
 
-def _without_one(layer: Mapping[str, Entry]) -> list[tuple[str, Entries]]:
-    """Return each key of a profile (env.NAME for a variable), and the profile without it."""
-    found: list[tuple[str, Entries]] = []
-    for key, entry in layer.items():
-        if key == "env" and isinstance(entry.raw, Mapping):
-            for name in entry.raw:
-                rest = {other: text for other, text in entry.raw.items() if other != name}
-                found.append((f"env.{name}", {**layer, key: entry._replace(raw=rest)}))
+def _device(file: _File, kind: str) -> dict[str, Raw]:
+    uses_cpu = file.choice("use_cpu", (*_TRUE, *_FALSE), "false") in _TRUE
+    if uses_cpu or kind == "MULTI_CPU":
+        return {"device": "cpu"}
+    gpus = file.texts("gpu_ids")
+    chosen: dict[str, Raw] = {} if gpus in ([], ["all"]) else {"devices": gpus}
+    if kind in _DEVICES:
+        return {"device": _DEVICES[kind], **chosen}
+    return {"device": CUDA.name, **chosen} if kind in _SHARDED or chosen else {}
+
+
+def _machines(file: _File, kind: str) -> dict[str, Raw]:
+    """Return the number of machines and the processes of each: Accelerate's is that of all."""
+    machines, total = file.count("num_machines") or 1, file.count("num_processes")
+    if machines == 1:
+        file.left.pop("machine_rank", None)
+        total = 1 if kind == "NO" and total is None else total
+        return {} if total is None else {"num_processes": str(total)}
+    if total is not None and total % machines:
+        raise ConfigError(
+            f"num_processes is {total}, which is not divisible by num_machines, {machines}",
+            where=file.where,
+            fix="import a file for one machine, and set num_processes on each machine",
+        )
+    if "main_process_ip" not in file.left:
+        raise ConfigError(
+            f"num_machines is {machines}, but main_process_ip is not set",
+            where=file.where,
+            fix="add `main_process_ip: HOST` to that file, the name or IP address of machine 0",
+        )
+    values: dict[str, Raw] = {"num_machines": str(machines)}
+    if total is not None:
+        values["num_processes"] = str(total // machines)
+    for key in _OF_SEVERAL_MACHINES.keys() & file.left.keys():
+        values[_OF_SEVERAL_MACHINES[key]] = file.text(key)
+    return values
+
+
+def _sharding(left: dict[str, Any]) -> dict[str, Raw]:
+    """Move what `fsdp_config` sets from `left` to settings."""
+    words = {key: text.lower() for key, text in left.items() if isinstance(text, str)}
+    values: dict[str, Raw] = {"strategy": FSDP}
+    taken = {key for key, same in _SAME_HERE.items() if words.get(key) in same}
+    for key in ("fsdp_sharding_strategy", "fsdp_reshard_after_forward"):
+        if words.get(key) in _STRATEGIES:
+            values["strategy"] = _STRATEGIES[words[key]]
+            taken.add(key)
+    for key, name in _SWITCHES.items():
+        if words.get(key) in ("true", "false"):
+            values[name] = YES if words[key] == "true" else NO
+            taken.add(key)
+    policy = words.get("fsdp_auto_wrap_policy", "no_wrap")
+    wrap = left.get(_WRAPS.get(policy, ""), "auto")
+    if policy in _WRAPS and TABLE["wrap"].reads(wrap):
+        values["wrap"] = wrap
+        taken |= {_WRAPS[policy], "fsdp_auto_wrap_policy"}
+    for key in taken & left.keys():
+        del left[key]
+    return values
+
+
+class _File:
+    """What is left of a configuration; each method takes one key out of it."""
+
+    def __init__(self, left: dict[str, Any], where: str) -> None:
+        self.left, self.where = left, where
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self.left.pop(key, default)
+        return value if isinstance(value, str) else self._refuse(key, value, "a single value")
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list, or what a text holds between commas."""
+        value = self.left.pop(key, [])
+        found = value.split(",") if isinstance(value, str) else value
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            self._refuse(key, value, "a list of single values")
+        return [one.strip() for one in found]
+
+    def map(self, key: str) -> dict[str, Any]:
+        """Return the map of a key, which stays."""
+        value = self.left.get(key, {})
+        return value if isinstance(value, dict) else self._refuse(key, value, "a map")
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        value = self.text(key, default)
+        found = [one for one in choices if one.lower() == value.lower()]
+        return found[0] if found else self._refuse(key, value, f"one of {', '.join(choices)}")
+
+    def count(self, key: str) -> int | None:
+        text = self.text(key)
+        if text and not (text.isascii() and text.isdecimal() and int(text)):
+            self._refuse(key, text, "a whole number, 1 or more")
+        return int(text) if text else None
+
+    def _refuse(self, key: str, value: object, expected: str) -> NoReturn:
+        raise ConfigError(
+            f"{key} is {value!r}, but it must be {expected}",
+            where=self.where,
+            fix=f"correct {key} in that file",
+        )
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the map without the keys that have no value."""
+    found = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in config.items()}
+    return {
+        key: value
+        for key, value in found.items()
+        if value and str(value).lower() not in ("~", "null")
+    }
+
+
+def _lines(left: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in left.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{key}.")
         else:
-            found.append((key, {k: other for k, other in layer.items() if k != key}))
-    return found
+            text = " ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"{prefix}{key}: {text}"

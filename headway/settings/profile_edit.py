@@ -101,7 +101,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
         raise ConfigError(
             f"env is {masked_value('env', raw)!r}, {error}",
             where=_PROFILE,
-            fix="correct it first: `headway config edit`",
+            fix="correct it first: `$EDITOR $(headway config path)`",
         ) from None
 
 
@@ -192,7 +192,7 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
         raise ConfigError(
             f"{key} cannot be changed without changing other parts of the profile",
             where="the profile's YAML formatting",
-            fix="change it by hand: `headway config edit`",
+            fix="change it by hand: `$EDITOR $(headway config path)`",
         )
     return edited
 

@@ -41,10 +41,7 @@ RUNTIME = (
     "libraries",
     "estimate.child",
 )
-TORCH = {
-    *(*RUNTIME, "launcher.processes", "launcher.machines", "launcher.rank"),
-    "commands.exchange",  # in a function: torchrun's parser reads its command lines
-}
+TORCH = {*RUNTIME, "launcher.processes", "launcher.machines", "launcher.rank"}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {
@@ -56,7 +53,7 @@ READ_ENVIRON = {
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),
     *("commands.env", "commands.exchange.export_settings"),
-    *("commands.config.edit", "commands.config.ask"),  # EDITOR; TERM
+    "commands.config.ask",  # TERM
     # a forked rank gets its own variables, a script in this process those of the plan
     *("launcher.processes.server", "launcher.run"),
     "commands.on_host",  # what sshd says, and what the caller hands on to the launch there

@@ -55,15 +55,13 @@ COMMANDS = [
     ["config", "set", f"env=HF_TOKEN='{OTHER} x'"],
     ["config", "unset", "env.HF_TOKEN"],
     ["config", "unset", "env"],
-    ["config", "edit"],
     ["config", "--yes"],
     ["config", "--yes", "--dry-run"],
     ["config", "--yes", "--set", f"env.WANDB_API_KEY={OTHER}"],
     ["config"],  # standard input answers
-    ["config", "import", f"HF_TOKEN={OTHER}", "torchrun", "train.py"],
-    ["config", "import", "--dry-run", f"HF_TOKEN={OTHER}", "torchrun", "train.py"],
-    *(["config", "export", "--machine", LAPTOP, "--format", it] for it in ("torchrun", "env")),
-    *(["config", "export", "--machine", LAPTOP, "--format", it] for it in ("sh", "accelerate")),
+    ["config", "import", "its.yaml"],
+    ["config", "import", "--dry-run", "its.yaml"],
+    *(["config", "export", "--machine", LAPTOP, "--format", it] for it in ("env", "sh")),
     ["config", "export", "--machine", LAPTOP, "--format", "k8s", "--image", "a"],
     ["launch", "--submit", "slurm", "--dry-run", "train.py", "--api-key", OTHER],
     ["launch", "--hosts", "a,b", "--dry-run", "train.py", "--api-key", OTHER],
@@ -78,11 +76,11 @@ COMMANDS = [
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "detect_machine", lambda *_, **__: load("laptop_cpu"))
     monkeypatch.setattr(doctor, "_ask_torch", lambda _: Check("torch runs", OK, ""))
-    monkeypatch.setenv("EDITOR", "true")
     monkeypatch.setattr(
         subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "", "")
     )
     Path("train.py").touch()
+    Path("its.yaml").write_text("distributed_type: MULTI_CPU\n")
 
 
 def tells_nothing(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +129,7 @@ def test_no_command_prints_a_secret_of_the_environment(
         ["config", "show", "--json", "--show-secrets"],
         ["config", "--yes", "--dry-run", "--show-secrets"],
         *(["config", "export", "--format", it, "--show-secrets"] for it in ("env", "sh")),
-        ["config", "export", "--format", "torchrun", "--show-secrets"],
-        ["config", "import", "--dry-run", "--show-secrets", "torchrun", "train.py"],
+        ["config", "import", "--dry-run", "--show-secrets", "its.yaml"],
     ],
     ids=lambda words: " ".join(words),
 )
@@ -143,7 +140,7 @@ def test_secrets_are_shown_to_who_asks(words: list[str]) -> None:
     assert SECRET in said
 
 
-@pytest.mark.parametrize("style", ["torchrun", "env", "sh"])
+@pytest.mark.parametrize("style", ["env", "sh"])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_an_export_to_a_file_holds_the_secrets_and_is_its_owners_alone(
     is_new: bool, style: str, capsys: pytest.CaptureFixture[str]

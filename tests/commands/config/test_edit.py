@@ -149,55 +149,6 @@ def test_very_many_mistakes_are_not_all_printed(
     assert lines[-1] == "and 250 more errors"
 
 
-def editor(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    monkeypatch.delenv("VISUAL", raising=False)
-    monkeypatch.setenv("EDITOR", f"sed -i 's/{old}/{new}/'")
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("new", "code"), [("cuda", 0), ("cqu", 1)])
-def test_edit_opens_the_profile_and_checks_it(
-    new: str,
-    code: int,
-    profile: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    editor(monkeypatch, "cpu", new)
-    assert main(["config", "edit"]) == code
-    assert profile.read_text() == PROFILE.replace("cpu", new)
-    out, err = capsys.readouterr()
-    assert ("default.yaml: ok" in out) == (code == 0)
-    assert ("profile ~/.config/headway/default.yaml, line 2" in err) == (code == 1)
-
-
-@pytest.mark.processes
-def test_edit_offers_every_setting_in_a_new_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    editor(monkeypatch, "# max_restarts: 0 ", "max_restarts: 3 ")
-    assert main(["config", "edit", "--profile", "new"]) == 0
-    path = Path(choose_profile("new").path)
-    assert all(f"\n# {name}: " in path.read_text() for name in TABLE if name != "max_restarts")
-    assert "\nmax_restarts: 3 " in path.read_text()
-    editor(monkeypatch, "# env: .*", "env: {HF_TOKEN: secret}")
-    assert main(["config", "edit", "--profile", "new"]) == 0
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("command", "code"), [("true", 0), ("false", 2), ("no-ed", 2), ("rm -f", 1)]
-)
-def test_an_editor_that_changes_nothing_leaves_no_new_profile(
-    command: str, code: int, profile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VISUAL", command)
-    assert main(["config", "edit", "--profile", "new"]) == code
-    assert not Path(choose_profile("new").path).exists()
-    if command != "rm -f":
-        assert main(["config", "edit"]) == code
-        assert profile.read_text() == PROFILE
-
-
 def test_yes_writes_a_profile_that_show_reads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--yes"]) == 0
     written = Path(choose_profile().path)

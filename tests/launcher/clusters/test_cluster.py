@@ -172,13 +172,11 @@ def test_dry_run_and_config_show_name_the_variables(
     assert ["main_address", "job-master-0", "PET_MASTER_ADDR"] in rows
 
 
-def test_export_writes_the_clusters_place_into_a_torchrun_line_only(
+def test_export_does_not_write_the_clusters_place(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in POD.items():
         monkeypatch.setenv(name, text)
-    assert main(["config", "export", "--format", "torchrun"]) == 0
-    assert "--nnodes 2 --node-rank 1 --master-addr job-master-0" in capsys.readouterr().out
     assert main(["config", "export", "--format", "env"]) == 0
     assert capsys.readouterr().out == ""
 
