@@ -317,7 +317,8 @@ def machine_from_flags(
         ConfigError: the file is not a valid snapshot.
     """
     if parsed.machine is None:
-        return detect_machine(environ, full=full), environ
+        device = "cpu" if getattr(parsed, "cpu", False) else getattr(parsed, "device", None)
+        return detect_machine(environ, full=full, device=device or "auto"), environ
     from headway.machine.snapshot import load_machine
 
     machine = load_machine(parsed.machine)

@@ -27,11 +27,12 @@ from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, InitProcessGroupKwargs, leave_world
 from headway.errors import UsageError
 from headway.history import own
-from headway.precision.precision import AutocastKwargs, GradScalerKwargs
+from headway.precision.precision import AutocastKwargs, GradScalerKwargs, Precision
 from headway.state import share, share_accumulation
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
+from headway.strategies.strategy import Strategy
 from headway.trackers.choice import Chosen
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
@@ -80,7 +81,7 @@ class Accelerator:
     Args:
         device_placement: move models and batches to `device`.
         split_batches: the loaders' batch_size is that of all ranks together, not of each.
-        mixed_precision: `no`, `fp16` or `bf16`.
+        mixed_precision: `no`, `fp16`, `bf16`, or an instance of a Precision of your own.
         gradient_accumulation_steps: micro-batches in one optimizer step.
         cpu: use the CPU, even where there is a GPU.
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
@@ -112,6 +113,7 @@ class Accelerator:
         dynamo_plugin: in place of `dynamo_backend`.
         strategy: how several ranks share a model: `ddp`, a copy each; `fsdp`, a part of each
             parameter; `hsdp`, parts on `shard_size` ranks, and copies of those; `auto` is ddp.
+            Or an instance of a Strategy of your own.
         shard_size: ranks that hold the parts of one copy, with `hsdp`.
         wrap: the units that are gathered at a time: `auto` for the blocks that the model repeats,
             class names, or the smallest number of parameters.
@@ -147,7 +149,7 @@ class Accelerator:
         self,
         device_placement: bool = True,
         split_batches: bool = False,
-        mixed_precision: str | None = None,
+        mixed_precision: str | Precision | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
         *,
@@ -167,7 +169,7 @@ class Accelerator:
         resume_from: Folder = None,
         seed: int | None = None,
         global_batch_size: int | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         shard_size: int | None = None,
         wrap: str | Sequence[str] | int | None = None,
         activation_checkpointing: bool | None = None,

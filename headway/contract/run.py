@@ -16,7 +16,7 @@ from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
 from headway.contract.typed import read
-from headway.devices.table import KINDS
+from headway.devices.table import KINDS, is_kind
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
@@ -30,7 +30,8 @@ RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
 VERSION = 4
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """What `resume` is where the newest checkpoint is meant, which must be there, or may."""
-DEVICES = (*sorted((*KINDS, "gpu")),)  # gpu is the kind of GPU that the machine has
+DEVICES = (*sorted((*KINDS, "gpu")),)
+"""Values of `device`, besides auto and kinds of other packages: gpu is that of this machine."""
 LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
@@ -135,7 +136,7 @@ def decode(text: str) -> RunContract:
 
 
 _POSSIBLE: Mapping[str, Callable[[Any], bool]] = {
-    "device": lambda name: name in ("auto", *DEVICES),
+    "device": lambda name: name in ("auto", *DEVICES) or is_kind(name),
     "mixed_precision": lambda name: name in PRECISIONS,
     "gradient_accumulation_steps": lambda steps: steps > 0,
     "began_at": lambda time: 0 <= time < float("inf"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headway.devices.kind import Facts, GpuFacts, GpuKind, Lack
+from headway.devices.kind import Facts, Format, GpuFacts, GpuKind, Lack
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,6 @@ class Cuda(GpuKind):
     name = "cuda"
     label = "CUDA"
     maker = "NVIDIA"
-    distributed_type = "MULTI_GPU"
     backend = "nccl"
     copies_ahead = True
     mask = "CUDA_VISIBLE_DEVICES"
@@ -31,12 +30,14 @@ class Cuda(GpuKind):
     resource = "nvidia.com/gpu"
     tool = "nvidia-smi"
 
-    def lack(self, precision: str, machine: Facts, gpus: Sequence[GpuFacts]) -> Lack | None:
-        old = [gpu for gpu in gpus if gpu.capability < (8, 0)]
-        if precision != "bf16" or not old:
+    def lack(
+        self, precision: str, row: Format, machine: Facts, gpus: Sequence[GpuFacts]
+    ) -> Lack | None:
+        old = [gpu for gpu in gpus if gpu.capability < row.capability]
+        if not old:
             return None
         compute = "sm_" + "".join(map(str, old[0].capability))
-        return Lack(f"{old[0].name} ({compute}) does not support bf16", "fp16")
+        return Lack(f"{old[0].name} ({compute}) does not support {precision}", row.instead)
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:
         return partial(self._record, device)
@@ -50,12 +51,12 @@ class Cuda(GpuKind):
         return event
 
     def lack_of(
-        self, device: torch.device, precision: str, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
     ) -> Lack | None:  # pragma: needs a GPU
         import torch
 
         major, minor = self._part.get_device_capability(device)
-        if precision != "bf16" or torch.version.hip is not None or major >= 8:
+        if torch.version.hip is not None or (major, minor) >= row.capability:
             return None
         name = self._part.get_device_name(device)
-        return Lack(f"this GPU ({name}, sm_{major}{minor}) has no bf16", "fp16")
+        return Lack(f"this GPU ({name}, sm_{major}{minor}) has no {precision}", row.instead)

@@ -5,7 +5,9 @@ Detection and planning ask the same objects as the ranks, so only methods import
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -53,10 +55,24 @@ class GpuFacts(Protocol):
     def capability(self) -> tuple[int, int]: ...
 
 
+class Format(Protocol):
+    """A precision: `headway.contract.precisions.NumberFormat`."""
+
+    @property
+    def capability(self) -> tuple[int, int]: ...
+    @property
+    def instead(self) -> str: ...
+
+
 class DeviceKind:
-    """A kind of device; the CPU's values, and what to override for others."""
+    """A kind of device; the CPU's values, and what to override for others.
+
+    Another package can add one: an entry point of the group `headway.devices` with the name of the
+    kind, such as `hpu = "its.module:Hpu"`, which is a subclass of this class or of `GpuKind`.
+    """
 
     name = "cpu"  # torch's, as in `torch.device(name)`
+    module = ""  # imported in ranks and in the fork server first: it adds the kind to torch
     label = "CPU"  # in messages
     maker = ""  # of such GPUs, in messages
     is_numbered = False  # a machine may have several, each for one rank; `devices` selects them
@@ -86,11 +102,26 @@ class DeviceKind:
         """Return the GPUs that the kernel lists, as fields of `Gpu`; of NVIDIA's, others do."""
         return []
 
-    def lack(self, precision: str, machine: Facts, gpus: Sequence[GpuFacts]) -> Lack | None:
+    def is_supported_by(self, torch: Build) -> bool:
+        """Return whether the installed torch, or `module` for it, can use such devices."""
+        if self.module:
+            from importlib.util import find_spec
+
+            return find_spec(self.module.partition(".")[0]) is not None
+        return getattr(torch, self.name, None) is not None
+
+    def lack(
+        self, precision: str, row: Format, machine: Facts, gpus: Sequence[GpuFacts]
+    ) -> Lack | None:
         """Return why this machine, or one of the selected GPUs, does not have a precision."""
         return None
 
     # of this process
+
+    def load(self) -> None:
+        """Import `module`, if there is one."""
+        if self.module and self.module not in sys.modules:
+            import_module(self.module)
 
     def is_available(self) -> bool:
         """Return whether torch can use one."""
@@ -143,7 +174,7 @@ class DeviceKind:
         """Put its generator into a state that `rng_state` returned."""
 
     def lack_of(
-        self, device: torch.device, precision: str, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
     ) -> Lack | None:
         """Return why `device` does not have a precision; `look` detects this machine."""
         return None
@@ -153,12 +184,14 @@ class GpuKind(DeviceKind):
     """GPUs of which torch has a part, such as `torch.xpu`, with the names of `torch.cuda`."""
 
     is_numbered = True
+    distributed_type = "MULTI_GPU"
     recommended = "bf16"
 
     @property
     def _part(self) -> Any:
         import torch
 
+        self.load()
         return getattr(torch, self.name)
 
     def is_available(self) -> bool:
@@ -168,7 +201,8 @@ class GpuKind(DeviceKind):
         return int(self._part.device_count())
 
     def is_in_use(self) -> bool:
-        return bool(self._part.is_initialized())
+        part = getattr(sys.modules.get("torch"), self.name, None)
+        return part is not None and bool(part.is_initialized())
 
     def current(self) -> torch.device:  # pragma: needs a GPU
         import torch

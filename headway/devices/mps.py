@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headway.devices.kind import DeviceKind, Facts, GpuFacts, Lack, numbers
+from headway.devices.kind import DeviceKind, Facts, Format, GpuFacts, Lack, numbers
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,9 @@ class Mps(DeviceKind):
     has_fp64 = False
     can_pin = False  # torch warns in every epoch
 
-    def lack(self, precision: str, machine: Facts, gpus: Sequence[GpuFacts]) -> Lack | None:
+    def lack(
+        self, precision: str, row: Format, machine: Facts, gpus: Sequence[GpuFacts]
+    ) -> Lack | None:
         torch, (of_torch, of_macos) = machine.torch, OLDEST.get(precision, ((), ()))
         reason = ""
         if torch is not None and not torch.is_at_least(*of_torch):
@@ -66,6 +68,6 @@ class Mps(DeviceKind):
         torch.mps.set_rng_state(state)
 
     def lack_of(
-        self, device: torch.device, precision: str, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
     ) -> Lack | None:
-        return self.lack(precision, look(), ())
+        return self.lack(precision, row, look(), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.devices.kind import Facts, Files, GpuKind, Lack
+from headway.devices.kind import Facts, Files, Format, GpuKind, Lack
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class Xpu(GpuKind):
         ]
 
     def lack_of(
-        self, device: torch.device, precision: str, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
     ) -> Lack | None:
         there = self._part.get_device_properties(device)
         if precision != "fp16" or there.has_fp64:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from headway.contract.process_groups import keep_groups_apart
 from headway.contract.run import Ranks, read_ranks
 from headway.devices.kind import DeviceKind
-from headway.devices.table import KINDS, kind_of
+from headway.devices.table import CPU, KINDS, kind_of, outside_kinds
 from headway.distributed.handler import KwargsHandler
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.machine.detection import detect_machine
@@ -245,6 +245,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
             fix="choose `--device auto`, or `--cpu`",
         )
     kind = kind_of(name)
+    kind.load()
     if kind.is_numbered:
         index = ranks.local_rank if gpu is None else gpu
         count = kind.count()
@@ -259,9 +260,8 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
         return torch.device(name, index)  # pragma: needs a GPU
     if not kind.is_available():
         machine = detect_machine()
-        reason = f"torch finds no {kind.maker} GPU that it can use here"
-        if not machine.mps:
-            reason += f": {machine.mps_reason}"
+        why = machine.why_not(name)
+        reason = f"torch finds no {kind.maker} GPU that it can use here{f': {why}' if why else ''}"
         raise MachineError(
             f"device is {name!r}, but {reason}",
             where=f"device {name!r}",
@@ -294,7 +294,10 @@ def best_device(ranks: Ranks) -> str:
             return kind.is_available()
         return ranks.world_size <= kind.most_ranks and not detect_machine().why_not(kind.name)
 
-    return next(name for name, kind in KINDS.items() if suits(kind))
+    best = next(name for name, kind in KINDS.items() if suits(kind))
+    if best != CPU.name:
+        return best
+    return next((name for name, kind in outside_kinds().items() if suits(kind)), best)
 
 
 def group_backend(device: torch.device) -> str | None:

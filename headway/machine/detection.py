@@ -9,17 +9,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from headway.devices.table import CUDA, KINDS
+from headway.devices.kind import DeviceKind
+from headway.devices.table import CPU, CUDA, KINDS, outside_kinds
 from headway.machine.facts import Gpu, Machine, Torch
 from headway.machine.source import Source, cpu_quota
 
 
 def detect_machine(
-    environ: Mapping[str, str] = os.environ, source: Source | None = None, *, full: bool = False
+    environ: Mapping[str, str] = os.environ,
+    source: Source | None = None,
+    *,
+    full: bool = False,
+    device: str = "auto",
 ) -> Machine:
     """Return a snapshot of this machine, or of a recorded `source`.
 
-    `full` also has what planning does not need: `host`, and the use of each GPU.
+    `full` also has what planning does not need: `host`, and the use of each GPU. `device` is the
+    one that was asked for: devices that other packages know are looked up for a name that is not
+    Headway's, and for `auto` where there is nothing else.
     """
     source = source or Source()
     machine = Machine(
@@ -42,6 +49,10 @@ def detect_machine(
             from headway.machine.gpus import with_gpus
 
             machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
+    is_outside = device not in (*KINDS, "auto", "gpu")
+    if is_outside or (device != CPU.name and not machine.gpus and not machine.mps):
+        plain = machine._replace(gpus=()) if is_outside else machine
+        machine = _with_listed_gpus(plain, environ, source, outside_kinds())
     if not full:
         return machine
     from headway.machine.host import detect_host
@@ -66,15 +77,20 @@ def _with_cores(machine: Machine, source: Source) -> Machine:
     return machine._replace(cores=cores, cores_reason=f"{cores} usable core{'s' * (cores != 1)}")
 
 
-def _with_listed_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
-    """Add the GPUs that the kernel lists, of a kind that the installed torch is built for."""
-    for kind in KINDS.values():
+def _with_listed_gpus(
+    machine: Machine,
+    environ: Mapping[str, str],
+    source: Source,
+    kinds: Mapping[str, DeviceKind] = KINDS,
+) -> Machine:
+    """Add the GPUs that the kernel lists, of a kind that the installed torch can use."""
+    for kind in kinds.values():
         gpus = tuple(Gpu(**facts) for facts in kind.found_in(source))
         if not gpus:
             continue
         machine = _with_torch(machine, source)
         machine = machine._replace(listed_kinds=(*machine.listed_kinds, kind.name))
-        if not machine.gpus and getattr(machine.torch, kind.name, None) is not None:
+        if not machine.gpus and machine.torch is not None and kind.is_supported_by(machine.torch):
             machine = machine._replace(
                 gpus=gpus,
                 gpus_reason=f"found by {kind.maker}'s driver",

@@ -233,7 +233,7 @@ class Machine(NamedTuple):
         if not kind.is_numbered:
             return None
         is_there = device in (CUDA.name, *self.listed_kinds)
-        if is_there and torch is not None and getattr(torch, device, None) is None:
+        if is_there and torch is not None and not kind.is_supported_by(torch):
             return f"this torch ({torch.version}) is built without {kind.label}"
         return f"no {kind.maker} GPU on this machine"
 

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial, update_wrapper
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.optim import Optimizer
 
+from headway.contract.precisions import PRECISIONS, NumberFormat, precisions_of
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
@@ -72,16 +73,30 @@ class PrecisionSettings(NamedTuple):
 DEFAULTS = PrecisionSettings()
 
 
+P = TypeVar("P", bound="Precision")
+
+
 class Precision:
-    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule."""
+    """Weights, activations and gradients in the script's own dtypes, which are fp32 as a rule.
+
+    A script can pass an instance of its own subclass: `Accelerator(mixed_precision=MyPrecision())`.
+    The Accelerator calls `set_up` first.
+    """
 
     name = "no"
     uses_autocast = False  # whether models that are prepared from now on compute under autocast
     scaler: torch.amp.GradScaler | None = None  # what adapts the loss scale
 
-    def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
+    def set_up(self: P, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> P:
+        """Use this precision on `device`, and return it."""
         self._device = device
         self._settings = settings
+        return self
+
+    @property
+    def number_format(self) -> NumberFormat:
+        """What a device must have for it; by default the row of its name in `PRECISIONS`."""
+        return PRECISIONS.get(self.name) or NumberFormat(self.name, "float32")
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
         """Return the context in which a forward pass is computed."""
@@ -242,12 +257,13 @@ class Fp16(Bf16):
 
     scaler: torch.amp.GradScaler
 
-    def __init__(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> None:
-        super().__init__(device, settings)
+    def set_up(self, device: torch.device, settings: PrecisionSettings = DEFAULTS) -> Fp16:
+        super().set_up(device, settings)
         self._new_scaler = partial(torch.amp.GradScaler, device.type, **settings.scaler.to_dict())
         self.scaler = self._new_scaler()
         self._unscaled: list[Optimizer] = []
         self._has_stepped = False
+        return self
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         if self._has_stepped:
@@ -309,7 +325,7 @@ class Fp16(Bf16):
 
 
 class PrecisionType(str, Enum):
-    """The choices of `mixed_precision`; compares equal to its value.
+    """Accelerate's choices of `mixed_precision`; compares equal to its value.
 
     Examples:
         >>> from headway.utils import PrecisionType
@@ -330,32 +346,38 @@ class PrecisionType(str, Enum):
         return [one.value for one in cls]
 
 
-PRECISIONS = {"no": Precision, "bf16": Bf16, "fp16": Fp16}
+CLASSES = {one.name: one for one in (Precision, Bf16, Fp16)}
+"""The class of each row of `PRECISIONS`."""
 
 
 def precision_for(
-    name: str,
+    chosen: str | Precision,
     device: torch.device,
     settings: PrecisionSettings = DEFAULTS,
     *,
     where: str,
 ) -> Precision:
-    """Return the precision called `name` (no, fp16, bf16) for `device`, if that has it.
+    """Return the precision for `device`, which must have it.
 
-    `where` the name came from is for messages.
+    Args:
+        chosen: a name in `PRECISIONS`, or an instance of the script's own class.
+        where: where it was chosen, for messages.
     """
-    kind = kind_of(device.type)
-    if name in kind.lacking:
+    precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
+    name, kind = precision.name, kind_of(device.type)
+    fits = precisions_of(device.type, kind.lacking)
+    if name in PRECISIONS and name not in ("no", *fits):
         raise UsageError(
-            f"mixed_precision is {name!r}, but the device is the CPU, where {name} gains nothing",
+            f"mixed_precision is {name!r}, but the device is the {kind.label}, where {name} gains"
+            " nothing",
             where=where,
-            fix="use bf16, which CPUs can compute with, or no",
+            fix=f"use {', '.join([*reversed(fits), 'or no'])}",
         )
-    lack = kind.lack_of(device, name, detect_machine)
+    lack = kind.lack_of(device, name, precision.number_format, detect_machine)
     if lack is not None:
         raise MachineError(
             f"mixed_precision is {name!r}, but {lack.reason}",
             where=where,
             fix=f"use {lack.instead}, or {lack.advice or 'no'}",
         )
-    return PRECISIONS[name](device, settings)
+    return precision.set_up(device, settings)

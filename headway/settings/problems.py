@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from headway.contract.origin import Layer, Origin
+from headway.contract.precisions import PRECISIONS, precisions_of
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.strategies import FSDP, HSDP
@@ -71,12 +72,14 @@ def _is_detected(settings: Settings, name: str) -> bool:
 def _of_devices(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
     device, processes = settings.device, settings.num_processes
     kind = kind_of(device)
-    if settings.mixed_precision in kind.lacking:
+    fits = precisions_of(device, kind.lacking)
+    if settings.mixed_precision not in ("no", *fits):
         yield from _problem(
             settings,
             Code.FP16_ON_CPU,
-            f"mixed_precision is {settings.mixed_precision!r}, but the CPU supports only bf16",
-            [(change("mixed_precision", "bf16"),)],
+            f"mixed_precision is {settings.mixed_precision!r}, but the {kind.label} supports only"
+            f" {' and '.join(fits) or 'no'}",
+            [(change("mixed_precision", (fits or ["no"])[-1]),)],
             ["mixed_precision", "device"],
         )
     is_only_one = kind.most_ranks == 1 and settings.devices.first == 1
@@ -400,7 +403,8 @@ def _too_many_processes(
 
 
 def _of_precision(settings: Settings, machine: Machine, selected: Sequence[Gpu]) -> list[Problem]:
-    lack = kind_of(settings.device).lack(settings.mixed_precision, machine, selected)
+    name = settings.mixed_precision
+    lack = kind_of(settings.device).lack(name, PRECISIONS[name], machine, selected)
     if lack is None:
         return []
     more = [advice(lack.advice)] if lack.advice else []

@@ -155,20 +155,28 @@ def _text(raw: Raw) -> str:
 
 
 class Choice:
-    """Parses one of `words` or of their aliases (`same`), ignoring case."""
+    """Parses one of `words` or of their aliases (`same`), ignoring case.
+
+    `others` tells whether a word is valid that is not listed.
+    """
 
     def __init__(
-        self, *words: str, same: Mapping[str, str] | None = None, or_auto: bool = False
+        self,
+        *words: str,
+        same: Mapping[str, str] | None = None,
+        or_auto: bool = False,
+        others: Callable[[str], bool] | None = None,
     ) -> None:
         self.choices = (AUTO, *words) if or_auto else words
         self._possible = (*words, AUTO) if or_auto else words
         self._words = words
         self._same = same or {}
+        self._is_other = others or (lambda _: False)
 
     def __call__(self, raw: Raw) -> str:
         word = _text(raw).strip().lower()
         word = self._same.get(word, word)
-        if word not in self._words:
+        if word not in self._words and not self._is_other(word):
             raise ValueError(f"but it must be one of {', '.join(self._possible)}")
         return word
 

@@ -15,6 +15,7 @@ from headway.contract.origin import Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
 from headway.contract.strategies import STRATEGIES, read_wrap
+from headway.devices.table import is_kind
 from headway.machine.devices import ALL, DeviceSpec
 from headway.settings.hosts import Hosts, read_hosts
 from headway.settings.setting import (
@@ -71,7 +72,9 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        Choice(*DEVICES, or_auto=True), AUTO, "device to run on; gpu is cuda, xpu, or mps on a Mac"
+        Choice(*DEVICES, or_auto=True, others=is_kind),
+        AUTO,
+        "device to run on; gpu is cuda, xpu, or mps on a Mac",
     )
     devices = Setting[DeviceSpec](
         read_devices,

@@ -27,8 +27,10 @@ class DDP(Strategy):
     Rank 0's weights are copied to the others at the start.
     """
 
-    def __init__(self, world: World, settings: StrategySettings) -> None:
-        super().__init__(world, settings)
+    name = "ddp"
+
+    def set_up(self, world: World, settings: StrategySettings) -> None:
+        super().set_up(world, settings)
         self.data_rank = world.mesh.get_local_rank("data")
         self.data_size = world.mesh.size()
 

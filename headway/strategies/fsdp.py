@@ -54,10 +54,11 @@ class FSDP(Strategy):
     those that accumulate are sharded as well.
     """
 
+    name = "fsdp"
     shards = True
 
-    def __init__(self, world: World, settings: StrategySettings) -> None:
-        super().__init__(world, settings)
+    def set_up(self, world: World, settings: StrategySettings) -> None:
+        super().set_up(world, settings)
         self.data_rank, self.data_size = world.ranks.rank, world.ranks.world_size
         if settings.cpu_offload and world.device.type == "cpu":
             raise UsageError(
@@ -230,8 +231,10 @@ class FSDP(Strategy):
 class HSDP(FSDP):
     """As FSDP among `shard_size` neighbours; the groups of neighbours hold equal parts."""
 
-    def __init__(self, world: World, settings: StrategySettings) -> None:
-        super().__init__(world, settings)
+    name = "hsdp"
+
+    def set_up(self, world: World, settings: StrategySettings) -> None:
+        super().set_up(world, settings)
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
         watch(*self._mesh.get_all_groups())
 

@@ -19,7 +19,6 @@ from headway.strategies.ddp_settings import DistributedDataParallelKwargs
 class StrategySettings(NamedTuple):
     """What is set about how ranks share models, and how these are compiled."""
 
-    strategy: str = "auto"  # or a name in STRATEGIES; auto is ddp
     ddp: DistributedDataParallelKwargs = DistributedDataParallelKwargs()
     dynamo: TorchDynamoPlugin = TorchDynamoPlugin()
     activation_checkpointing: bool = False
@@ -31,13 +30,20 @@ class StrategySettings(NamedTuple):
 
 
 class Strategy:
-    """One rank has the whole model to itself."""
+    """One rank has the whole model to itself.
 
+    A script can pass an instance of its own subclass: `Accelerator(strategy=MyStrategy())`. The
+    Accelerator calls `set_up` first, in which a subclass for several ranks sets `data_rank` and
+    `data_size`.
+    """
+
+    name = "no"  # in messages
     data_rank = 0  # which share of every batch this rank reads
     data_size = 1  # how many shares there are
     shards = False  # whether a rank holds a part of each parameter only
 
-    def __init__(self, world: World, settings: StrategySettings) -> None:
+    def set_up(self, world: World, settings: StrategySettings) -> None:
+        """Share models among the ranks of `world`."""
         self._world = world
         self._settings = settings
 
@@ -126,8 +132,7 @@ class Strategy:
         """Raise UsageError if ranks hold parts of models, which `what` cannot work with."""
         if self.shards:
             raise UsageError(
-                f"{what} needs the whole model on each rank, but strategy is"
-                f" {self._settings.strategy!r}",
+                f"{what} needs the whole model on each rank, but strategy is {self.name!r}",
                 where=f"the script's {what}",
                 fix=f"use strategy ddp, or remove {what}",
             )

@@ -13,13 +13,15 @@ from headway.contract.run import DEVICES, Ranks, RunContract
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.data.configuration import DataLoaderConfiguration
-from headway.devices.table import KINDS, kind_of
+from headway.devices.table import KINDS, is_kind, kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
+from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
+from headway.strategies.strategy import Strategy
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracking import LogWith
 from headway.training.accumulation import GradientAccumulationPlugin, check_steps
@@ -54,7 +56,7 @@ class Arguments:
     cpu: bool = False
     device: str | None = None
     devices: Devices | None = None
-    mixed_precision: str | None = None
+    mixed_precision: str | Precision | None = None
     gradient_accumulation_steps: int | None = None
     gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
     kwargs_handlers: Sequence[KwargsHandler] | None = None
@@ -68,7 +70,7 @@ class Arguments:
     project_dir: Folder = None
     project_config: ProjectConfiguration | None = None
     resume_from: Folder = None
-    strategy: str | None = None
+    strategy: str | Strategy | None = None
     shard_size: int | None = None
     wrap: str | Sequence[str] | int | None = None
     activation_checkpointing: bool | None = None
@@ -103,6 +105,8 @@ def merge_arguments(
     names of `RunContract`; one that contradicts a flag of the command line is refused.
     """
     check_precision(given.get("mixed_precision"))
+    for name in ("mixed_precision", "strategy"):  # an instance of the script's own class
+        given[name] = getattr(given.get(name), "name", given.get(name))
     contract = run or NO_LAUNCHER
     wanted = _device(cpu, device)
     if wanted == "gpu" and kind_of(contract.device).maker:  # the launcher has detected which one
@@ -137,11 +141,11 @@ def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:
     """Return the settings that say how ranks share models; the script may give each only once."""
     strategy, size = arguments.strategy, arguments.shard_size
-    if strategy not in (None, AUTO, *STRATEGIES):
+    if strategy not in (None, AUTO, *STRATEGIES) and not isinstance(strategy, Strategy):
         raise UsageError(
             f"strategy is {strategy!r}, not one of {', '.join((AUTO, *STRATEGIES))}",
             where=CALL,
-            fix="pass strategy='fsdp' to shard models over the ranks",
+            fix="pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy",
         )
     if size is not None and (type(size) is not int or size < 2):
         raise UsageError(
@@ -217,8 +221,10 @@ def reject_unsupported(
         raise UsageError(f"unsupported argument {name!r}", where=where, fix=fix)
 
 
-def check_precision(name: str | None, where: str = CALL) -> None:
+def check_precision(name: str | Precision | None, where: str = CALL) -> None:
     """Raise UsageError unless `name` is a precision, or None."""
+    if isinstance(name, Precision):
+        return
     if name is not None and name not in PRECISIONS:
         raise UsageError(
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
@@ -242,7 +248,7 @@ _MEANT = {"fp32": "no", "float32": "no", "32": "no", "none": "no", "float16": "f
 
 
 def _device(cpu: bool, device: str | None) -> str | None:
-    if device is not None and device not in (AUTO, *DEVICES):
+    if device is not None and device not in (AUTO, *DEVICES) and not is_kind(device):
         raise UsageError(
             f"device is {device!r}, not one of {', '.join((AUTO, *DEVICES))}",
             where=CALL,

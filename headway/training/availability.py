@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
+from headway.contract.precisions import PRECISIONS
 from headway.devices.table import MPS
 from headway.distributed.environment import parse_flag_from_env
 from headway.errors import UsageError
@@ -131,7 +132,9 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
     """
     if torch.cuda.is_available():  # pragma: needs a GPU
         return bool(torch.cuda.is_bf16_supported())
-    return not is_mps_available() or MPS.lack("bf16", detect_machine(), ()) is None
+    return (
+        not is_mps_available() or MPS.lack("bf16", PRECISIONS["bf16"], detect_machine(), ()) is None
+    )
 
 
 def is_fp16_available() -> bool:

@@ -32,7 +32,7 @@ from headway.strategies.choice import strategy_for
 from headway.strategies.compilation import TorchDynamoPlugin
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
 from headway.strategies.sharding import FullyShardedDataParallelPlugin, shown_plugin
-from headway.strategies.strategy import StrategySettings
+from headway.strategies.strategy import Strategy, StrategySettings
 from headway.trackers.project import ProjectConfiguration, merged_project
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
@@ -85,8 +85,12 @@ def connect(given: Arguments) -> Connected:
     group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if is_device_named else shared_world()
     world = _join_world(shared, run.device, given.devices, group)
+    own_precision = None if isinstance(given.mixed_precision, str) else given.mixed_precision
+    own_strategy = None if isinstance(given.strategy, str) else given.strategy
     precision = precision_for(
-        (None if given.mixed_precision else shared_precision()) or run.mixed_precision,
+        own_precision
+        or (None if given.mixed_precision else shared_precision())
+        or run.mixed_precision,
         world.device,
         PrecisionSettings(
             handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
@@ -97,12 +101,13 @@ def connect(given: Arguments) -> Connected:
     progress = process_progress()
     strategy = strategy_for(
         world,
+        own_strategy or run.strategy,
         StrategySettings(
             ddp=handlers.or_default(DistributedDataParallelKwargs),
             dynamo=dynamo,
             forward_methods=(methods,) if isinstance(methods, str) else tuple(methods or ()),
             progress=progress,
-            **{name: getattr(run, name) for name in SHARING},
+            **{name: getattr(run, name) for name in SHARING if name != "strategy"},
         ),
     )
     data = merged_configuration(
@@ -132,7 +137,7 @@ def connect(given: Arguments) -> Connected:
     return Connected(world, training, data, project, handlers, dynamo, shown, settings)
 
 
-def tell(connected: Connected, strategy: str | None) -> None:
+def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     """Say on rank 0 what was overridden or has no effect, now and at the end of the script."""
     settings, world, progress = connected.settings, connected.world, connected.training.progress
     progress.note_use(accelerator=True)

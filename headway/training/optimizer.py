@@ -53,7 +53,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer  # super().__init__ would make a second set of parameter groups
         self.device_placement = device_placement
         self._accumulation = accumulation or self.gradient_state.accumulation
-        self._precision = precision or Precision(self.accelerator_state.device)
+        self._precision = precision or Precision().set_up(self.accelerator_state.device)
         self._token_mean = token_mean or TokenMean()
         self._progress = progress or process_progress()
         self.step_count = 0  # steps that changed the weights

@@ -38,6 +38,8 @@ from headway.contract.forking import (
 )
 from headway.contract.lines import encode
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started
+from headway.contract.run import read_run
+from headway.devices.table import is_kind, kind_of
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.guardian import fork_below_guardian
 from headway.launcher.processes.process_cleanup import end_descendants, has_children
@@ -95,6 +97,10 @@ def _warm_up() -> None:
     with preloaded.recorded_filters():
         import torch.distributed
 
+        run = read_run()
+        if run is not None and is_kind(run.device):
+            with suppress(ImportError):  # a rank reports it
+                kind_of(run.device).load()
     assert torch
     gc.collect()
     gc.freeze()

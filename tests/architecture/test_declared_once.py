@@ -94,7 +94,7 @@ def test_every_kind_of_device_is_one_file_and_one_row_of_the_table() -> None:
 
 def test_every_precision_is_implemented() -> None:
     torch = pytest.importorskip("torch")
-    from headway.precision.precision import PRECISIONS as CLASSES
+    from headway.precision.precision import CLASSES
 
     assert CLASSES.keys() == PRECISIONS.keys()
     for row in PRECISIONS.values():

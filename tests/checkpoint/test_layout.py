@@ -39,7 +39,7 @@ class Trained:
     def __init__(self) -> None:
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         settings = PrecisionSettings()
-        self.accelerator.parts.training.precision = Fp16(torch.device("cpu"), settings)
+        self.accelerator.parts.training.precision = Fp16().set_up(torch.device("cpu"), settings)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.AdamW(model.parameters())
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer)

@@ -370,7 +370,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
     )
     if spec["precision"] == "fp16":  # which the constructor refuses on CPUs
         scale = GradScalerKwargs(init_scale=2.0**20, growth_interval=3)
-        accelerator.parts.training.precision = Fp16(CPU, PrecisionSettings(scaler=scale))
+        accelerator.parts.training.precision = Fp16().set_up(CPU, PrecisionSettings(scaler=scale))
     if spec["seed"] is None:
         set_seed(seed, device_specific=spec["device_specific"])
     blocks = [

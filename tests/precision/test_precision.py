@@ -19,7 +19,7 @@ class Training:
     """Two weights with an optimizer each, under one loss scale."""
 
     def __init__(self, fused: bool = False) -> None:
-        self.precision = Fp16(CPU)
+        self.precision = Fp16().set_up(CPU)
         self.weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
         self.optimizers = [
             PreparedOptimizer(
@@ -113,7 +113,7 @@ def test_closures_are_refused() -> None:
 
 def test_norm_of_accumulating_gradients_is_their_true_one() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    accelerator.parts.training.precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
+    accelerator.parts.training.precision = Fp16().set_up(CPU)  # refused by name on CPUs
     weight = torch.nn.Parameter(torch.zeros(1))
     with accelerator.accumulate():
         accelerator.backward(weight * 4.0)

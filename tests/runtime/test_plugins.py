@@ -106,9 +106,9 @@ def test_torch_s_batched_power_sgd_still_fails() -> None:
 
 
 def test_the_loss_scale_is_the_handler_s() -> None:
-    scaling = Fp16(CPU, PrecisionSettings(scaler=GradScalerKwargs(init_scale=8.0)))
+    scaling = Fp16().set_up(CPU, PrecisionSettings(scaler=GradScalerKwargs(init_scale=8.0)))
     assert scaling.loss_scale() == 8
-    off = Fp16(CPU, PrecisionSettings(scaler=GradScalerKwargs(enabled=False)))
+    off = Fp16().set_up(CPU, PrecisionSettings(scaler=GradScalerKwargs(enabled=False)))
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     off.backward(weight * 1.0)
@@ -117,7 +117,7 @@ def test_the_loss_scale_is_the_handler_s() -> None:
 
 def test_gradients_are_unscaled_once() -> None:
     accelerator = Accelerator(cpu=True)
-    accelerator.parts.training.precision = Fp16(CPU)  # the constructor refuses fp16 on CPUs
+    accelerator.parts.training.precision = Fp16().set_up(CPU)  # refused by name on CPUs
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=1.0))
     accelerator.backward(weight * 3.0)

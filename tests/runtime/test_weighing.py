@@ -20,7 +20,7 @@ def test_accumulated_gradients_are_those_of_the_mean(fp16: bool, dtype: torch.dt
     model = accelerator.prepare(torch.nn.Linear(1, 1, bias=False, dtype=dtype))
     if fp16:
         # the constructor refuses fp16 on CPUs
-        accelerator.parts.training.precision = Fp16(torch.device("cpu"))
+        accelerator.parts.training.precision = Fp16().set_up(torch.device("cpu"))
     for tokens in ([1.0], [], [2.0, 3.0, 6.0]):
         with accelerator.accumulate(model):
             loss = model(torch.tensor(tokens, dtype=dtype).reshape(-1, 1)).sum()
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_the_divided_loss_to_the_bit(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
     if fp16:
         # the constructor refuses fp16 on CPUs
-        accelerator.parts.training.precision = Fp16(torch.device("cpu"))
+        accelerator.parts.training.precision = Fp16().set_up(torch.device("cpu"))
     weight = torch.randn(50, dtype=dtype, requires_grad=True)
     inputs = torch.randn(50, dtype=dtype)
     expected = torch.zeros(50, dtype=dtype)

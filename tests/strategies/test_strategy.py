@@ -24,7 +24,7 @@ class Replacing(Strategy):
     data_rank, data_size = 1, 3
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, StrategySettings())
+        self.set_up(world, StrategySettings())
         self.replaced: dict[torch.Tensor, torch.Tensor] = {}
         self.devices: list[torch.device | None] = []
         self.is_whole = False

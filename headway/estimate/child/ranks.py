@@ -115,11 +115,11 @@ def replace_choice_of_strategy(note: Callable[[str], None]) -> None:
     """Leave how ranks share a model to the attempt, whatever a script tells its Accelerator."""
     choose = choice.strategy_for
 
-    def strategy_for(world: World, settings: StrategySettings) -> Strategy:
-        if settings.strategy in SHARDED or settings.activation_checkpointing:
+    def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
+        if chosen in SHARDED or settings.activation_checkpointing:
             note("how the script's Accelerator shares a model is left to the strategies compared")
-        plain = settings._replace(strategy=DDP, activation_checkpointing=False, cpu_offload=False)
-        return choose(world, plain)
+        plain = settings._replace(activation_checkpointing=False, cpu_offload=False)
+        return choose(world, DDP, plain)
 
     replace_wherever_imported("strategy_for", strategy_for)
 
