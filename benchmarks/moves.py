@@ -43,11 +43,7 @@ WHY = {
     "batch_size_finder": "the batch size is halved, in Accelerate nine tenths are taken",
     "bf16_autocast": _ORDER,
     "diffusion": _ORDER,
-    "distillation": _ORDER,
-    "gan": _ORDER,
-    "k_fold": _ORDER,
     "language_model": _ORDER,
-    "linear_regression": _ORDER,
     "logger_and_state": "a PartialState() made first joins the other ranks; Accelerate's needs"
     " cpu=True for that on CPUs, else each rank trains alone",
     "resumed_epoch": _ORDER,

@@ -6,16 +6,13 @@ All others are the installed Accelerate's own, in which the names that Headway h
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
-from importlib.util import resolve_name, spec_from_loader
+from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +33,7 @@ RUNTIME = frozenset(
 
 
 def replace_accelerate() -> None:
-    """Let all imports of `accelerate` in this process give Headway's runtime, from now on.
+    """Make all imports of `accelerate` in this process give Headway's runtime, from now on.
 
     Scripts and libraries (transformers' Trainer, TRL, diffusers) stay as they are. What has nothing
     to do with the runtime, such as device maps, is the installed Accelerate's; without one it is
@@ -77,7 +74,7 @@ class _Replacement(MetaPathFinder):
         found = _found_by_others(self, fullname, path, target)
         if module in RUNTIME or (found is None and is_module(module)):
             is_package = module in ("", "utils", "commands", "test_utils")
-            return spec_from_loader(fullname, _Runtime(module, found), is_package=is_package)
+            return spec_from_loader(fullname, _Runtime(module), is_package=is_package)
         if found is not None:
             found.loader = _Kept(module, found.loader)
         return found
@@ -141,13 +138,11 @@ class _Kept(Loader):
 class _Runtime(Loader):
     """Makes a module of Headway's names; others that Accelerate has there are refused when called.
 
-    Args:
-        module: its name below `accelerate`.
-        found: the installed Accelerate's, which is not executed; None if there is none.
+    The installed Accelerate's is not executed. `module` is the name below `accelerate`.
     """
 
-    def __init__(self, module: str, found: ModuleSpec | None) -> None:
-        self._module, self._found = module, found
+    def __init__(self, module: str) -> None:
+        self._module = module
 
     def exec_module(self, module: ModuleType) -> None:
         def get(name: str) -> Any:
@@ -168,23 +163,8 @@ class _Runtime(Loader):
         value = _ours(self._module, name, _ABSENT)
         if value is not _ABSENT:
             return value
-        source, attribute = self._bound.get(name, ("", ""))
-        if source:
-            with suppress(ImportError):  # of a package that is not installed
-                value = import_module(source)
-                return getattr(value, attribute, _ABSENT) if attribute else value
-            return _ABSENT
         topic = topic_of_name(self._module, name)
-        is_there = topic is not None if self._found is None else name in self._bound
-        return refused_when_called(name, topic, f"{asked}.{name}") if is_there else _ABSENT
-
-    @cached_property
-    def _bound(self) -> dict[str, tuple[str, str]]:
-        """The names that Accelerate's module binds: what it imports them from, if it does."""
-        if self._found is None:
-            return {}
-        loader: Any = self._found.loader
-        return dict(_bound_in(ast.parse(loader.get_source(self._found.name)), self._found.parent))
+        return _ABSENT if topic is None else refused_when_called(name, topic, f"{asked}.{name}")
 
 
 _ABSENT = object()
@@ -197,21 +177,3 @@ def _compat(module: str) -> ModuleType:
 def _ours(module: str, name: str, otherwise: Any) -> Any:
     """Return what Headway has under a name of Accelerate's module, or else `otherwise`."""
     return getattr(_compat(module), name, otherwise)
-
-
-def _bound_in(node: ast.AST, package: str | None) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the names that a module binds, each with the module and name that it is imported as."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.ClassDef):
-            yield child.name, ("", "")
-        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-            yield child.id, ("", "")
-        elif isinstance(child, ast.Import):
-            for one in child.names:
-                root = one.name.partition(".")[0]
-                yield (one.asname, (one.name, "")) if one.asname else (root, (root, ""))
-        elif isinstance(child, ast.ImportFrom):
-            source = resolve_name("." * child.level + (child.module or ""), package)
-            yield from ((one.asname or one.name, (source, one.name)) for one in child.names)
-        else:
-            yield from _bound_in(child, package)

@@ -69,16 +69,15 @@ TOPICS = (
         _DDP,
         _names("""
             ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig
-            TorchTensorParallelPlugin get_model_tp_size
-            prepare_extend_env_parallelism_config DTENSOR_PYTORCH_VERSION
-            BETA_CP_AVAILABLE_PYTORCH_VERSION BETA_TP_AVAILABLE_PYTORCH_VERSION
-            BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
+            TorchTensorParallelPlugin get_model_tp_size prepare_extend_env_parallelism_config
+            DTENSOR_PYTORCH_VERSION BETA_CP_AVAILABLE_PYTORCH_VERSION
+            BETA_TP_AVAILABLE_PYTORCH_VERSION BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
         """),
         modules=("parallelism_config",),
         members=_names("""
             torch_tp_plugin parallelism_config torch_device_mesh maybe_context_parallel
-            tensor_parallel_rank pipeline_parallel_rank
-            context_parallel_rank data_parallel_rank data_parallel_shard_rank should_save_model
+            tensor_parallel_rank pipeline_parallel_rank context_parallel_rank data_parallel_rank
+            data_parallel_shard_rank should_save_model
         """),
     ),
     Topic(
@@ -88,14 +87,13 @@ TOPICS = (
         _names("""
             OffloadedWeightsLoader PrefixedDataset align_module_device calculate_maximum_sizes
             check_device_map check_tied_parameters_in_config check_tied_parameters_on_same_device
-            compute_module_sizes cpu_offload cpu_offload_with_hook
-            disk_offload dispatch_model dtype_byte_size extract_submodules_state_dict
-            find_tied_parameters get_balanced_memory get_max_layer_size get_max_memory
-            has_offloaded_params id_tensor_storage infer_auto_device_map init_empty_weights
-            init_on_device load_checkpoint_and_dispatch load_checkpoint_in_model
-            load_offloaded_weight load_offloaded_weights load_state_dict named_module_tensors
-            offload_state_dict offload_weight retie_parameters save_offload_index
-            set_module_tensor_to_device check_device_same clean_device_map
+            compute_module_sizes cpu_offload cpu_offload_with_hook disk_offload dispatch_model
+            dtype_byte_size extract_submodules_state_dict find_tied_parameters get_balanced_memory
+            get_max_layer_size get_max_memory has_offloaded_params id_tensor_storage
+            infer_auto_device_map init_empty_weights init_on_device load_checkpoint_and_dispatch
+            load_checkpoint_in_model load_offloaded_weight load_offloaded_weights load_state_dict
+            named_module_tensors offload_state_dict offload_weight retie_parameters
+            save_offload_index set_module_tensor_to_device check_device_same clean_device_map
             compute_module_total_buffer_size fallback_allocate get_module_leaves
             get_module_size_with_ties get_non_persistent_buffers get_state_dict_from_offload
             get_state_dict_offloaded_model get_module_children_bottom_up
@@ -126,8 +124,8 @@ TOPICS = (
         """),
         modules=("utils.ao", "utils.transformer_engine"),
         members=_names("""
-            ao_recipe_handler delayed_fp8_autocast fp8_recipe_handler
-            has_fp8_handler msamp_recipe_handler te_recipe_handler
+            ao_recipe_handler delayed_fp8_autocast fp8_recipe_handler has_fp8_handler
+            msamp_recipe_handler te_recipe_handler
         """),
     ),
     Topic(
@@ -168,8 +166,8 @@ TOPICS = (
         "Accelerate's command line",
         "use `headway launch`, `headway config`, `headway env` and `headway test`",
         _names("""
-            PrepareForLaunch prepare_multi_gpu_env prepare_simple_launcher_cmd_env
-            env_var_path_add TORCH_LAUNCH_PARAMS purge_accelerate_environment test_launch
+            PrepareForLaunch prepare_multi_gpu_env prepare_simple_launcher_cmd_env env_var_path_add
+            TORCH_LAUNCH_PARAMS purge_accelerate_environment test_launch
             convert_dict_to_env_variables ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION
         """),
         modules=("commands", "utils.launch"),
@@ -190,8 +188,7 @@ TOPICS = (
         "placing processes on CPU cores",
         "start the ranks under numactl, or set OMP_NUM_THREADS",
         _names("""
-            CPUInformation get_cpu_distributed_information override_numa_affinity
-            set_numa_affinity
+            CPUInformation get_cpu_distributed_information override_numa_affinity set_numa_affinity
         """),
     ),
     Topic(
@@ -199,20 +196,17 @@ TOPICS = (
         "ask torch.cuda, or run `headway env`",
         _names("""
             check_cuda_p2p_ib_support check_os_kernel get_current_device_type get_driver_version
-            get_gpu_info get_free_port is_port_in_use are_libraries_initialized
-            is_habana_gaudi1
+            get_gpu_info get_free_port is_port_in_use are_libraries_initialized is_habana_gaudi1
         """),
     ),
     Topic(
         "choices among Accelerate's own features and file names",
         "write the value itself in the script",
         _names("""
-            BaseEnum CustomDtype EnumWithContains
-            CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC TENSOR_INT_TO_DTYPE
-            TENSOR_TYPE_TO_INT TORCH_DISTRIBUTED_OPERATION_TYPES TORCH_DYNAMO_MODES
-            TORCH_SAFE_GLOBALS MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
-            XPU_PROFILING_AVAILABLE_PYTORCH_VERSION PROFILE_PATTERN_NAME
-            WEIGHTS_PATTERN_NAME
+            BaseEnum CustomDtype EnumWithContains CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC
+            TENSOR_INT_TO_DTYPE TENSOR_TYPE_TO_INT TORCH_DISTRIBUTED_OPERATION_TYPES
+            TORCH_DYNAMO_MODES TORCH_SAFE_GLOBALS MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
+            XPU_PROFILING_AVAILABLE_PYTORCH_VERSION PROFILE_PATTERN_NAME WEIGHTS_PATTERN_NAME
             SAFE_WEIGHTS_PATTERN_NAME
         """),
     ),
@@ -220,15 +214,12 @@ TOPICS = (
         "Accelerate's own use",
         "copy the function from Accelerate into the script, if it needs it",
         _names("""
-            TensorInformation ThreadLocalSharedDict filter_trackers
-            chained_operation clean_state_dict_for_safetensors
-            convert_bytes do_nothing
-            gather_tensor_shape get_data_structure get_grad_scaler
-            get_mixed_precision_context_manager get_module_class_from_name get_shape
-            has_repeated_blocks ignorant_find_batch_size initialize_tensors
-            is_import_timer_available is_repeated_blocks
-            is_tensor_information is_torch_xpu_tensor merge_dicts move_to_device
-            pad_input_tensors patch_optimizer_step
+            TensorInformation ThreadLocalSharedDict filter_trackers chained_operation
+            clean_state_dict_for_safetensors convert_bytes do_nothing gather_tensor_shape
+            get_data_structure get_grad_scaler get_mixed_precision_context_manager
+            get_module_class_from_name get_shape has_repeated_blocks ignorant_find_batch_size
+            initialize_tensors is_import_timer_available is_repeated_blocks is_tensor_information
+            is_torch_xpu_tensor merge_dicts move_to_device pad_input_tensors patch_optimizer_step
             verify_operation
         """),
         modules=("utils.constants", "utils.rich", "utils.versions"),
@@ -247,13 +238,12 @@ TOPICS = (
         "the parts of Accelerate's own sharding",
         "shard models with Accelerator(strategy='fsdp'); prepare() and save_state() do the rest",
         _names("""
-            compile_regions_fsdp2 FSDP2_PYTORCH_VERSION
-            FSDP2_STATE_DICT_TYPE FSDP_AUTO_WRAP_POLICY FSDP_BACKWARD_PREFETCH FSDP_MODEL_NAME
-            FSDP_PYTORCH_VERSION FSDP_SHARDING_STRATEGY FSDP_STATE_DICT_TYPE
-            disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading
-            ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names
-            fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters
-            get_fsdp2_grad_scaler merge_fsdp_weights
+            compile_regions_fsdp2 FSDP2_PYTORCH_VERSION FSDP2_STATE_DICT_TYPE FSDP_AUTO_WRAP_POLICY
+            FSDP_BACKWARD_PREFETCH FSDP_MODEL_NAME FSDP_PYTORCH_VERSION FSDP_SHARDING_STRATEGY
+            FSDP_STATE_DICT_TYPE disable_fsdp_ram_efficient_loading
+            enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac
+            fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
+            fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler merge_fsdp_weights
         """),
         modules=("utils.fsdp_utils",),
     ),
@@ -330,21 +320,18 @@ def refuse_member(name: str, asked: object) -> None:
         raise MissingAttributeError(_said(name, topic), where=where, fix=topic.instead)
 
 
-def refused_when_called(name: str, topic: Topic | None, asked: str) -> type:
+def refused_when_called(name: str, topic: Topic, asked: str) -> type:
     """Return what stands for a name of Accelerate's: a class without objects.
 
     Libraries import names that they may never use: `isinstance` of such a class is False. To call
     it, or to use an attribute, raises MissingAttributeError. `asked` is the name with its module.
     """
-    instead = "" if topic is None else f"{topic.instead}; or "
 
     def refuse() -> NoReturn:
         raise MissingAttributeError(
-            f"{name}, of Accelerate, has no counterpart in Headway"
-            if topic is None
-            else _said(name, topic),
+            _said(name, topic),
             where=asked,
-            fix=f"{instead}run the script without --replace-accelerate",
+            fix=f"{topic.instead}; or run the script without --replace-accelerate",
         )
 
     class Refusing(type):
