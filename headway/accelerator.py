@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from headway.checkpoint.checkpointer import Checkpointer, refuse_keywords
-from headway.checkpoint.files import save
+from headway.checkpoint.files import save, save_weights
 from headway.checkpoint.preemption import Preemption, ResumedRun
 from headway.data.active_loader import gather_for_metrics
 from headway.data.configuration import DataLoaderConfiguration
@@ -40,11 +41,11 @@ from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
 from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, Devices, reject_unsupported
 from headway.training.connector import connect, tell
+from headway.training.models import extract_model_from_parallel
 from headway.training.preparer import Preparer, is_spread_by_device_map
 from headway.training.profiling import ProfileKwargs, profiled
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
-from headway.training.weights import Weights
 
 
 class Parts(NamedTuple):
@@ -57,7 +58,6 @@ class Parts(NamedTuple):
     training: Training
     preparer: Preparer
     steps: Steps
-    weights: Weights
     tracking: Tracking
     checkpoints: Checkpointer
     preemption: Preemption
@@ -229,7 +229,6 @@ class Accelerator:
             training,
             preparer,
             Steps(training, auto_micro_batch=auto_micro_batch),
-            Weights(training),
             tracking,
             checkpoints,
             Preemption(checkpoints, tracking, connected.settings, self.end_training),
@@ -289,7 +288,9 @@ class Accelerator:
             >>> teacher(torch.ones(4, 2)).shape
             torch.Size([4, 1])
         """
-        return self.parts.preparer.prepare_model(model, device_placement, evaluation_mode)
+        preparer = self.parts.preparer
+        make = partial(preparer.make_model, trains=not evaluation_mode)
+        return preparer.prepare_one("prepare_model", model, make, device_placement)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -306,7 +307,9 @@ class Accelerator:
             >>> weight = torch.nn.Parameter(torch.ones(2))
             >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD([weight], lr=0.1))
         """
-        return self.parts.preparer.prepare_optimizer(optimizer, device_placement)
+        preparer = self.parts.preparer
+        make = preparer.make_optimizer
+        return preparer.prepare_one("prepare_optimizer", optimizer, make, device_placement)
 
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
@@ -326,7 +329,9 @@ class Accelerator:
             >>> [batch.tolist() for batch in accelerator.prepare_data_loader(loader)]
             [[0, 1], [2]]
         """
-        return self.parts.preparer.prepare_data_loader(data_loader, device_placement)
+        preparer = self.parts.preparer
+        make = preparer.make_loader
+        return preparer.prepare_one("prepare_data_loader", data_loader, make, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
         """Return one scheduler made ready, as `prepare` does; its optimizer comes first.
@@ -342,7 +347,8 @@ class Accelerator:
             >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
             (None, None, [0.05])
         """
-        return self.parts.preparer.prepare_scheduler(scheduler)
+        preparer = self.parts.preparer
+        return preparer.prepare_one("prepare_scheduler", scheduler, preparer.make_scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget all prepared objects, free what they held, and begin a new accumulation.
@@ -473,7 +479,7 @@ class Accelerator:
             >>> product.dtype
             torch.bfloat16
         """
-        return self.parts.steps.autocast(autocast_handler)
+        return self.parts.training.precision.autocast(autocast_handler)
 
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
@@ -748,7 +754,7 @@ class Accelerator:
         """What adapts fp16's loss scale; None in other precisions."""
         return self.parts.training.precision.scaler
 
-    # ------------------------------------------------------------------ models: Weights
+    # ------------------------------------------------------------------ models: Training
 
     def unwrap_model(
         self,
@@ -769,7 +775,7 @@ class Accelerator:
             >>> accelerator.unwrap_model(accelerator.prepare(model)) is model
             True
         """
-        return self.parts.weights.unwrap_model(model, keep_fp32_wrapper, keep_torch_compile)
+        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
 
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are made without memory for their weights.
@@ -784,9 +790,10 @@ class Accelerator:
             >>> accelerator.prepare(model).weight.shape
             torch.Size([1, 2])
         """
-        return self.parts.weights.empty_init()
+        return self.parts.training.strategy.empty_init()
 
-    def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
+    @contextmanager
+    def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         """Give the model that `prepare` was given, with weights that this rank reads in full.
 
         Where the model is sharded, every rank has to enter the context, and what is written to
@@ -798,7 +805,10 @@ class Accelerator:
             ...     inner.weight.shape
             torch.Size([1, 2])
         """
-        return self.parts.weights.whole(model)
+        training = self.parts.training
+        inner = training.inner(model, "whole(...)")
+        with training.strategy.whole(inner):
+            yield inner
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of a model. Call it on every rank: each may hold a part of it.
@@ -812,7 +822,9 @@ class Accelerator:
             >>> list(accelerator.get_state_dict(model))
             ['weight', 'bias']
         """
-        return self.parts.weights.get_state_dict(model, unwrap)
+        training = self.parts.training
+        inner = training.inner(model, "get_state_dict(...)")
+        return training.strategy.state_dict(inner if unwrap else model)
 
     def save_model(
         self,
@@ -845,7 +857,15 @@ class Accelerator:
             >>> [path.name for path in Path("weights").iterdir()]
             ['model.safetensors']
         """
-        self.parts.weights.save_model(model, save_directory, max_shard_size, safe_serialization)
+        training = self.parts.training
+        save_weights(
+            training.strategy.weights_to_save(training.inner(model, "save_model(...)")),
+            save_directory,
+            max_shard_size,
+            safe_serialization,
+            read_whole=training.strategy.read_whole,
+            writes=training.world.is_main,
+        )
 
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False

@@ -168,7 +168,7 @@ def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
         outcome = Outcome(True, "written on the first machine")
     else:
         loaded = torch.load(path, map_location=accelerator.device, weights_only=True)
-        accelerator.parts.weights.load_state_dict(again, loaded)
+        accelerator.parts.training.strategy.load_state_dict(accelerator.unwrap_model(again), loaded)
         pairs = zip(again.parameters(), model.parameters(), strict=True)
         is_right = all(torch.equal(one, other) for one, other in pairs)
         size = os.path.getsize(path) // 1024

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -66,25 +66,14 @@ def is_torch_version(operation: str, version: str) -> bool:
     return compare_versions("torch", operation, version)
 
 
-def is_cuda_available() -> bool:
-    """Return whether torch can use a CUDA or ROCm GPU.
+def is_mps_available(min_version: str = "1.12") -> bool:
+    """Return whether torch is at least of `min_version` and can use the GPU of an Apple chip.
 
     Examples:
-        >>> from headway.utils import is_cuda_available
-        >>> backend = "nccl" if is_cuda_available() else "gloo"
+        >>> from headway.utils import is_mps_available
+        >>> device = "mps" if is_mps_available() else "cpu"
     """
-    return torch.cuda.is_available()
-
-
-def is_rocm_available() -> bool:
-    """Return whether torch can use a ROCm GPU.
-
-    Examples:
-        >>> from headway.utils import is_cuda_available, is_rocm_available
-        >>> is_cuda_available() or not is_rocm_available()
-        True
-    """
-    return torch.version.hip is not None and torch.cuda.is_available()
+    return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
@@ -98,26 +87,6 @@ def is_xpu_available(check_device: bool = False) -> bool:
         >>> backend = "xccl" if is_xpu_available() else "gloo"
     """
     return torch.xpu.is_available()
-
-
-def is_xccl_available() -> bool:
-    """Return whether torch can form process groups of Intel GPUs.
-
-    Examples:
-        >>> from headway.utils import is_xccl_available
-        >>> backend = "xccl" if is_xccl_available() else "gloo"
-    """
-    return torch.distributed.is_xccl_available()
-
-
-def is_mps_available(min_version: str = "1.12") -> bool:
-    """Return whether torch is at least of `min_version` and can use the GPU of an Apple chip.
-
-    Examples:
-        >>> from headway.utils import is_mps_available
-        >>> device = "mps" if is_mps_available() else "cpu"
-    """
-    return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
@@ -137,35 +106,14 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
     )
 
 
-def is_fp16_available() -> bool:
-    """Return whether the best device of this machine gains from fp16: every GPU does, no CPU.
+def _whether(what: str, holds: Callable[[], bool]) -> Callable[[], bool]:
+    """Return the function that says whether something holds."""
 
-    Examples:
-        >>> from headway.utils import is_fp16_available
-        >>> mixed_precision = "fp16" if is_fp16_available() else "no"
-    """
-    return torch.cuda.is_available() or is_xpu_available() or is_mps_available()
+    def is_so() -> bool:
+        return holds()
 
-
-def is_torch_distributed_available() -> bool:
-    """Return whether torch can form process groups.
-
-    Examples:
-        >>> from headway.utils import is_torch_distributed_available
-        >>> backends = ["gloo"] if is_torch_distributed_available() else []
-    """
-    return torch.distributed.is_available()
-
-
-def is_weights_only_available() -> bool:
-    """Return True: every torch that Headway runs on loads files with `weights_only=True`.
-
-    Examples:
-        >>> from headway.utils import is_weights_only_available
-        >>> is_weights_only_available()
-        True
-    """
-    return True
+    is_so.__doc__ = f"Return whether {what}."
+    return is_so
 
 
 def _package(package: str, *distributions: str) -> Callable[..., bool]:
@@ -199,6 +147,27 @@ def _unsupported(what: str) -> Callable[..., bool]:
     return is_used
 
 
+is_cuda_available = _whether("torch can use a CUDA or ROCm GPU", lambda: torch.cuda.is_available())
+is_rocm_available = _whether(
+    "torch can use a ROCm GPU", lambda: torch.version.hip is not None and torch.cuda.is_available()
+)
+is_xccl_available = _whether(
+    "torch can form process groups of Intel GPUs", lambda: torch.distributed.is_xccl_available()
+)
+is_fp16_available = _whether(
+    "the best device of this machine gains from fp16: every GPU does, no CPU",
+    lambda: is_cuda_available() or is_xpu_available() or is_mps_available(),
+)
+is_torch_distributed_available = _whether(
+    "torch can form process groups", lambda: torch.distributed.is_available()
+)
+is_weights_only_available = _whether(
+    "torch loads files with `weights_only=True`: every one that Headway runs on", lambda: True
+)
+
+_has_rich = _package("rich")
+_has_tensorboard = _package("tensorboard")
+_has_tensorboardx = _package("tensorboardX")
 is_4bit_bnb_available = _package("bitsandbytes")
 is_8bit_bnb_available = _package("bitsandbytes")
 is_aim_available = _package("aim")
@@ -206,7 +175,6 @@ is_amdsmi_available = _package("amdsmi")
 is_bnb_available = _package("bitsandbytes")
 is_boto3_available = _package("boto3")
 is_clearml_available = _package("clearml")
-_has_rich = _package("rich")
 is_comet_ml_available = _package("comet_ml", "comet-ml")
 is_datasets_available = _package("datasets")
 is_dvclive_available = _package("dvclive")
@@ -230,39 +198,16 @@ is_transformers_available = _package("transformers")
 is_triton_available = _package("triton")
 is_wandb_available = _package("wandb")
 
-
-def is_rich_available() -> bool:
-    """Return whether rich is installed, and `ACCELERATE_ENABLE_RICH` asks for it.
-
-    Accelerate itself shows tracebacks by rich then.
-
-    Examples:
-        >>> from headway.utils import is_rich_available
-        >>> is_rich_available()
-        False
-    """
-    return _has_rich() and parse_flag_from_env("ACCELERATE_ENABLE_RICH")
-
-
-def is_torchdata_stateful_dataloader_available() -> bool:
-    """Return whether torchdata has a StatefulDataLoader.
-
-    Examples:
-        >>> from headway.utils import is_torchdata_stateful_dataloader_available
-        >>> kind = "stateful" if is_torchdata_stateful_dataloader_available() else "usual"
-    """
-    return is_torchdata_available("0.8.0")
-
-
-def is_tensorboard_available() -> bool:
-    """Return whether tensorboard or tensorboardX is installed.
-
-    Examples:
-        >>> from headway.utils import is_tensorboard_available
-        >>> log_with = "tensorboard" if is_tensorboard_available() else "jsonl"
-    """
-    return _package("tensorboard")() or _package("tensorboardX")()
-
+is_rich_available = _whether(
+    "rich is installed, and `ACCELERATE_ENABLE_RICH` asks for it",
+    lambda: _has_rich() and parse_flag_from_env("ACCELERATE_ENABLE_RICH"),
+)
+is_tensorboard_available = _whether(
+    "tensorboard or tensorboardX is installed", lambda: _has_tensorboard() or _has_tensorboardx()
+)
+is_torchdata_stateful_dataloader_available = _whether(
+    "torchdata has a StatefulDataLoader", lambda: is_torchdata_available("0.8.0")
+)
 
 is_bitsandbytes_multi_backend_available = _unsupported("bitsandbytes on other devices than CUDA")
 is_deepspeed_available = _unsupported("DeepSpeed")
@@ -280,3 +225,6 @@ is_sdaa_available = _unsupported("SDAA devices")
 is_torch_xla_available = _unsupported("torch_xla")
 is_transformer_engine_available = _unsupported("Transformer Engine")
 is_transformer_engine_mxfp8_available = _unsupported("Transformer Engine")
+
+if not TYPE_CHECKING:  # type checkers follow no comprehension
+    __all__ = [name for name in dir() if name.startswith("is_") or name == "compare_versions"]

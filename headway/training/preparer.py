@@ -90,39 +90,10 @@ class Preparer:
         results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def prepare_model(
-        self,
-        model: torch.nn.Module,
-        device_placement: bool | None = None,
-        evaluation_mode: bool = False,
+    def prepare_one(
+        self, method: str, obj: Any, make: Prepare, device_placement: bool | None = None
     ) -> Any:
-        """Return one model made ready, as `prepare` does."""
-        make = partial(self.make_model, trains=not evaluation_mode)
-        return self._prepare_one("prepare_model", model, make, device_placement)
-
-    def prepare_optimizer(
-        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
-    ) -> Any:
-        """Return one optimizer made ready, as `prepare` does."""
-        return self._prepare_one(
-            "prepare_optimizer", optimizer, self.make_optimizer, device_placement
-        )
-
-    def prepare_data_loader(
-        self, data_loader: DataLoader[Any], device_placement: bool | None = None
-    ) -> Any:
-        """Return one data loader made ready, as `prepare` does."""
-        return self._prepare_one(
-            "prepare_data_loader", data_loader, self.make_loader, device_placement
-        )
-
-    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Return one scheduler made ready, as `prepare` does; its optimizer comes first."""
-        return self._prepare_one("prepare_scheduler", scheduler, self.make_scheduler, None)
-
-    def _prepare_one(
-        self, method: str, obj: Any, make: Prepare, device_placement: bool | None
-    ) -> Any:
+        """Return an object made ready by `make`, which knows its kind; `method` is for an error."""
         self.training.take_over([obj])
         if self.training.find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement

@@ -13,10 +13,11 @@ from torch.distributed.algorithms.join import Join
 
 from headway.contract.progress import BACKWARD, Progress
 from headway.distributed.collectives import reduce
-from headway.precision.precision import AutocastKwargs
+from headway.distributed.meeting import meet, run_ahead
+from headway.errors import UsageError
+from headway.training.micro_batches import MicroBatches
 from headway.training.optimizer import PreparedOptimizer
 from headway.training.training import Training
-from headway.training.weighing import Weighing
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
 
@@ -28,20 +29,18 @@ class Steps:
         if auto_micro_batch:
             training.strategy.require_whole_models("auto_micro_batch=True")
         self.training = training
-        self.weighing = Weighing(training, auto_micro_batch=auto_micro_batch)
         self.is_triggered = False
-
-    def autocast(
-        self, autocast_handler: AutocastKwargs | None = None
-    ) -> AbstractContextManager[Any]:
-        """Return the context in which operations outside a prepared model use the precision."""
-        return self.training.precision.autocast(autocast_handler)
+        self._split: MicroBatches | None = None
+        if auto_micro_batch:
+            self._split = MicroBatches(
+                training.accumulation, training.strategy, training.token_mean, training.parameters
+            )
 
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
     ) -> None:
         """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        weighed, gradient = self.weighing.weighed(loss, num_tokens, kwargs.pop("gradient", None))
+        weighed, gradient = self._weighed(loss, num_tokens, kwargs.pop("gradient", None))
         if gradient is not None:
             kwargs["gradient"] = gradient
         progress = self.training.progress
@@ -52,11 +51,57 @@ class Steps:
             progress.end_backward()
         if progress.is_due:
             _note_loss(progress, loss, num_tokens)
-        self.weighing.after_backward()
+        if self._split is not None and self._split.is_active:
+            self._split.after_backward()
+
+    def _weighed(
+        self,
+        loss: torch.Tensor,
+        num_tokens: int | torch.Tensor | None,
+        gradient: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the loss, and the gradient with which its backward pass begins; None is 1.
+
+        The loss is the sum of `num_tokens`, or a mean; `gradient` is what the script has given.
+        """
+        training, accumulation = self.training, self.training.accumulation
+        if self._split is not None and self._split.is_active:
+            loss = self._split.weighed(loss, by_tokens=num_tokens is not None)
+        elif accumulation.steps > 1 and accumulation.num_steps:
+            training.token_mean.refuse_mixture(accumulation, num_tokens is not None)
+        if num_tokens is not None:
+            if gradient is not None:
+                raise UsageError(
+                    "backward() got both num_tokens and gradient",
+                    where="the script's backward(loss, num_tokens=..., gradient=...)",
+                    fix="multiply the loss by the gradient, and pass num_tokens alone",
+                )
+            return loss, self._by_tokens(loss, num_tokens)
+        if accumulation.steps > 1:
+            if gradient is not None:
+                return loss, gradient / accumulation.steps
+            if loss.numel() == 1:  # for others torch says that it needs a gradient
+                return loss, accumulation.gradient_of(loss)
+        return loss, gradient
+
+    def _by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
+        """Return the gradient with which the backward pass of a sum over tokens begins."""
+        training = self.training
+        if training.strategy.shards:
+            training.token_mean.refuse_withheld()
+            if not run_ahead([loss]):
+                meet("backward(num_tokens=...)")
+        return training.token_mean.start_of_backward(
+            loss,
+            num_tokens,
+            training.accumulation.sync_gradients,
+            training.parameters,
+            is_exchanged=training.strategy.shards or training.accumulation.exchanges_each_batch,
+        )
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step."""
-        split, accumulation = self.weighing.micro_batches, self.training.accumulation
+        split, accumulation = self._split, self.training.accumulation
         if split is not None and split.is_active:
             return split.guard(self._no_sync(models))
         accumulation.begin_micro_batch()
@@ -77,8 +122,9 @@ class Steps:
         self, batch: Any, *, max_size: int | None = None, min_size: int = 1
     ) -> Iterator[Any]:
         """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`."""
-        split = self.weighing.micro_batches
-        return iter((batch,)) if split is None else split.parts(batch, max_size, min_size)
+        if self._split is None:
+            return iter((batch,))
+        return self._split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""

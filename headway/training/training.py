@@ -12,6 +12,7 @@ import torch
 
 from headway.contract.progress import Progress
 from headway.data.loader import PreparedDataLoader
+from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.memory.device import clear_device_cache
@@ -122,6 +123,12 @@ class Training:
     def inner_models(self) -> list[torch.nn.Module]:
         """The same models as they were before `prepare`."""
         return [extract_model_from_parallel(one, keep_torch_compile=False) for one in self.models]
+
+    def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
+        """Return the model as it was before `prepare`; where it is sharded, all ranks `call`."""
+        if self.strategy.shards:
+            meet(call)
+        return extract_model_from_parallel(model, keep_torch_compile=False)
 
     @property
     def optimizers(self) -> list[PreparedOptimizer]:

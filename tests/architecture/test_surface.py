@@ -34,9 +34,24 @@ def public_members(file: str, name: str) -> list[str]:
 
 def public_names(file: str) -> list[str]:
     """Return the names that a module imports for others, read from its source without torch."""
-    body = ast.parse((PACKAGE / file).read_text()).body
-    names = [a.name for node in body if isinstance(node, ast.ImportFrom) for a in node.names]
-    return [name for name in names if name != "annotations"]
+    names = []
+    for node in ast.parse((PACKAGE / file).read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            found = [one.name for one in node.names]
+            names += functions_of(node.module) if found == ["*"] else found
+    return names
+
+
+def functions_of(module: str | None) -> list[str]:
+    """Return the public functions that a module defines, or has another one make."""
+    names: list[str] = []
+    source = PACKAGE.parent.joinpath(*str(module).split(".")).with_suffix(".py")
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [to.id for to in node.targets if isinstance(to, ast.Name)]
+    return [name for name in names if not name.startswith("_")]
 
 
 def flags_of(command: str) -> list[str]:
