@@ -1,10 +1,4 @@
-"""Shows the ranks' lines on the launcher's stdout and stderr: prefixed, coloured, merged, whole.
-
-On a terminal, a line that several ranks write within a tenth of a second is shown once, with all of
-them in its prefix: `[0, 2-3] loading data`. A line is held for at most that long, and only until
-every rank has written it or a later one. The order of each rank's stdout is kept, and that of its
-stderr; between the two, which are separate pipes, a line may move by that tenth of a second.
-"""
+"""Shows the ranks' lines on the launcher's stdout and stderr: whole, prefixed and coloured."""
 
 from __future__ import annotations
 
@@ -13,17 +7,13 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
-from headway.contract.notes import line_of, ranges
-from headway.launcher.output.sinks import MAX_QUEUED, Sink, is_same_file
+from headway.contract.notes import line_of
+from headway.launcher.output.sinks import Sink, is_same_file
 
-_MERGE_S = 0.1
-_MAX_HELD = 1000  # lines
-_BAR_S = 10.0  # a rank whose bar has not moved for so long no longer has the terminal's bar
 _NOTICE_S = 1.0  # a wait for a reader is announced after this
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes; red is for errors
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -66,18 +56,11 @@ class Console:
         terminals = (one for one in (error, out) if one.is_terminal)
         self._sink_below = next(terminals, None) if moves and not is_raw else None
         self._lost: set[Sink] = set()
-        self._bar = (-1, 0.0)  # the rank that draws the terminal's bar, and until when
-        self._held: deque[_Line] = deque()
-        self._held_size = 0
-        # by rank and target, the number of its newest line
-        self._newest: dict[tuple[int, int], int] = {}
-        self._count = 0
+        self._first = 0  # the lowest rank that is shown
 
     def begin(self, ranks: Iterable[int]) -> None:
-        """Set which ranks will write: a line that all of them have written is held no longer."""
-        self._newest = {
-            (rank, target): 0 for rank in ranks if self.shows(rank) for target in (1, 2)
-        }
+        """Set which ranks will write."""
+        self._first = min(filter(self.shows, ranks), default=0)
 
     @contextmanager
     def takes_stderr(self) -> Iterator[None]:
@@ -125,60 +108,22 @@ class Console:
         errors = [sink.error for sink in self._lost]
         return any(error and not isinstance(error, BrokenPipeError) for error in errors)
 
-    @property
-    def due(self) -> float:
-        """When `show_due` has something to show, on the monotonic clock."""
-        return self._held[0].due if self._held else _NEVER
-
     def pass_on(self, target: int, data: bytes) -> None:
         """Show bytes as they are."""
         self._sinks[target].pass_on(data)
 
-    def write_lines(self, rank: int, target: int, lines: bytes, *, is_new: bool = False) -> None:
-        """Show whole lines of one rank's stdout (1) or stderr (2) at once.
+    def write(self, rank: int, target: int, text: bytes, *, is_new: bool = False) -> None:
+        """Show lines of one rank's stdout (1) or stderr (2); the last one may be unfinished.
 
-        The first may be the rest of a line; with `is_new` it does not go on with an unfinished one.
+        The first may be the rest of a line; with `is_new` it does not continue an unfinished one.
         """
-        self._show([rank], target, lines, is_new=is_new)
-
-    def write_line(self, rank: int, target: int, text: bytes) -> None:
-        """Show a line, or the rest of one; it may be held for a moment to be merged."""
         sink = self._sinks[target]
-        if not self.is_prefixed or not sink.is_terminal or sink.owner == (rank, target):
-            self._show([rank], target, text)
-            return
-        line = self._same_line(rank, target, text)
-        if line is None:
-            self._count += 1
-            line = _Line(self._count, time.monotonic() + _MERGE_S, target, text, [])
-            self._held.append(line)
-            self._held_size += len(text)
-        line.ranks.append(rank)
-        self._newest[rank, target] = line.number
-        while self._held and (self._is_complete(self._held[0]) or self._holds_too_much()):
-            self._show_oldest()
-
-    def write_piece(self, rank: int, target: int, text: bytes) -> None:
-        """Show an unfinished line at once: a progress bar, a prompt, a very long line."""
-        self._show_through(max(self._newest.get((rank, either), 0) for either in (1, 2)))
-        self._show([rank], target, text)
+        prefix = self._prefix(rank, sink) if self.is_prefixed else b""
+        sink.show((rank, target), text, prefix, is_new=is_new)
 
     def may_draw(self, rank: int) -> bool:
-        """Return whether this rank's progress bar is the one that moves on the terminal.
-
-        It is that of the lowest rank that draws one.
-        """
-        drawing, until = self._bar
-        now = time.monotonic()
-        if rank > drawing >= 0 and now < until:
-            return False
-        self._bar = (rank, now + _BAR_S)
-        return True
-
-    def show_due(self, now: float) -> None:
-        """Show the lines that have been held long enough."""
-        while self._held and self._held[0].due <= now:
-            self._show_oldest()
+        """Return whether this rank's progress bar moves on a terminal: that of the lowest one."""
+        return rank == self._first
 
     def give_up(self, patience_s: float) -> None:
         """Discard the output for streams that fail, or have accepted nothing for `patience_s`."""
@@ -201,11 +146,10 @@ class Console:
         return min((since + patience_s - now for since in times if since), default=_NEVER)
 
     def close(self, patience_s: float) -> None:
-        """Show all lines that are held, and wait until everything is written.
+        """Wait until everything is written.
 
         The output for a stream that accepts nothing for `patience_s` seconds is discarded.
         """
-        self._show_through(self._count)
         self.show_below("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
@@ -258,45 +202,10 @@ class Console:
     def _note_change(self) -> None:
         self.on_change()
 
-    def _same_line(self, rank: int, target: int, text: bytes) -> _Line | None:
-        """Return the oldest held line with this text that comes after the rank's newest one."""
-        found = None
-        for line in reversed(self._held):
-            if line.number <= self._newest[rank, target]:
-                break
-            if (line.target, line.text) == (target, text):
-                found = line
-        return found
-
-    def _is_complete(self, line: _Line) -> bool:
-        """Return whether each rank has written this line, or a later one."""
-        return all(
-            newest >= line.number
-            for (_, target), newest in self._newest.items()
-            if target == line.target
-        )
-
-    def _holds_too_much(self) -> bool:
-        return len(self._held) > _MAX_HELD or self._held_size > MAX_QUEUED
-
-    def _show_through(self, number: int) -> None:
-        while self._held and self._held[0].number <= number:
-            self._show_oldest()
-
-    def _show_oldest(self) -> None:
-        line = self._held.popleft()
-        self._held_size -= len(line.text)
-        self._show(line.ranks, line.target, line.text)
-
-    def _show(self, ranks: list[int], target: int, text: bytes, *, is_new: bool = False) -> None:
-        sink = self._sinks[target]
-        prefix = self._prefix(ranks, sink) if self.is_prefixed else b""
-        sink.show((ranks[0], target), text, prefix, is_new=is_new)
-
-    def _prefix(self, ranks: list[int], sink: Sink) -> bytes:
-        label = f"[{ranges(ranks)}]"
-        if self._colored and sink.is_terminal and len(ranks) == 1:
-            label = f"\x1b[{_COLORS[ranks[0] % len(_COLORS)]}m{label}\x1b[0m"
+    def _prefix(self, rank: int, sink: Sink) -> bytes:
+        label = f"[{rank}]"
+        if self._colored and sink.is_terminal:
+            label = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{label}\x1b[0m"
         return f"{label} ".encode()
 
 
@@ -327,16 +236,6 @@ class StatusLine:
             self._console.show_below(line)
         elif line:
             self._console.warn(line)
-
-
-class _Line(NamedTuple):
-    """A line that is held until other ranks write it too."""
-
-    number: int  # in the order in which the lines came
-    due: float
-    target: int
-    text: bytes
-    ranks: list[int]
 
 
 class _OwnText(io.TextIOBase):

@@ -145,7 +145,6 @@ class Output:
                 else:
                     self._read(key.data, streams)
             now = time.monotonic()
-            self.console.show_due(now)
             if self._status is not None:
                 self._status.show_due(now)
             due = [stream for stream in streams - self._paused if stream.due <= now]
@@ -179,7 +178,7 @@ class Output:
         """Return how long there is nothing to do unless a rank writes; None: no limit."""
         moments = [stream.due for stream in streams if stream not in self._paused]
         status_due = _NEVER if self._status is None else self._status.due
-        due = min([self._deadline, self.console.due, status_due, *moments]) - time.monotonic()
+        due = min([self._deadline, status_due, *moments]) - time.monotonic()
         due = min(due, self.console.wait_s(self._patience_s))
         return None if due == _NEVER else max(0, due)
 

@@ -15,7 +15,6 @@ _BAR_S = 10.0  # between two states of a progress bar, where there is no termina
 _NEVER = float("inf")
 _UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
 _WENT_UP = re.compile(rb"(?:\x1b\[A)+(?!\x1b|\Z)")
-_REDRAWN = re.compile(rb"[^\n]*\r(?!\n)")  # what a carriage return has the rest of a line replace
 
 
 def view_of(console: Console, rank: int, target: int) -> View | None:
@@ -65,139 +64,96 @@ class View:
 class FileView(View):
     """Whole lines at once, an unfinished one after a second, a progress bar every ten seconds.
 
-    A bar is a line with carriage returns: each replaces what was drawn before. Its last state is
-    always shown. Of several bars below each other, the newest state of any of them is shown.
+    A bar is a line with carriage returns, each of which replaces what was drawn before: what was
+    drawn last is shown. Bars that are drawn below each other are one such line.
     """
 
     def __init__(self, console: Console, rank: int, target: int) -> None:
         super().__init__(console, rank, target)
-        self._began_at = _NEVER  # the unfinished line
-        self._is_in_bar = False  # the unfinished line is a bar, and begins with a carriage return
-        self._state = b""  # of a bar, not shown yet
-        self._state_due = _NEVER
-        self._shown_state = b""
+        self._due = _NEVER
+        self._shown_state = b""  # of the bar
         self._shown_at = -_BAR_S
 
     @property
     def due(self) -> float:
-        return min(self._began_at + _UNFINISHED_S, self._state_due)
+        return self._due
 
     def take(self, data: bytes) -> None:
         text = self._rest + data
         if b"\x1b" in text:  # a search for one byte is a hundred times faster than for more
-            text = _without_moves(text)
+            while _UP + b"\n" in text:
+                text = text.replace(_UP + b"\n", b"")
+            text = _WENT_UP.sub(b"\r", text)
         end = text.rfind(b"\n") + 1
         if end:
             self._show_lines(text[:end])
-            self._began_at = _NEVER
-            self._is_in_bar = False
-        self._rest = text[end:]
-        if b"\r" in self._rest[:-1]:  # a last one may be half of an end of line
-            self._note_state()
+            self._due = _NEVER
+        self._rest = _last_state(text[end:])
         if len(self._rest) > LONGEST:
-            self._show_unfinished()
-        if not self._rest or self._is_in_bar:
-            self._began_at = _NEVER
-        elif self._began_at == _NEVER:
-            self._began_at = time.monotonic()
+            self.show_due()
+        elif self._rest and self._due == _NEVER:
+            self._due = time.monotonic() + _UNFINISHED_S
+            if _is_bar(self._rest):
+                self._due = max(self._due, self._shown_at + _BAR_S)
 
     def show_due(self) -> None:
-        now = time.monotonic()
-        if self._began_at + _UNFINISHED_S <= now:
-            if b"\r" in self._rest:
-                self._note_state()
-            else:
-                self._show_unfinished()
-            self._began_at = _NEVER
-        if self._state_due <= now:
-            self._show_state()
+        self._due = _NEVER
+        if b"\r" not in self._rest or len(self._rest) > LONGEST:
+            self._write(self._rest)
+            self._rest = b""
+        elif (state := _drawn(self._rest)) not in (b"", self._shown_state):
+            self._write(state + b"\n", is_new=True)
+            self._shown_state, self._shown_at = state, time.monotonic()
 
     def finish(self) -> None:
-        if b"\r" in self._rest:
-            self._note_state()
-        elif self._rest:
+        if self._rest:
             self._show_lines(self._rest + b"\n")
-        if self._state:
-            self._show_state()
         self._rest = b""
 
     def _show_lines(self, lines: bytes) -> None:
-        is_new = False
-        if self._is_in_bar or _has_states(lines):
-            first, _, others = lines.partition(b"\n")
-            is_new = self._is_in_bar or b"\r" in first[:-1]
-            lines = self._end_of_bar(first) if is_new else first + b"\n"
-            lines += _REDRAWN.sub(b"", others)
-        if lines:
-            lines = self._without_torchs_prefix(lines)
-            self._console.write_lines(self._rank, self._target, lines, is_new=is_new)
+        first, _, others = lines.partition(b"\n")
+        is_bar = _is_bar(first) or bool(self._shown_state)
+        if is_bar:
+            state, first = _drawn(first), b""
+            if state and state != self._shown_state:
+                first = state + b"\n"
+            self._shown_state = b""
+        else:
+            first += b"\n"
+        if b"\r" in others:
+            others = b"".join(
+                _drawn(one) + b"\n" if _is_bar(one) else one + b"\n"
+                for one in others.split(b"\n")[:-1]
+            )
+        if first or others:
+            self._write(first + others, is_new=is_bar)
 
-    def _end_of_bar(self, line: bytes) -> bytes:
-        """Return what is to be shown of a bar's last line: nothing if that has been shown."""
-        *states, last = line.split(b"\r")
-        self._note_states(states)
-        if last.isspace() or (last and states[-1].isspace()):  # the bar has been erased
-            return last.strip() and last + b"\n"
-        last = last or self._state
-        is_shown = last == self._shown_state
-        self._forget_state()
-        self._shown_state = b""
-        return last + b"\n" if last and not is_shown else b""
-
-    def _note_state(self) -> None:
-        """Remember the newest state in the unfinished line, and forget those before."""
-        self._is_in_bar = True
-        *states, last = self._rest.split(b"\r")
-        self._note_states([*states, last])
-        erased = [states[-1]] if states[-1].isspace() else []
-        self._rest = b"\r" + b"\r".join([*erased, last])
-
-    def _note_states(self, states: list[bytes]) -> None:
-        states = [state.replace(_UP, b"") for state in states]
-        drawn = next((state for state in reversed(states) if state.strip()), b"")
-        if drawn and drawn != self._shown_state:
-            self._state = drawn
-            if self._state_due == _NEVER:
-                soon = min(self._began_at, time.monotonic()) + _UNFINISHED_S
-                self._state_due = max(soon, self._shown_at + _BAR_S)
-
-    def _show_state(self) -> None:
-        line = self._without_torchs_prefix(self._state + b"\n")
-        self._console.write_lines(self._rank, self._target, line, is_new=True)
-        self._shown_state, self._shown_at = self._state, time.monotonic()
-        self._forget_state()
-
-    def _forget_state(self) -> None:
-        self._state = b""
-        self._state_due = _NEVER
-
-    def _show_unfinished(self) -> None:
-        self._console.write_piece(self._rank, self._target, self._without_torchs_prefix(self._rest))
-        self._rest = b""
+    def _write(self, text: bytes, *, is_new: bool = False) -> None:
+        text = self._without_torchs_prefix(text)
+        self._console.write(self._rank, self._target, text, is_new=is_new)
 
 
-def _without_moves(text: bytes) -> bytes:
-    """Turn moves to the line above into carriage returns, and remove those that go down again.
-
-    One after text that is no bar ends its line: a terminal leaves the text where it is.
-    """
-    while _UP + b"\n" in text:
-        text = text.replace(_UP + b"\n", b"")
-
-    def end(move: re.Match[bytes]) -> bytes:
-        line = text[text.rfind(b"\n", 0, move.start()) + 1 : move.start()]
-        return b"\n" if line.strip() and b"\r" not in line else b"\r"
-
-    return _WENT_UP.sub(end, text)
+def _is_bar(line: bytes) -> bool:
+    """Return whether there is a carriage return that is no part of the end of a line."""
+    return b"\r" in line.removesuffix(b"\r")
 
 
-def _has_states(lines: bytes) -> bool:
-    """Return whether there is a carriage return that does not belong to the end of a line."""
-    return b"\r" in lines and lines.count(b"\r") > lines.count(b"\r\n")
+def _drawn(line: bytes) -> bytes:
+    """Return what was drawn last in a line, without what only erases it."""
+    states = (one.replace(_UP, b"") for one in reversed(line.split(b"\r")))
+    return next((one for one in states if one.strip()), b"")
+
+
+def _last_state(rest: bytes) -> bytes:
+    """Return an unfinished line without the states that are drawn over."""
+    if not _is_bar(rest):
+        return rest
+    last = rest.rpartition(b"\r")[2]
+    return b"\r" + _drawn(rest[: len(rest) - len(last)]) + b"\r" + last
 
 
 class TerminalView(View):
-    """Lines that may be merged with those of other ranks, and one rank's progress bar."""
+    """Lines, and one rank's progress bar."""
 
     def __init__(self, console: Console, rank: int, target: int) -> None:
         super().__init__(console, rank, target)
@@ -220,7 +176,7 @@ class TerminalView(View):
         if b"\r" in self._rest[1:]:
             drawn, _, last = self._rest.rpartition(b"\r")
             if self._console.may_draw(self._rank):
-                self._console.write_piece(self._rank, self._target, drawn)
+                self._console.write(self._rank, self._target, drawn)
             self._rest = b"\r" + last
         if len(self._rest) > LONGEST:
             self._show_unfinished()
@@ -237,11 +193,11 @@ class TerminalView(View):
         self._rest = b""
 
     def _show_line(self, line: bytes) -> None:
-        if b"\r" in line.rstrip(b"\r") and not self._console.may_draw(self._rank):
-            line = _REDRAWN.sub(b"", line)
+        if _is_bar(line) and not self._console.may_draw(self._rank):
+            line = line.rstrip(b"\r").rpartition(b"\r")[2]
         line = self._without_torchs_prefix(line)
-        self._console.write_line(self._rank, self._target, line + b"\n")
+        self._console.write(self._rank, self._target, line + b"\n")
 
     def _show_unfinished(self) -> None:
-        self._console.write_piece(self._rank, self._target, self._rest)
+        self._console.write(self._rank, self._target, self._rest)
         self._rest = b""
