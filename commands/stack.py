@@ -12,7 +12,7 @@ from headway.commands.ps import print_runs
 from headway.errors import LaunchError
 from headway.launcher.diagnosis.run_socket import Run, ask_for_stacks, list_runs
 
-_TIMEOUT_S = 60.0  # the launcher watches the ranks for some seconds before it answers
+_TIMEOUT_S = 60.0  # ranks have some seconds to answer the launcher
 
 PID = (
     "PID: the process id of the launcher or of a rank; not needed if one launch of yours runs here"
@@ -23,9 +23,9 @@ def main(argv: Sequence[str]) -> int:
     """Run `headway stack` with these words and return the exit code."""
     parser = Parser(
         "stack",
-        "Print the stacks of all ranks of a running `headway launch`, and which rank keeps the "
-        "others waiting; that takes up to 15 s if the ranks seem to stand still. Nothing in the "
-        "ranks is interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
+        "Print the stacks of all ranks of a running `headway launch`, how long ago the last "
+        "progress was, and which ranks keep the others waiting. Nothing in the ranks is "
+        "interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
         usage="headway stack [--interrupt] [PID]",
         appendix=f"\n{PID}\n",
     )

@@ -1,24 +1,34 @@
-"""Compares what ranks report: whether they hang or are only slow, which is behind, where. Pure."""
+"""Compares what ranks report: where each is, and which keep the others waiting. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from itertools import pairwise
 from typing import NamedTuple
 
 from headway.contract.notes import named, ranges
 from headway.contract.records import (
     CALLED_BY_ALL_RANKS,
     OF_HEADWAY,
+    Answer,
+    Crash,
+    End,
     Frame,
     Group,
     ProgressSnapshot,
     shown,
 )
 from headway.launcher.diagnosis.process_state import ProcessState
-from headway.launcher.diagnosis.stacks import Stack, format_stack, users_frame
+from headway.launcher.diagnosis.stacks import (
+    Stack,
+    format_stack,
+    parse_stacks,
+    parse_traceback,
+    users_frame,
+    users_stacks,
+    waits_for_threads,
+)
 from headway.launcher.diagnosis.torch_messages import EQUAL_SIZE_COLLECTIVES
 
 EXIT_CODE = 124
@@ -76,6 +86,68 @@ class RankStatus(NamedTuple):
         return next((one for one in self.groups or () if one.name == name), None)
 
 
+class RankFacts(NamedTuple):
+    """What a rank has sent, and what the system says of its process."""
+
+    rank: int
+    code: int | None = None  # of its process, once that has ended
+    ends: Sequence[Crash | End] = ()  # as it reported them
+    groups: tuple[Group, ...] | None = None
+    progress: ProgressSnapshot | None = None
+    answer: Answer | None = None  # the last one
+    before: Answer | None = None  # the one before that
+    is_closed: bool = False  # its script has closed the descriptors that it is asked through
+    process: ProcessState | None = None  # where it has been asked and does not answer
+    written: str = ""  # by faulthandler, on request
+
+
+def status_of(facts: RankFacts) -> RankStatus:
+    """Return what the facts mean.
+
+    A rank whose process runs is where its stack says, unless its program has ended, none of its
+    collectives is open, and Python does not wait for its threads: then it has left.
+    """
+    status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
+    end = next((one for one in facts.ends if isinstance(one, End)), None)
+    crash = next((one for one in facts.ends if isinstance(one, Crash)), None)
+    if facts.code is None:
+        if facts.is_closed and not facts.ends:
+            return status._replace(groups=None, no_stack=NoStack.CLOSED)
+        stacks, no_stack = _stacks_of(facts)
+        is_waiting = any(group.waits_for is not None for group in facts.groups or ())
+        if end is None or is_waiting or waits_for_threads(stacks):
+            answers = [one and one.stacks[:1] for one in (facts.before, facts.answer)]
+            is_working = facts.process is None and None not in answers and answers[0] != answers[1]
+            return status._replace(
+                stacks=stacks, no_stack=no_stack, process=facts.process, is_working=is_working
+            )
+    if crash is not None:
+        groups = facts.groups and tuple(map(_before_crash, facts.groups))
+        return status._replace(stacks=(parse_traceback(crash.traceback),), groups=groups)
+    if end is None:
+        return status._replace(exit=Exit(facts.code or 0))
+    code = end.code if facts.code is None else facts.code
+    return status._replace(exit=Exit(code, True, end.exited_at))
+
+
+def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
+    if facts.is_closed:
+        return (), NoStack.CLOSED
+    if facts.process is not None:
+        is_stopped = facts.process.is_stopped
+        return parse_stacks(facts.written), NoStack.STOPPED if is_stopped else NoStack.SILENT
+    if facts.answer is None:
+        return (), NoStack.NOT_PYTHON
+    return users_stacks(facts.answer.stacks), None
+
+
+def _before_crash(group: Group) -> Group:
+    """Return a group as it was before: torch marks a collective that failed as done."""
+    return group._replace(
+        collectives=tuple(one._replace(is_done=False) for one in group.collectives[-1:])
+    )
+
+
 class Difference(Enum):
     """In what ranks diverge."""
 
@@ -108,7 +180,8 @@ class Divergence(NamedTuple):
             return f"{named(self.ranks)} {verb} not answer, and had not entered {self.at} before"
         if self.difference is Difference.STEPS:
             return f"{_are(self.ranks)} behind, after {self.at} optimizer steps"
-        return f"{_are(self.ranks)} behind, and did not enter {self.at}"
+        verb = "has" if len(self.ranks) == 1 else "have"
+        return f"{named(self.ranks)} {verb} not entered {self.at}"
 
     @property
     def others_sentence(self) -> str:
@@ -375,76 +448,19 @@ def _are(ranks: Sequence[int]) -> str:
     return f"{named(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
-_LEAST_S = 5.0  # of standing still, before a rank is named
-_LONGER_THAN_BEFORE = 3  # times the longest time between two collectives
-_WITHOUT_HISTORY_S = 30.0  # instead, until there were two collectives
+def describe(statuses: Sequence[RankStatus], still_s: float) -> str:
+    """Return where the ranks are, for a person, who judges whether they hang.
 
-
-class Verdict(Enum):
-    """What was seen."""
-
-    MOVING = auto()
-    STILL = auto()
-    TOO_EARLY = auto()  # to tell
-    ALIKE = auto()  # no rank waits for another
-
-
-class Observation(NamedTuple):
-    """What ranks did while they were watched."""
-
-    statuses: tuple[RankStatus, ...]  # at the end
-    has_moved: bool  # a sequence number, a heartbeat, an import or a line of output
-    still_s: float  # how long ago the last movement was, as far as it is known
-
-    @property
-    def verdict(self) -> Verdict:
-        if not any(one.ranks for one in find_divergences(self.statuses)):
-            return Verdict.ALIKE
-        if self.has_moved:
-            return Verdict.MOVING
-        return Verdict.STILL if self.still_s >= self.suspicious_s else Verdict.TOO_EARLY
-
-    @property
-    def suspicious_s(self) -> float:
-        """How long ranks may stand still before one is named."""
-        longest = max((gap for one in self.statuses for gap in _gaps(one)), default=None)
-        if longest is None:
-            return _WITHOUT_HISTORY_S
-        return max(_LEAST_S, _LONGER_THAN_BEFORE * longest)
-
-    def describe(self) -> str:
-        """Return all that is known, for a person: what was seen, the places, and the stacks."""
-        if not self.statuses:
-            return "no rank has started yet"
-        ranks = named([one.rank for one in self.statuses])
-        verdict, still = self.verdict, f"no progress for {self.still_s:.0f} s"
-        if verdict is Verdict.STILL:
-            return self._lines(f"{ranks}: {still}", explain(self.statuses))
-        headings = {
-            Verdict.MOVING: "slow, still moving",
-            Verdict.TOO_EARLY: f"{still}, which is too short to tell a hang from a slow step; "
-            f"ask again after {self.suspicious_s:.0f} s",
-            Verdict.ALIKE: "no rank is behind another",
-        }
-        return self._lines(f"{ranks}: {headings[verdict]}", explain_places(self.statuses))
-
-    def _lines(self, heading: str, lines: Sequence[str]) -> str:
-        body = [f"  {shown(line)}" for line in lines]
-        return "\n".join([heading, *body, describe_stacks(self.statuses)])
+    `still_s` is how long ago one of them made progress, as far as it is known.
+    """
+    if not statuses:
+        return "no rank has started yet"
+    found = explain_divergence(statuses) or explain_places(statuses)
+    heading = f"{named([one.rank for one in statuses])}: last progress {still_s:.0f} s ago"
+    return "\n".join([heading, *(f"  {line}" for line in found), describe_stacks(statuses)])
 
 
 def newest_entry(statuses: Sequence[RankStatus]) -> float:
     """Return when a rank last entered a collective, in seconds since the epoch; 0 for never."""
-    return max((time for one in statuses for time in _entries(one)), default=0.0)
-
-
-def _entries(status: RankStatus) -> list[float]:
-    """Return when a rank entered collectives; of the runtime's meetings that is not known."""
-    groups = status.groups or ()
-    times = (one.entered_at for group in groups for one in group.collectives)
-    return sorted(time for time in times if time)
-
-
-def _gaps(status: RankStatus) -> Iterator[float]:
-    for earlier, later in pairwise(_entries(status)):
-        yield later - earlier
+    groups = (group for one in statuses for group in one.groups or ())
+    return max((one.entered_at for group in groups for one in group.collectives), default=0.0)

@@ -19,7 +19,6 @@ from headway.contract.records import (
     Crash,
     End,
     Figures,
-    Frame,
     Group,
     Heartbeat,
     Kept,
@@ -31,24 +30,9 @@ from headway.contract.records import (
     WillSave,
 )
 from headway.launcher.diagnosis import hang
-from headway.launcher.diagnosis.hang import (
-    Exit,
-    Hang,
-    NoStack,
-    Observation,
-    RankStatus,
-    Verdict,
-    newest_entry,
-)
+from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
 from headway.launcher.diagnosis.process_state import handles_quit, read_state
-from headway.launcher.diagnosis.stacks import (
-    describe_crash,
-    is_complete,
-    parse_stacks,
-    parse_traceback,
-    users_stacks,
-    waits_for_threads,
-)
+from headway.launcher.diagnosis.stacks import describe_crash, is_complete
 
 _ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
 _STACKS_WITHIN_S = 2.0  # faulthandler, after its signal
@@ -56,8 +40,6 @@ _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was st
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
 _STILL_S = 5.0  # after which ranks that told of steps are asked how far they are
-_OBSERVE_S = 15.0  # at most, until ranks that seem to hang have moved
-_OBSERVE_EVERY_S = 0.25
 _QUIET_S = 0.5  # stacks that have not grown for so long are complete, whatever they end with
 _READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes of one descriptor at a time, more than a pipe or socket usually holds
@@ -67,8 +49,11 @@ _MAX_REFUSED = 100  # lines of one rank; then nothing more that it sends is look
 class Watch:
     """One thread that reads the ranks' status channels and stacks until `close`.
 
-    With `hang_timeout_s` None no run hangs. `last_output_at` returns when a rank last wrote any
-    output, on the monotonic clock; `note_figures` is called by the thread that reads.
+    A run hangs if no rank has reported progress or written output for `hang_timeout_s`; None: none
+    does. Progress is a step, another phase, a collective, an import, a start or an end.
+
+    `last_output_at` returns when a rank last wrote any output, on the monotonic clock;
+    `note_figures` is called by the thread that reads.
     """
 
     def __init__(
@@ -197,30 +182,25 @@ class Watch:
         with self._lock:
             return [one.status for one in ranks]
 
-    def observe(self, interrupt: bool = False) -> Observation:
-        """Watch the ranks until it is clear whether they move, for some seconds at most.
+    def describe(self, interrupt: bool = False) -> str:
+        """Return where the ranks are, for a person; takes some seconds where one does not answer.
 
         With `interrupt`, ranks that do not answer get SIGQUIT, on which faulthandler writes their
         stacks; it interrupts system calls of the script.
         """
-        began = time.monotonic()
-        while True:
-            ranks = self._ask_and_wait()
-            seen = self._seen(ranks, since=began)
-            if (
-                seen.verdict is not Verdict.TOO_EARLY
-                or self._is_closing
-                or time.monotonic() - began > _OBSERVE_S
-            ):
-                break
-            time.sleep(_OBSERVE_EVERY_S)
+        ranks = self._ask_and_wait()
         if interrupt:
             with self._lock:
                 for one in ranks:
                     one.interrupt()
             self._wait(_STACKS_WITHIN_S, lambda: any(one.owes_stacks for one in ranks))
-            seen = self._seen(ranks, since=began)
-        return seen
+        with self._lock:
+            statuses = [one.status for one in ranks]
+            times = [time for one in ranks for time in (one.began_at, one.moved_after)]
+        now = time.monotonic()
+        entered_at = now - (time.time() - newest_entry(statuses))
+        progress_at = max([*times, self._last_output_at(), entered_at])
+        return hang.describe(statuses, max(now - progress_at, 0.0))
 
     def close(self) -> None:
         self._is_closing = True
@@ -266,19 +246,6 @@ class Watch:
                 for fd in one.closed:
                     self._forget(fd)
 
-    def _seen(self, ranks: list[RankChannel], since: float) -> Observation:
-        with self._lock:
-            statuses = tuple(one.status for one in ranks)
-            moved_after = max((one.moved_after for one in ranks), default=0.0)
-            began_at = max((one.began_at for one in ranks), default=since)
-        now, output_at = time.monotonic(), self._last_output_at()
-        entered_at = now - (time.time() - newest_entry(statuses))
-        return Observation(
-            statuses,
-            has_moved=max(moved_after, output_at) >= since,
-            still_s=now - max(began_at, moved_after, output_at, min(entered_at, now)),
-        )
-
     def _listen(self) -> None:
         every_s = inf if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
         asked_at = time.monotonic()
@@ -313,7 +280,7 @@ class Watch:
         """Print where the ranks are, by a thread of its own: the ranks are watched meanwhile."""
         if self._reporter is None or not self._reporter.is_alive():
             self._reporter = threading.Thread(
-                target=lambda: say(self.observe().describe()), name="headway-report", daemon=True
+                target=lambda: say(self.describe()), name="headway-report", daemon=True
             )
             with suppress(RuntimeError):  # too many threads
                 self._reporter.start()
@@ -508,74 +475,23 @@ class RankChannel:
     @property
     def status(self) -> RankStatus:
         """What is known of it now."""
-        status = RankStatus(self.rank, groups=self._groups, progress=self._progress)
-        if self.code is None:
-            stacks = self._stacks
-            if self._is_closed and not self.ends:
-                return status._replace(groups=None, no_stack=self._no_stack)
-            if waits_for_threads(stacks) or not self._is_ending:
-                return status._replace(
-                    stacks=stacks,
-                    no_stack=self._no_stack,
-                    process=read_state(self._pid) if self.is_silent else None,
-                    is_working=self._is_working,
-                )
-        crash = next((one for one in self.ends if isinstance(one, Crash)), None)
-        if crash is None:
-            return status._replace(exit=self._exit)
-        return status._replace(
-            stacks=(parse_traceback(crash.traceback),),
-            groups=self._groups and tuple(map(_before_crash, self._groups)),
+        return status_of(
+            RankFacts(
+                self.rank,
+                self.code,
+                self.ends,
+                self._groups,
+                self._progress,
+                self._answer,
+                self._before,
+                is_closed=self._is_ready and self._is_closed,
+                process=read_state(self._pid) if self.is_silent else None,
+                written=self._text if self._is_interrupted else "",
+            )
         )
-
-    @property
-    def _stacks(self) -> tuple[tuple[Frame, ...], ...]:
-        if self.is_silent:
-            return parse_stacks(self._text) if self._is_interrupted else ()
-        if self._is_closed:
-            return ()
-        return users_stacks(self._answer.stacks) if self._answer is not None else ()
-
-    @property
-    def _is_working(self) -> bool:
-        """Return whether the main thread was elsewhere when it answered before."""
-        if self.is_silent or self._before is None or self._answer is None:
-            return False
-        return self._before.stacks[:1] != self._answer.stacks[:1]
-
-    @property
-    def _no_stack(self) -> NoStack | None:
-        if self._is_ready and self._is_closed:
-            return NoStack.CLOSED
-        if self.is_silent:
-            return NoStack.STOPPED if read_state(self._pid).is_stopped else NoStack.SILENT
-        return NoStack.NOT_PYTHON if self._answer is None else None
-
-    @property
-    def _is_ending(self) -> bool:
-        """Return whether the script has ended and its process has not, and no collective is open.
-
-        Threads of the script may still be in one.
-        """
-        waits = any(group.waits_for is not None for group in self._groups or ())
-        return not waits and any(isinstance(one, End) for one in self.ends)
-
-    @property
-    def _exit(self) -> Exit:
-        end = next((one for one in self.ends if isinstance(one, End)), None)
-        if end is None:
-            return Exit(self.code or 0)
-        return Exit(end.code if self.code is None else self.code, True, end.exited_at)
 
 
 def _movement(answer: Answer) -> object:
     """Return what differs from answer to answer of a rank that makes progress."""
     progress = answer.progress  # whose loss may be nan, which differs from itself
     return answer.groups, progress.step, progress.phase, answer.num_modules
-
-
-def _before_crash(group: Group) -> Group:
-    """Return a group as it was before: torch marks a collective that failed as done."""
-    return group._replace(
-        collectives=tuple(one._replace(is_done=False) for one in group.collectives[-1:])
-    )

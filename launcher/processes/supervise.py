@@ -87,7 +87,7 @@ def supervise(
     )
     if run_socket is not None:
         run_socket.figures = lambda: figures.to_json(output.last_line)
-        run_socket.describe = lambda interrupts: watch.observe(interrupts).describe()
+        run_socket.describe = watch.describe
     handler = _rendezvous_handler(plan, environ)
     agent = Agent(plan, starter, handler, output, watch, figures, environ)
     if recorder is not None:

@@ -66,7 +66,7 @@ def test_a_rank_that_sleeps_is_named_with_collective_number_and_line(
     options = ["--hang-timeout", timeout, "--start-method", method, "--log-dir", "logs"]
     done = ended("sleep", *options)
     assert done.returncode == 124
-    behind = f"rank 1 is behind, and did not enter all_reduce #6, at {line_of('sleeps')}"
+    behind = f"rank 1 has not entered all_reduce #6, at {line_of('sleeps')}"
     waiting = f"ranks 0, 2-3 wait in all_reduce #6, at {line_of('waits')}"
     assert f"error: no progress for {timeout} s: {behind}" in done.stderr
     assert waiting in done.stderr
@@ -102,9 +102,7 @@ def test_a_communication_error_is_explained_while_the_others_still_run() -> None
     )
     done = launch("--cpu", "--num-processes", "3", script(text, "train.py"), "sleep")
     assert done.returncode == 1
-    assert f"error: rank 1 is behind, and did not enter all_reduce #6, at {line_of('sleeps')}" in (
-        done.stderr
-    )
+    assert f"error: rank 1 has not entered all_reduce #6, at {line_of('sleeps')}" in (done.stderr)
 
 
 def test_stacks_are_told_on_request_and_the_ranks_go_on() -> None:
@@ -112,13 +110,13 @@ def test_stacks_are_told_on_request_and_the_ranks_go_on() -> None:
     running = start("--cpu", "--num-processes", "2", name, "sleep")
     try:
         _wait_for_line(running, "begin", times=2)
-        told = _stacks_once(str(running.pid), "did not enter all_reduce #6")
-        assert f"rank 1 is behind, and did not enter all_reduce #6, at {line_of('sleeps')}" in told
+        told = _stacks_once(str(running.pid), "not entered all_reduce #6")
+        assert f"rank 1 has not entered all_reduce #6, at {line_of('sleeps')}" in told
         rank = next(pid for pid in _below(running.pid) if "rank 1" in _title(pid))
         assert "most recent call last" in _stack(str(rank)).stdout
         assert running.poll() is None
         running.send_signal(signal.SIGQUIT)  # as Ctrl-\ does
-        wait_for_lines(running, "headway: ranks 0-1: no progress")
+        wait_for_lines(running, "headway: ranks 0-1: last progress")
     finally:
         running.terminate()
         running.communicate(timeout=120)
@@ -144,42 +142,6 @@ def _stack(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=90, **options
     )
-
-
-SLOW = """
-import ctypes, os, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-is_over, step = torch.zeros(1), 0
-while not is_over:
-    step += 1
-    is_over += dist.get_rank() == 1 and os.path.exists("over")
-    dist.all_reduce(is_over)
-    if dist.get_rank() == 1:
-        time.sleep(0.3)
-    if step == 4:
-        print("begin", flush=True)
-left_s = ctypes.CDLL(None).sleep(2)  # seconds that are left if a signal interrupts it
-print("interrupted" if left_s else "slept", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_ranks_that_are_only_slow_are_not_blamed_and_nothing_in_them_is_interrupted() -> None:
-    running = start("--cpu", "--num-processes", "2", script(SLOW, "slow.py"))
-    _wait_for_line(running, "begin", times=2)
-    told = ""
-    while running.poll() is None:
-        told += _stack(str(running.pid)).stdout
-        if "slow, still moving" in told:
-            Path("over").touch()
-    out, errors = running.communicate(timeout=120)
-    assert running.returncode == 0, errors
-    assert "slow, still moving" in told
-    assert "is behind, and did not" not in told
-    assert out.count("slept") == 2
-    assert "interrupted" not in out
 
 
 GIL = """
@@ -269,7 +231,7 @@ def test_a_script_that_handles_sigquit_itself_is_not_sent_it_and_shows_its_stack
     )
     assert done.returncode == 124
     place = line_of("sleeps", text)
-    assert f"rank 1 is behind, and did not enter all_reduce #6, at {place}" in done.stderr
+    assert f"rank 1 has not entered all_reduce #6, at {place}" in done.stderr
 
 
 def _ignore_quit() -> None:
@@ -291,7 +253,7 @@ dist.barrier()
 """
     done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text, "train.py"))
     place = line_of("stuck", text).replace(" in train", " in <module>")
-    assert f"rank 1 is behind, and did not enter barrier #1, at {place}" in done.stderr
+    assert f"rank 1 has not entered barrier #1, at {place}" in done.stderr
     assert "another 150 threads:" in done.stderr
 
 
@@ -309,7 +271,7 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 """
     done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text))
-    assert "rank 1 is behind, and did not enter all_reduce #2" in done.stderr
+    assert "rank 1 has not entered all_reduce #2" in done.stderr
 
 
 def test_ranks_that_take_their_time_to_save_do_not_hang() -> None:

@@ -1,4 +1,4 @@
-"""On a busy machine no slow run is blamed, and every hang is named rightly: the long form."""
+"""On a busy machine no slow run is ended, and every hang is named rightly: the long form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, launch, script, start
+from tests.distributed.launching import launch, script
 
 pytestmark = [
     pytest.mark.distributed,
@@ -24,7 +24,6 @@ pytestmark = [
 NUM_BUSY = 6
 NUM_SLOW = 50
 NUM_HANGS = 20
-BLAMES = re.compile(r"(is|are) behind, and did not enter|do(es)? not answer, and had not entered")
 
 SLOW = """
 import random, sys, time
@@ -77,24 +76,16 @@ def busy_machine() -> Iterator[None]:
         one.wait()
 
 
-def blames_in(number: int) -> list[str]:
-    """Run a slow training, ask it all the time where it is, and return what blames a rank."""
-    running = start("--cpu", "--num-processes", "3", "--hang-timeout", "20", "slow.py", str(number))
-    told = ""
-    while running.poll() is None:
-        stack = [*HEADWAY[:-1], "stack", str(running.pid)]
-        told += subprocess.run(stack, env=environment(), capture_output=True, text=True).stdout
-    out, errors = running.communicate(timeout=120)
-    told += out + errors
-    found = [line for line in told.splitlines() if BLAMES.search(line)]
-    return found if running.returncode == 0 else [*found, errors]
+def end_of_slow(number: int) -> str:
+    """Run a slow training, and return what it says where it does not end well."""
+    done = launch("--cpu", "--num-processes", "3", "--hang-timeout", "20", "slow.py", str(number))
+    return done.stderr if done.returncode else ""
 
 
-def test_none_of_50_slow_runs_on_a_busy_machine_is_blamed() -> None:
+def test_none_of_50_slow_runs_on_a_busy_machine_is_ended() -> None:
     script(SLOW, "slow.py")
     with ThreadPoolExecutor(2) as pool:
-        found = [*pool.map(blames_in, range(NUM_SLOW))]
-    assert [lines for lines in found if lines] == []
+        assert not any(pool.map(end_of_slow, range(NUM_SLOW)))
 
 
 def test_20_of_20_hangs_on_a_busy_machine_are_named_rightly() -> None:
@@ -105,7 +96,7 @@ def test_20_of_20_hangs_on_a_busy_machine_are_named_rightly() -> None:
         way, culprit = WAYS[number % len(WAYS)], chance.randrange(3)
         words = ["--cpu", "--num-processes", "3", "--hang-timeout", "10", "hang.py"]
         done = launch(*words, way, str(culprit), timeout_s=300)
-        names_it = f"error: no progress for 10 s: rank {culprit} (is behind|does not answer)"
+        names_it = f"error: no progress for 10 s: rank {culprit} (has not entered|does not answer)"
         if done.returncode != 124 or not re.search(names_it, done.stderr):
             wrong[number, way, culprit] = done.stderr[-3000:]
     assert wrong == {}

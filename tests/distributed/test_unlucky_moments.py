@@ -301,5 +301,5 @@ def test_a_rank_whose_thread_waits_has_not_left() -> None:
     name = script(THREAD, "train.py")
     done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", name)
     assert done.returncode == 124
-    assert "rank 1 is behind, and did not enter all_reduce #2" in done.stderr
+    assert "rank 1 has not entered all_reduce #2" in done.stderr
     assert 'train.py", line 8, in train' in done.stderr.partition("rank 1, most recent")[2]

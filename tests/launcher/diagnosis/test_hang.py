@@ -1,24 +1,33 @@
-"""Who is behind, told from what ranks say, and only where all have stood still: no process."""
+"""Where ranks are, and who is behind, told from what they say: no process."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headway.contract.records import OF_HEADWAY, Collective, Frame, Group, ProgressSnapshot
+from headway.contract.records import (
+    Answer,
+    Collective,
+    Crash,
+    End,
+    Frame,
+    Group,
+    ProgressSnapshot,
+)
 from headway.launcher.diagnosis.hang import (
     Exit,
     Hang,
     NoStack,
-    Observation,
+    RankFacts,
     RankStatus,
-    Verdict,
+    describe,
     describe_stacks,
     explain,
     explain_divergence,
     newest_entry,
+    status_of,
 )
 from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
@@ -71,7 +80,7 @@ def test_the_rank_that_did_not_enter_a_collective_is_behind() -> None:
     told = ranks(inside, group("broadcast"), inside, inside)
     told[1] = told[1]._replace(stacks=(SLEEP,))
     assert explain(told) == [
-        "rank 1 is behind, and did not enter all_reduce #2, at /w/train.py:12 in main",
+        "rank 1 has not entered all_reduce #2, at /w/train.py:12 in main",
         "ranks 0, 2-3 wait in all_reduce #2, at /w/train.py:14 in main",
     ]
 
@@ -79,7 +88,7 @@ def test_the_rank_that_did_not_enter_a_collective_is_behind() -> None:
 def test_ranks_that_ran_ahead_wait_for_the_first_open_collective() -> None:
     ahead = group("all_reduce", "all_gather", "all_reduce", open=2)
     assert explain(ranks(ahead, ahead, group("all_reduce"), ahead))[0].startswith(
-        "rank 2 is behind, and did not enter all_gather #2"
+        "rank 2 has not entered all_gather #2"
     )
 
 
@@ -119,7 +128,7 @@ def test_the_rank_that_waits_for_nobody_is_named_first() -> None:
         RankStatus(2, groups=(world_open,)),
     ]
     lines = explain(told)
-    assert lines[0].startswith("rank 1 is behind, and did not enter all_gather #1 of group 1")
+    assert lines[0].startswith("rank 1 has not entered all_gather #1 of group 1")
     assert any("rank 2 waits in all_reduce #1" in line for line in lines)
 
 
@@ -141,7 +150,7 @@ def test_the_network_is_suspected_where_only_ranks_of_other_machines_can_be_behi
 def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
     forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
     told = [RankStatus(0, stacks=(forming,)), RankStatus(1, stacks=(SLEEP,))]
-    assert explain(told)[0].startswith("rank 1 is behind, and did not enter init_process_group")
+    assert explain(told)[0].startswith("rank 1 has not entered init_process_group")
     on_its_way_out = [told[0], RankStatus(1, stacks=((),))]
     assert explain_divergence(on_its_way_out) == []
 
@@ -221,7 +230,7 @@ def test_a_rank_that_does_not_answer_is_named_with_what_the_kernel_says_of_it() 
     told[1] = told[1]._replace(groups=None)  # it never answered
     assert explain(told)[0].startswith("rank 1 does not answer, and had not entered all_reduce #2")
     told[2] = told[2]._replace(groups=(group("all_reduce"),))  # answered, and is behind
-    assert explain(told)[0].startswith("rank 2 is behind, and did not enter all_reduce #2")
+    assert explain(told)[0].startswith("rank 2 has not entered all_reduce #2")
 
 
 def test_a_rank_that_is_behind_and_executes_code_is_said_to_do_so() -> None:
@@ -259,7 +268,7 @@ def test_the_users_frame_is_in_no_library() -> None:
 def test_a_hang_is_a_failure_of_its_own_code_and_comes_back_only_in_the_same_way() -> None:
     inside = group("all_reduce", open=1)
     hang = Hang(tuple(ranks(inside, group())), 30)
-    assert hang.cause.startswith("no progress for 30 s: rank 1 is behind")
+    assert hang.cause.startswith("no progress for 30 s: rank 1 has not entered")
     assert hang.exit_code == 124
     assert hang.as_json()["explanation"] == explain(hang.statuses)
     assert hang.is_repeat_of(Hang(tuple(ranks(inside, group())), 30))
@@ -267,67 +276,78 @@ def test_a_hang_is_a_failure_of_its_own_code_and_comes_back_only_in_the_same_way
     assert not hang.is_repeat_of(None)
 
 
-MAIN = (Frame("/w/train.py", 3, "main"),)
-
-
-def rank(number: int, *entered_at: float, waits: bool) -> RankStatus:
-    """Return a rank that entered collectives at these seconds, and may wait in the last one."""
-    last = len(entered_at)
-    collectives = tuple(
-        Collective(index, "all_reduce", "[4]", not waits or index < last, seconds)
-        for index, seconds in enumerate(entered_at, 1)
-    )
-    return RankStatus(number, stacks=(MAIN,), groups=(Group("0", (0, 1), collectives),))
-
-
-def observed(
-    *entered_at: float, still_s: float, has_moved: bool = False, is_behind: bool = True
-) -> Observation:
-    ahead = rank(0, *entered_at, waits=True)
-    other = rank(1, *entered_at[: -1 if is_behind else None], waits=not is_behind)
-    return Observation((ahead, other), has_moved, still_s)
-
-
-@pytest.mark.parametrize(
-    ("seen", "verdict"),
-    [
-        (observed(0, 1, 2, still_s=4), Verdict.TOO_EARLY),  # always 5 s at least
-        (observed(0, 1, 2, still_s=6), Verdict.STILL),
-        (observed(0, 10, 20, still_s=29), Verdict.TOO_EARLY),  # three times what was usual
-        (observed(0, 10, 20, still_s=31), Verdict.STILL),
-        (observed(0, still_s=29), Verdict.TOO_EARLY),  # nothing is known of before
-        (observed(0, still_s=31), Verdict.STILL),
-        (observed(0, 1, 2, still_s=500, has_moved=True), Verdict.MOVING),
-        (observed(0, 1, 2, still_s=500, is_behind=False), Verdict.ALIKE),  # all wait
-    ],
-)
-def test_a_rank_is_named_only_after_standing_still_for_longer_than_before(
-    seen: Observation, verdict: Verdict
-) -> None:
-    assert seen.verdict is verdict
-    names_a_rank = seen.describe().count("behind, and did not enter")
-    assert names_a_rank == (verdict is Verdict.STILL)
-    assert 'File "/w/train.py", line 3, in main' in seen.describe()
-
-
 @pytest.mark.wording
-def test_ranks_that_move_are_said_to_be_slow_and_where_they_are() -> None:
-    lines = observed(0, 1, 2, still_s=0, has_moved=True).describe().splitlines()
-    assert lines[0] == "ranks 0-1: slow, still moving"
-    assert lines[1] == "  rank 0: in all_reduce #3, at /w/train.py:3 in main"
-    assert "which is too short to tell" in observed(0, 1, 2, still_s=1).describe()
-    assert Observation((), False, 0).describe() == "no rank has started yet"
+def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> None:
+    inside = group("broadcast", "all_reduce", open=1)
+    told = ranks(inside, group("broadcast"), inside)
+    lines = describe(told, 12.4).splitlines()
+    assert lines[:3] == [
+        "ranks 0-2: last progress 12 s ago",
+        "  rank 1 has not entered all_reduce #2, at /w/train.py:14 in main",
+        "  ranks 0, 2 wait in all_reduce #2, at /w/train.py:14 in main",
+    ]
+    assert '  File "/w/train.py", line 14, in main' in lines
+    alike = describe(ranks(inside, inside), 0.0).splitlines()
+    assert alike[1] == "  ranks 0-1: in all_reduce #2, at /w/train.py:14 in main"
+    assert describe([], 0) == "no rank has started yet"
 
 
-def test_a_call_of_the_runtime_whose_time_is_not_known_puts_nothing_off() -> None:
-    meeting = Group(OF_HEADWAY, None, (Collective(3, "wait_for_everyone", "", True, 0.0),))
-    now = time.time()
-    seen = observed(now, now + 1, now + 2, still_s=6)
-    statuses = [one._replace(groups=(*(one.groups or ()), meeting)) for one in seen.statuses]
-    assert seen._replace(statuses=tuple(statuses)).verdict is Verdict.STILL
+def entered(*times: float) -> RankStatus:
+    collectives = tuple(
+        Collective(number, "all_reduce", "", True, at) for number, at in enumerate(times)
+    )
+    return RankStatus(0, groups=(Group("0", (0, 1), collectives),))
 
 
 def test_the_newest_collective_of_all_ranks_counts() -> None:
-    now = time.time()
-    assert newest_entry([rank(0, 1.0, now, waits=True), rank(1, 2.0, waits=False)]) == now
+    assert newest_entry([entered(1.0, 5.0), entered(2.0)]) == 5.0
     assert newest_entry([RankStatus(0)]) == 0
+
+
+CLOSED = Group("0", ALL, (Collective(1, "all_reduce", "", True, 0.0),))
+OPEN = Group("0", ALL, (Collective(1, "all_reduce", "", False, 0.0),))
+PLACE = Frame("/w/train.py", 3, "main")
+CRASH = Crash(1.0, "E", "", '  File "/w/train.py", line 3, in main\n')
+JOINING = (*TRAIN, Frame("/usr/lib/threading.py", 1, "_shutdown"))
+ANSWER = Answer(1.0, (CLOSED,), ProgressSnapshot(), 7, (TRAIN,), False)
+RUNS, STOPPED = ProcessState("S"), ProcessState("T")
+END = End(2.0, 3, "", PLACE)
+
+
+@pytest.mark.parametrize(
+    ("facts", "exit", "no_stack", "stack"),
+    [
+        (RankFacts(0), None, NoStack.NOT_PYTHON, None),
+        (RankFacts(0, answer=ANSWER), None, None, TRAIN),
+        (RankFacts(0, answer=ANSWER, process=RUNS), None, NoStack.SILENT, None),
+        (RankFacts(0, answer=ANSWER, process=STOPPED), None, NoStack.STOPPED, None),
+        (RankFacts(0, answer=ANSWER, is_closed=True), None, NoStack.CLOSED, None),
+        (RankFacts(0, code=9), Exit(9), None, None),
+        (RankFacts(0, answer=ANSWER, ends=[END]), Exit(3, True, PLACE), None, None),
+        (RankFacts(0, code=-9, ends=[END]), Exit(-9, True, PLACE), None, None),
+        (RankFacts(0, answer=ANSWER, ends=[END], groups=(OPEN,)), None, None, TRAIN),
+        (
+            RankFacts(0, answer=ANSWER._replace(stacks=(JOINING,)), ends=[END]),
+            *(None, None, JOINING),
+        ),
+        (RankFacts(0, code=1, ends=[CRASH]), None, None, (PLACE,)),
+    ],
+)
+def test_what_is_known_of_a_rank_follows_from_what_it_sent(
+    facts: RankFacts, exit: Exit | None, no_stack: NoStack | None, stack: Any
+) -> None:
+    status = status_of(facts)
+    assert (status.exit, status.no_stack) == (exit, no_stack)
+    assert status.stacks == (() if stack is None else (stack,))
+    assert status.process == facts.process
+
+
+def test_a_collective_that_failed_counts_as_one_that_the_rank_waited_in() -> None:
+    (before,) = status_of(RankFacts(0, code=1, ends=[CRASH], groups=(CLOSED,))).groups or ()
+    assert before.waits_for == 1
+
+
+def test_a_rank_that_was_elsewhere_when_asked_before_still_executes_code() -> None:
+    before = ANSWER._replace(stacks=(SLEEP,))
+    assert status_of(RankFacts(0, answer=ANSWER, before=before)).is_working
+    assert not status_of(RankFacts(0, answer=ANSWER, before=ANSWER)).is_working
