@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from headway.launcher.diagnosis.reasons import (
     find_reason,
     is_of_communication,
 )
+from headway.launcher.diagnosis.stacks import Stack, parse_traceback
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -232,19 +232,17 @@ def _tell_of_communication(lines: Sequence[str]) -> bool:
 
 
 def _is_same(end: RankExit, first: RankExit) -> bool:
+    """Return whether a rank failed with the same exception class, raised at the same line."""
     if end.was_stopping:
         return False
     if end.crash is None or first.crash is None:
         return end.crash is first.crash and end.code == first.code > 0
     # not by the exit code: it may have been stopped on its way out
-    return end.crash.kind == first.crash.kind and (
-        _without_numbers(end.crash.message) == _without_numbers(first.crash.message)
-    )
+    return end.crash.kind == first.crash.kind and _line_of(end.crash) == _line_of(first.crash)
 
 
-def _without_numbers(message: str) -> str:
-    """Return a message without what may be the number of the rank, or of its device."""
-    return re.sub(r"\d+", "N", message)
+def _line_of(crash: Crash) -> Stack:
+    return parse_traceback(crash.traceback)[-1:]
 
 
 def describe_killed(exits: Iterable[RankExit]) -> str:

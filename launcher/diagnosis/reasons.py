@@ -15,7 +15,6 @@ from headway.launcher.diagnosis.torch_messages import (
     DEBUGGER_LEFT,
     LOADER_WORKER_ENDED,
     LOADER_WORKER_KILLED,
-    MPS,
     NO_GPU,
     NO_NCCL,
     NO_RANK_VARIABLE,
@@ -85,16 +84,14 @@ REASONS = (
     ),
     Reason(
         "operator_not_on_mps",
-        lambda seen: seen.crash is not None and contains(seen.crash.message, NOT_ON_MPS),
+        lambda seen: (
+            seen.crash is not None
+            and seen.crash.is_from_torch
+            and contains(seen.crash.message, NOT_ON_MPS)
+        ),
         _EXCEPTION,
         "let the CPU compute this operator: --mps-fallback on; it can be requested at "
         f"{_PYTORCH_ISSUES}",
-    ),
-    Reason(
-        "mps_failed",
-        lambda seen: seen.crash is not None and contains(seen.crash.message, MPS),
-        _EXCEPTION,
-        f"try --cpu; if only MPS fails, report it to PyTorch: {_PYTORCH_ISSUES}",
     ),
     Reason(
         "no_nccl",

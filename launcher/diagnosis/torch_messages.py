@@ -32,7 +32,6 @@ LOADER_WORKER_ENDED = (
         ") exited unexpectedly", "torch 2.13.0, utils/data/dataloader.py: DataLoader worker (pid(s)"
     ),
 )
-MPS = (Text("MPS", "torch sources, aten/src/ATen/mps"),)
 NOT_ON_MPS = (
     Text("not currently implemented for the MPS device", "torch sources, MPSFallback.mm"),
 )
