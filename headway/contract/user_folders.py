@@ -1,4 +1,4 @@
-"""The folders of this user's profiles and records: those of platformdirs, without its import."""
+"""The folders of this user's profiles and records."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME",
 
 
 def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return this user's folder for `config` or `state`, whether or not it exists."""
-    if "linux" not in sys.platform:
-        import platformdirs
+    """Return this user's folder for `config` or `state`, whether or not it exists.
 
-        folder: str = getattr(platformdirs, f"user_{kind}_dir")("headway", appauthor=False)
-        return folder
+    Source: the XDG Base Directory Specification; on a Mac, Apple's File System Programming Guide.
+    """
+    if sys.platform == "darwin":
+        return os.path.join(home(), "Library", "Application Support", "headway")
     variable, usual = _OF_XDG[kind]
     folder = environ.get(variable, "")
     if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
@@ -38,7 +38,7 @@ def runtime_folder() -> str:
 def home() -> str:
     """Return this user's home folder; `/` for a user without an entry in the password database."""
     folder = os.path.expanduser("~")
-    if folder == "/" and hasattr(os, "getuid"):  # HOME is empty
+    if folder == "/":  # HOME is empty
         import pwd
 
         with suppress(KeyError):  # as in a container with an arbitrary user id

@@ -137,7 +137,7 @@ import sys
 from headway.commands.main import main
 from headway.config_wizard.questions import TEST
 code = main(sys.argv[1:])
-heavy = {"torch", "questionary", "prompt_toolkit", "rich", "dataclasses", "platformdirs"}
+heavy = {"torch", "questionary", "prompt_toolkit", "rich", "dataclasses"}
 print(sorted(heavy & sys.modules.keys()), file=sys.stderr)
 sys.exit(code)
 """
