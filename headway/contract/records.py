@@ -130,8 +130,7 @@ class Figures(NamedTuple):
     total: int  # steps that the training will have; 0: not known
     loss: float | None  # the last one that is known
     num_workers: int | None = None  # of the loader that gave the last batch; None: not known
-    stolen_s: float = 0.0  # of `seconds`, ready to compute while others had its core; 0: not known
-    throttled_s: float = 0.0  # of `stolen_s`, at most: its cgroup had used up its CPU quota
+    stolen_s: float = 0.0  # of `seconds`, ready to compute without a core; 0: not known
 
     def moved_to(self, step: int, loss: float | None) -> Figures:
         """Return a record of no steps, which says how far the rank is by now."""

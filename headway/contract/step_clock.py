@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.contract.records import Figures
 
@@ -33,49 +33,25 @@ _WAITED = "/proc/thread-self/schedstat"
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
 
 
-class Lost(NamedTuple):
-    """What the thread could not use of its time, in seconds."""
+class StolenTime:
+    """The time for which the calling thread is ready to run and has no core, where Linux counts it.
 
-    stolen: float  # it was ready to run, and did not
-    throttled: float  # of that, at most: its cgroup had used up its CPU quota
-
-
-class LostTime:
-    """Counts what the calling thread loses to its machine, as far as Linux counts it.
-
-    Sources: the kernel's sched-stats.rst, cgroup-v2.rst, and for cgroup v1 sched-bwc.rst.
+    Other processes have its core then, or the CPU quota of its cgroup is used up.
+    Source: the kernel's sched-stats.rst.
     """
 
     def __init__(self) -> None:
-        self.quota_file = ""  # a cgroup's `cpu.stat`; empty if this process has no CPU quota
-        self._before = Lost(0.0, 0.0)
+        self._before = 0.0
 
-    def take(self) -> Lost:
-        """Return what was lost since the last time, or since the thread began."""
-        before = self._before
-        self._before = now = Lost(_stolen(before.stolen), self._throttled(before.throttled))
-        stolen, throttled = (max(a - b, 0.0) for a, b in zip(now, before, strict=True))
-        return Lost(stolen, min(throttled, stolen))  # the quota's is added up over cores
-
-    def _throttled(self, otherwise: float) -> float:
-        if not self.quota_file:
-            return otherwise
+    def take(self) -> float:
+        """Return the seconds since the last time, or since the thread started."""
         try:
-            with open(self.quota_file, "rb") as file:
-                words = file.read().split()
-            if b"throttled_usec" in words:  # cgroup v2
-                return int(words[words.index(b"throttled_usec") + 1]) / 1e6
-            return int(words[words.index(b"throttled_time") + 1]) / 1e9
+            with open(_WAITED, "rb") as file:
+                now = int(file.read().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
-            return otherwise
-
-
-def _stolen(otherwise: float) -> float:
-    try:
-        with open(_WAITED, "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return otherwise
+            return 0.0
+        before, self._before = self._before, now
+        return max(now - before, 0.0)
 
 
 class Event(Protocol):
@@ -219,7 +195,7 @@ class StepClock:
 
     __slots__ = (
         *("is_on", "tally", "phase", "mark", "due_at", "queue", "device", "num_workers"),
-        *("batch_samples", "num_samples", "lost_time", "device_bytes", "_is_warm"),
+        *("batch_samples", "num_samples", "stolen_time", "device_bytes", "_is_warm"),
     )
 
     def __init__(self) -> None:
@@ -232,7 +208,7 @@ class StepClock:
         self.num_workers: int | None = None  # of the loader that gave the last batch
         self.batch_samples = 0  # of this rank, in the batch that the loader gave last
         self.num_samples = 0  # that backward passes have used in this step
-        self.lost_time = LostTime()  # of the thread that trains
+        self.stolen_time = StolenTime()  # of the thread that trains
         self.device_bytes: Callable[[], int | None] = lambda: None  # of this process; None: a CPU
         self._is_warm = False  # the first step, which warms up, is over
 
@@ -299,7 +275,7 @@ class StepClock:
         self.tally = Tally(self.tally.step)
         if queue is not None:
             queue.finished = Tally(queue.finished.step)
-        lost = self.lost_time.take()
+        stolen_s = self.stolen_time.take()
         if not self._is_warm:
             self._is_warm = True
             return None
@@ -321,8 +297,7 @@ class StepClock:
             total=total,
             loss=loss,
             num_workers=self.num_workers,
-            stolen_s=lost.stolen,
-            throttled_s=lost.throttled,
+            stolen_s=stolen_s,
         )
 
 

@@ -91,20 +91,11 @@ class Source:
 
 def cpu_quota(source: Source) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
-    return min((cores for cores, _ in _quotas(source)), default=None)
+    return min(_quotas(source), default=None)
 
 
-def quota_file(source: Source) -> str:
-    """Return the file that says how long this process's cgroup had used up its CPU quota, if any.
-
-    It is `cpu.stat` of the cgroup with the smallest quota.
-    """
-    folder = min(_quotas(source), default=(0.0, ""))[1]
-    return os.path.join(source.root, folder, "cpu.stat") if folder else ""
-
-
-def _quotas(source: Source) -> Iterator[tuple[float, str]]:
-    """Yield each CPU quota, in cores, of this process's cgroup and its ancestors; the folder."""
+def _quotas(source: Source) -> Iterator[float]:
+    """Yield each CPU quota, in cores, of this process's cgroup and its ancestors."""
     for version, folder in _folders(source, "cpu"):
         if version == 2:
             limit, _, period = source.read(f"{folder}/cpu.max").strip().partition(" ")
@@ -112,7 +103,7 @@ def _quotas(source: Source) -> Iterator[tuple[float, str]]:
             limit = source.read(f"{folder}/cpu.cfs_quota_us").strip()
             period = source.read(f"{folder}/cpu.cfs_period_us").strip()
         if limit.isdecimal() and period.isdecimal():
-            yield int(limit) / int(period), folder
+            yield int(limit) / int(period)
 
 
 def memory_limit(source: Source) -> int | None:

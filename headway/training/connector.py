@@ -19,7 +19,6 @@ from headway.distributed.handler import Handlers
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
-from headway.machine.source import Source, quota_file
 from headway.memory.device import tell_memory_at_exit
 from headway.precision.precision import (
     AutocastKwargs,
@@ -143,7 +142,6 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     progress.note_use(accelerator=True)
     own.join(progress)
     progress.clock.watch_device(kind_of(world.device.type), world.device)
-    progress.clock.lost_time.quota_file = quota_file(Source())
     if not progress.is_connected and read_run() is not None and world.ranks.world_size == 1:
         leave_figures(progress)
     if not world.is_main:

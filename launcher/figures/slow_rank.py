@@ -28,12 +28,10 @@ _NAMES = {
     FORWARD: "its forward pass",
     BACKWARD: "its backward pass",
     SAVE: "its saving",
-    MACHINE: "other processes on its cores",
+    MACHINE: "other processes use its cores, or its CPU quota is used up",
 }
-_THROTTLED = "its machine: throttled by its CPU quota"
 _SCRIPT = "what its script does besides, as to evaluate, save or log on this rank alone"
 _NO_PHASES = "the cause is known only where Headway's Accelerator trains"
-_MOST = 0.5  # of a machine's time: the quota, and not other processes
 
 
 class Times(NamedTuple):
@@ -46,7 +44,6 @@ class Times(NamedTuple):
     sync: float = 0.0
     save: float = 0.0
     machine: float = 0.0  # ready to compute, without a core
-    throttled: float = 0.0  # of that, at most: the CPU quota was used up
 
     @property
     def has_phases(self) -> bool:
@@ -95,8 +92,7 @@ def times_of(records: Iterable[Figures]) -> Times | None:
         *(
             sum(getattr(one, name) for one in taken) / num_steps
             for name in (
-                *("seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
-                *("stolen_s", "throttled_s"),
+                *("seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s", "stolen_s"),
             )
         )
     )
@@ -123,9 +119,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
             # a ratio to next to nothing says nothing
             has_ratio = cause != MACHINE and median_s > 0.01 * step_s
             ratio = taken_s / median_s if has_ratio else 0.0
-            is_throttled = cause == MACHINE and own.throttled - usual.throttled >= _MOST * more_s
-            why = _THROTTLED if is_throttled else ""
-            return SlowRank(last, cost_s, step_s, cause, ratio, why)
+            return SlowRank(last, cost_s, step_s, cause, ratio)
     is_script = own.script - usual.script >= _EXPLAINED * cost_s
     return SlowRank(last, cost_s, step_s, None, why=_SCRIPT if is_script else "")
 

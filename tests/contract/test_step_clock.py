@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from headway.contract.step_clock import (
     SCRIPT,
     SYNC,
     Event,
-    Lost,
-    LostTime,
     QueueTimes,
     StepClock,
+    StolenTime,
 )
 from headway.devices.cpu import Cpu
 from headway.devices.cuda import Cuda
@@ -125,37 +123,15 @@ def waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "usage_usec 9\nnr_throttled 3\nthrottled_usec {ms}000\nnr_bursts 0\n",
-        "nr_periods 9\nnr_throttled 3\nthrottled_time {ms}000000\n",  # cgroup v1
-    ],
-)
-def test_what_a_used_up_quota_takes_is_told_by_either_cgroup_version(
-    waited: Path, tmp_path: Path, text: str
-) -> None:
-    quota = tmp_path / "cpu.stat"
-    quota.write_text(text.format(ms=2000))
-    lost = LostTime()
-    lost.quota_file = str(quota)
-    lost.take()
-    waited.write_text("7000000000 1500000000 42\n")
-    quota.write_text(text.format(ms=2300))
-    assert lost.take() == pytest.approx(Lost(0.5, 0.3))
-    waited.write_text("7000000000 1600000000 42\n")
-    quota.write_text(text.format(ms=5000))  # on several cores
-    assert lost.take() == pytest.approx(Lost(0.1, 0.1))
-
-
 def test_a_count_that_cannot_be_read_for_a_while_is_no_loss_then_or_later(waited: Path) -> None:
-    lost = LostTime()
-    assert lost.take() == Lost(1, 0)
+    stolen = StolenTime()
+    assert stolen.take() == 1
     waited.rename(waited.with_suffix(".gone"))
-    assert lost.take() == Lost(0, 0)
+    assert stolen.take() == 0
     waited.with_suffix(".gone").rename(waited)
-    lost.quota_file = os.devnull
-    assert lost.take() == Lost(0, 0)
+    assert stolen.take() == 0
+    waited.write_text("7000000000 1500000000 42\n")
+    assert stolen.take() == 0.5
 
 
 class Device:

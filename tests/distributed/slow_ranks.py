@@ -28,14 +28,14 @@ from typing import NamedTuple
 RANKS = 4
 NAMED = re.compile(
     r"rank (\d+) makes all others wait .*?: "
-    r"(its machine: \w+|its \w+|other \w+|none of|the cause)"
+    r"(its \w+|other \w+|none of|the cause)"
 )
 CAUSES = {
     "data": "its data",
     "forward": "its forward",
     "save": "its saving",
     "machine": "other processes",
-    "quota": "its machine: throttled",
+    "quota": "other processes",
 }
 _COMPUTING = ("machine", "quota")
 _CGROUP = Path("/sys/fs/cgroup/cpu")  # of version 1

@@ -15,7 +15,7 @@ from headway.errors import ConfigError
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, GpuUse, Machine, MigSlice, Torch, is_on
 from headway.machine.snapshot import load_machine, to_json
-from headway.machine.source import Source, count_memory_kills, quota_file
+from headway.machine.source import Source, count_memory_kills
 from tests.commands.running import python
 from tests.machines.recorded import (
     FOLDER,
@@ -51,7 +51,6 @@ class TestCores:
     def test_without_a_quota_all_usable_cores_count(self, tmp_path: Path) -> None:
         root = record(tmp_path, proc__self__cgroup="0::/user.slice\n")
         assert detect_machine({}, Source(root)).cores == 16
-        assert quota_file(Source(root)) == ""
 
     @pytest.mark.wording
     def test_a_quota_above_the_own_cgroup_counts(self, tmp_path: Path) -> None:
@@ -71,7 +70,6 @@ class TestCores:
         (cgroups / "container/cpu.max").write_text("800000 100000\n")
         (cgroups / "cpu.max").write_text("300000 100000\n")
         assert detect_machine({}, Source(root)).cores == 3
-        assert quota_file(Source(root)) == str(cgroups / "cpu.stat")
 
     def test_half_a_core_is_one(self, tmp_path: Path) -> None:
         root = record(tmp_path, proc__self__cgroup="0::/\n")

@@ -68,22 +68,6 @@ def test_a_busy_core_is_the_cause_though_the_passes_take_longer_by_it() -> None:
     assert found.cause == "machine"
 
 
-def test_a_cpu_quota_is_named_where_it_takes_most_of_the_time_and_the_others_have_none() -> None:
-    def sentence(times: dict[int, Times]) -> str:
-        found = find_slow_rank(times)
-        assert found is not None
-        assert found.cause == "machine"
-        return found.describe().partition(": ")[2]
-
-    more = {"forward": 0.038, "machine": 0.038}
-    quota = "its machine: throttled by its CPU quota"
-    assert sentence(with_a_slow(3, 0.04, throttled=0.03, **more)) == quota
-    little = with_a_slow(3, 0.04, throttled=0.01, **more)
-    assert sentence(little) == "other processes on its cores"
-    same = {rank: one._replace(throttled=0.03) for rank, one in little.items()}
-    assert sentence(same) == "other processes on its cores"  # all ranks share the quota
-
-
 def test_where_two_ranks_hold_up_the_others_neither_is_named() -> None:
     times = with_a_slow(2, 0.04, data=0.04)
     assert find_slow_rank({**times, 1: times[2]}) is None
@@ -114,13 +98,11 @@ def test_the_sentence_says_who_waits_for_how_long_and_why() -> None:
 
 
 def test_records_become_the_mean_step() -> None:
-    record = Figures(
-        0.0, 9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012, 0.004
-    )
+    record = Figures(0.0, 9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012)
     times = times_of([record, record._replace(num_steps=6, seconds=0.6)])
     assert times is not None
     assert times.step == pytest.approx(0.1)
-    assert (times.machine, times.throttled) == pytest.approx((0.0024, 0.0008))
+    assert times.machine == pytest.approx(0.0024)
     assert times_of([]) is None
 
 
@@ -128,7 +110,7 @@ seconds = st.floats(0, 10, allow_nan=False)
 
 
 @given(
-    st.lists(st.builds(Times, *[seconds] * 8), min_size=2, max_size=8),
+    st.lists(st.builds(Times, *[seconds] * 7), min_size=2, max_size=8),
 )
 def test_whatever_the_figures_a_name_needs_a_tenth_of_a_step(parts: list[Times]) -> None:
     found = find_slow_rank(dict(enumerate(parts)))
