@@ -1,6 +1,6 @@
-"""Lets all ranks meet at a call before they exchange anything, by the store in which they joined.
+"""Meetings of all ranks before they exchange anything, by the store in which they joined.
 
-A rank at another call, or one that cannot come, is an error that names both places in the script.
+A rank in another call, or one that cannot come, is an error that names both places in the script.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -37,12 +38,11 @@ from headway.distributed.world import (
 )
 from headway.errors import UsageError
 
-_LOOK_EVERY_S = 0.5  # for each so many ranks
+_LOOK_EVERY_S = 0.5  # where the other ranks are; for each so many of them
 _RANKS_AT_A_LOOK = 64
-_LONGEST_PAUSE_S = 0.5  # between two questions whether all have come
 _READ_SHARE = 20  # it reads what it waits in for a twentieth of the time, at most
 _COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
-_ALL_SAME, _ALL_CAME, _SOME_WAIT = b"same", b"differ", b"wait"
+_ALL_SAME, _ALL_CAME = b"same", b"differ"
 _NOT_THE_SCRIPT = (
     "<",
     str(Path(__file__).parents[1]),
@@ -52,16 +52,14 @@ _NOT_THE_SCRIPT = (
 
 
 class Where(NamedTuple):
-    """Where a rank is, for the others."""
+    """Where a rank is, for the other ranks."""
 
     number: int = 0  # of the last meeting that it has come to
     call: str = ""  # in which it waits; empty: in none
     detail: str = ""  # what all ranks must have alike
-    may_go_alone: bool = False  # on rank 0
     place: str = ""  # the line of the script
     waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
     has_left: bool = False
-    times_alone: int = 0  # how often it has gone on alone since that meeting
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
@@ -70,10 +68,6 @@ class Where(NamedTuple):
         if self.call:
             return f"is in {self.call}{at}"
         return f"is in a collective of torch's, as a backward pass is,{at}"
-
-    def goes_alone(self, main: Where) -> bool:
-        """Return whether it need not come to a meeting: rank 0 goes alone, or has for this call."""
-        return self.may_go_alone and (main.may_go_alone or main.times_alone > self.times_alone)
 
 
 def meet(call: str, detail: str = "") -> list[str] | None:
@@ -111,22 +105,19 @@ def meet_to_end(call: str) -> None:
 
 @contextmanager
 def by_all_or_rank_0(call: str) -> Iterator[bool]:
-    """Wait until every rank has called this; where some cannot come, rank 0 goes on alone.
+    """Wait until every rank has called this; if one cannot come, rank 0 continues alone.
 
-    So it does once the process group has ended. The context gives True on the ranks that take part.
-    If rank 0 is among those that cannot come, it is a UsageError.
+    Rank 0 is also alone after the process group has ended. The context yields True on the ranks
+    that take part. If rank 0 is the one that cannot come, it is a UsageError.
     """
     meetings = _meetings()
     if meetings is None:
         yield rank_and_size_without_group()[0] == 0
-    elif meetings.hold(call, may_go_alone=True) is None:
+    elif meetings.all_come(call):
         yield True
     else:
-        try:
-            with alone():
-                yield meetings.is_main
-        finally:
-            meetings.go_on()
+        with alone():
+            yield meetings.is_main
 
 
 @contextmanager
@@ -197,10 +188,11 @@ current: _Meetings | None = None
 
 
 class _Meetings:
-    """Where the ranks of one process group meet: every rank comes to all, in the same order.
+    """The meetings of one process group's ranks: every rank comes to all, in the same order.
 
-    Each adds to the sum of a meeting; the last one says whether all called the same. A thread tells
-    the others where a rank stands still, as in a collective of torch's; those who wait read it.
+    Each rank adds to the sum of a meeting, and the last one reports whether all called the same.
+    Ranks that wait for long report where, and a thread reports where a rank stands still that they
+    wait for, such as in a collective of torch's.
     """
 
     def __init__(self) -> None:
@@ -208,11 +200,13 @@ class _Meetings:
         self._rank, self._size = rank_and_size()
         self.is_main = self._rank == 0
         store: Any = dist.PrefixStore("meetings", default_store())
-        self.store = store
+        self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
-        self.now = Where()  # without what changes while it stands there
+        self._number = 0  # of the last meeting
+        self._num_optional = 0  # calls of `all_come` since then
+        self.now = Where()  # without its place
         self.last = (0, "")
-        self._told: Where | None = None
+        self._told = Where()
         self._telling = threading.Lock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(
@@ -222,133 +216,135 @@ class _Meetings:
         before_leaving.append(self._leave)
         atexit.register(self._leave)
 
-    def hold(
-        self, call: str, detail: str = "", *, may_go_alone: bool = False, may_leave: bool = False
-    ) -> list[Where] | None:
+    def hold(self, call: str, detail: str = "", *, may_leave: bool = False) -> list[Where] | None:
         """Come to the next meeting; return None if all ranks have called the same.
 
-        Else return where they are, if it is not an error: where some ranks cannot come, and rank 0
-        goes on alone (`may_go_alone`), or ranks that have left are not missed (`may_leave`).
+        Otherwise return where they are, if only details differ, or ranks that have left are not
+        missed (`may_leave`).
         """
-        while True:
-            before = self.now
-            self.now = before._replace(
-                number=before.number + 1, call=call, detail=detail, may_go_alone=may_go_alone
-            )
-            try:
-                with process_progress().clock.counting(SYNC):
-                    found = self._come(self.now)
-            except dist.DistNetworkError:
-                if dist.is_torchelastic_launched():  # a launcher had the store, and will be named
-                    raise
-                left = [Where(has_left=True)] * self._size
-                found = False, [*left[: self._rank], self.now, *left[self._rank + 1 :]]
-            if found is None:
-                self.now = Where(before.number + 1)
-                return None
-            have_come, everyone = found
-            mine, main = everyone[self._rank], everyone[0]
-            self.now = Where(before.number + 1) if have_come else before
-            if mine.goes_alone(main):
-                times = self.now.times_alone + (not have_come)
-                self.now = self.now._replace(call=call, may_go_alone=True, times_alone=times)
+        mine = Where(self._number + 1, call, detail)
+        have_come = False
+        try:
+            with self._in_call(mine):
+                have_come, everyone = self._come(mine)
+                self._number += have_come
+        except dist.DistNetworkError:
+            if dist.is_torchelastic_launched():  # a launcher had the store, and will be named
+                raise
+            everyone = [Where(has_left=True)] * self._size
+            everyone[self._rank] = mine
+        if have_come:
+            self._num_optional = 0
+            if everyone is None or len({one.call for one in everyone}) == 1:
                 return everyone
-            self.go_on()
-            if have_come and len({one.call for one in everyone}) == 1:
-                return everyone
-            if may_leave and all(everyone[one].has_left for one in self._elsewhere(mine, everyone)):
-                return everyone
-            others = {one.call for one in everyone if not one.goes_alone(main)}
-            if not have_come or len(others) > 1:
-                raise self._error(call, everyone)
-            # those that go alone come to the next meeting later
+        assert everyone
+        elsewhere = self._elsewhere(mine, everyone)
+        if may_leave and all(everyone[rank].has_left for rank in elsewhere):
+            return everyone
+        raise self._error(call, everyone, elsewhere[0])
 
-    def go_on(self) -> None:
-        """Be in no call, and let no other rank read on that this one is in the one that it left."""
-        with self._telling, suppress(RuntimeError):  # the store has ended
-            self.now = self._told = Where(self.now.number, times_alone=self.now.times_alone)
-            self.store.set(f"where/{self._rank}", json.dumps(self.now))
+    def all_come(self, call: str) -> bool:
+        """Wait until all ranks have called this; return False if rank 0 continues alone.
 
-    def _come(self, mine: Where) -> tuple[bool, list[Where]] | None:
-        """Return None if all ranks have called the same, else whether all came, and from where."""
+        Rank 0 decides, once all have come or another rank cannot. Calls are numbered from the last
+        meeting on; a rank that comes later finds the decision.
+        """
+        self._num_optional += 1
+        key = f"{self._number}/optional/{self._num_optional}"
+        with self._in_call(Where(self._number, call)) as mine:
+            if self._store.add(key, 1) == self._size:
+                self._store.set(f"{key}/all", "")
+            everyone = self._wait(mine, f"{key}/all" if self.is_main else f"{key}/go")
+        if self.is_main:
+            self._store.set(f"{key}/go", "all" if everyone is None else "alone")
+            self._store.delete_key(f"{self._number}/awaited")
+            return everyone is None
+        if everyone is not None:
+            self._store.add(key, -1)
+            self._num_optional -= 1
+            raise self._error(call, everyone, 0)
+        return bool(self._store.get(f"{key}/go") == b"all")
+
+    @contextmanager
+    def _in_call(self, mine: Where) -> Iterator[Where]:
+        self.now, self.last = mine, (self._number + 1, mine.call)
+        try:
+            with process_progress().clock.counting(SYNC):
+                yield mine
+        finally:
+            self.now = Where(self._number)
+            if self._told.call:
+                self._report(self.now)
+
+    def _come(self, mine: Where) -> tuple[bool, list[Where] | None]:
+        """Return whether all ranks came, and where they are unless all have called the same."""
         key, go = f"{mine.number}", f"{mine.number}/go"
-        self.last = mine.number, mine.call
         own = 1 + (crc32(f"{mine.call}\n{mine.detail}".encode()) << _COUNT_BITS)
-        total = self.store.add(key, own)
+        total = self._store.add(key, own)
         if total % (1 << _COUNT_BITS) == self._size:
             outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
-            for old in (f"{mine.number - 2}", f"{mine.number - 2}/go"):
-                self.store.delete_key(old)
-            self.store.set(go, outcome)  # the last word: the rank that has the store may leave now
+            for old in (f"{mine.number - 2}{end}" for end in ("", "/go", "/awaited")):
+                self._store.delete_key(old)
+            self._store.set(go, outcome)  # the last word: the rank that has the store may leave now
         else:
-            self.store.wait([go], group_timeout())
-            outcome = self.store.get(go)
-            if outcome == _SOME_WAIT:
-                outcome, elsewhere = self._look_for_others(mine, go)
-                if elsewhere:
-                    self.store.add(key, -own)
-                    return False, elsewhere
-        return None if outcome == _ALL_SAME else (True, self._exchange(mine))
+            everyone = self._wait(mine, go)
+            if everyone is not None:
+                self._store.add(key, -own)
+                return False, everyone
+            outcome = self._store.get(go)
+        return True, None if outcome == _ALL_SAME else self._exchange(mine)
 
-    def _look_for_others(self, mine: Where, go: str) -> tuple[bytes, list[Where]]:
-        """Wait on; return how the meeting ended, or where the ranks are if some cannot come."""
-        began_at = looked_at = time.monotonic()
-        suspects: list[int] = []
+    def _wait(self, mine: Where, key: str) -> list[Where] | None:
+        """Wait until a key is set; return where the ranks are if one cannot come before."""
+        limit, began_at = group_timeout(), time.monotonic()
+        pause = timedelta(seconds=_LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK))
+        decides = mine.number > self._number or self.is_main
         while True:
-            outcome = self.store.get(go)
-            now, limit = time.monotonic(), group_timeout()
-            if outcome != _SOME_WAIT:
-                return outcome, []
-            if now - began_at > limit.total_seconds():
-                raise dist.DistStoreError(f"{mine.call}: not all ranks have come within {limit}")
-            if now - looked_at > _LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK):
-                everyone = self._everyone(mine)
-                before, suspects = suspects, self._elsewhere(mine, everyone)
-                if mine.may_go_alone and not everyone[0].may_go_alone:
-                    suspects = [one for one in suspects if one == 0]  # it decides for all
-                if suspects and suspects == before:
-                    return outcome, everyone
-                looked_at = time.monotonic()
-            time.sleep(min(max((now - began_at) / 20, 0.001), _LONGEST_PAUSE_S))
+            try:
+                self._store.wait([key], pause)
+                return None
+            except dist.DistNetworkError:
+                raise
+            except RuntimeError:  # it took longer; a FileStore raises no DistStoreError
+                if time.monotonic() - began_at > limit.total_seconds():
+                    text = f"{mine.call}: not all ranks have come within {limit}"
+                    raise dist.DistStoreError(text) from None
+            everyone = self._everyone(mine)
+            elsewhere = self._elsewhere(mine, everyone)
+            if elsewhere if decides else 0 in elsewhere:
+                return everyone
 
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
-        """Return the ranks that cannot come to this meeting before this one leaves it."""
-        entered = self.collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
+        """Return the ranks that cannot come to this meeting before this rank leaves it."""
+        entered = self._collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
 
-        def is_past(one: Where) -> bool:
+        def cannot_come(one: Where) -> bool:
+            if one.has_left or one.number > mine.number:
+                return True
+            if one.number == mine.number and one.call:
+                return one.call != mine.call
             return any(number > entered.get(group, 0) for group, number in one.waits_in)
 
-        return [
-            rank
-            for rank, one in enumerate(everyone)
-            if rank != self._rank
-            and (
-                one.has_left
-                or (one.number < mine.number and is_past(one))
-                or (
-                    (one.number == mine.number and one.call not in ("", mine.call))
-                    and not (one.may_go_alone or mine.may_go_alone)
-                )
-            )
-        ]
+        others = (rank for rank in range(self._size) if rank != self._rank)
+        return [rank for rank in others if cannot_come(everyone[rank])]
 
     def _everyone(self, mine: Where) -> list[Where]:
-        """Return where the ranks are, as far as they have told."""
+        """Report that this rank waits; return where the ranks are, as far as they have reported."""
+        self._report(mine._replace(place=place_in_script()))
+        self._store.set(f"{self._number}/awaited", "")
         keys = [f"where/{rank}" for rank in range(self._size)]
-        have_all_told = self.store.check(keys)
-        told = {key: key for key in keys if have_all_told or self.store.check([key])}
-        texts = dict(zip(told, self.store.multi_get([*told]), strict=True)) if told else {}
-        everyone = [_read(texts[key]) if key in texts else Where() for key in keys]
-        everyone[self._rank] = mine._replace(place=place_in_script())
-        return everyone
+        are_there = self._store.check(keys)
+        there = [key for key in keys if are_there or self._store.check([key])]
+        texts = dict(zip(there, self._store.multi_get(there), strict=True))
+        return [_read(texts[key]) if key in texts else Where() for key in keys]
 
     def _exchange(self, mine: Where) -> list[Where]:
         """Return where the ranks are, which have all come."""
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
-        self.store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
-        return [_read(text) for text in self.store.multi_get(keys)]
+        self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
+        return [_read(text) for text in self._store.multi_get(keys)]
 
-    def collectives(self, *, waiting: bool) -> dict[str, int]:
+    def _collectives(self, *, waiting: bool) -> dict[str, int]:
         """Return the number of the collective that it waits in, or entered last, by group.
 
         It is read from torch's flight recorder. Messages from rank to rank do not count.
@@ -359,46 +355,39 @@ class _Meetings:
         }
         return {name: one for name, one in numbers.items() if name in names and one is not None}
 
-    def _error(self, call: str, everyone: list[Where]) -> UsageError:
-        mine = everyone[self._rank]
-        suspects = self._elsewhere(mine, everyone) or [
-            rank for rank, one in enumerate(everyone) if one.call != call
-        ]
-        other = suspects[0]
+    def _error(self, call: str, everyone: list[Where], other: int) -> UsageError:
         return UsageError(
             f"rank {self._rank} waits in {call}, and rank {other} {everyone[other]}",
-            where=mine.place or place_in_script(),
+            where=everyone[self._rank].place or place_in_script(),
             fix="let all ranks run this line, or none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`",
         )
 
+    def _report(self, where: Where, store: Any = None) -> None:
+        with self._telling, suppress(RuntimeError):  # the store has ended
+            self._told = where
+            (store or self._store).set(f"where/{self._rank}", json.dumps(where))
+
     def _tell(self, store: Any) -> None:
-        """Tell the others where this rank is, whenever it stands still; runs in a thread."""
+        """Report the collective that this rank stands still in, if others wait; in a thread."""
         process_progress().own_threads.add(threading.get_ident())
-        before = None
-        read_next_at = 0.0
+        before, read_next_at = None, 0.0
         while not self._is_over.wait(_LOOK_EVERY_S):
-            with self._telling, suppress(RuntimeError):  # the store has ended
-                is_still, now, before = before is self.now, self.now, self.now
-                if is_still and now.call:
-                    store.compare_set(f"{now.number}/go", "", _SOME_WAIT.decode())
-                    where = now
-                elif (
-                    is_still
-                    and (began_at := time.monotonic()) > read_next_at
-                    and store.check([f"{now.number + 1}/go"])  # others wait for this rank
-                ):
-                    where = now._replace(waits_in=(*self.collectives(waiting=True).items(),))
-                    read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
-                else:
+            is_still, now, before = before is self.now, self.now, self.now
+            began_at = time.monotonic()
+            with suppress(RuntimeError):
+                is_awaited = is_still and not now.call and began_at > read_next_at
+                if not is_awaited or not store.check([f"{now.number}/awaited"]):
                     continue
-                if where != self._told:
-                    self._told = where
-                    place = place_in_script(sys._current_frames().get(self._caller))
-                    store.set(f"where/{self._rank}", json.dumps(where._replace(place=place)))
+                waits_in = (*self._collectives(waiting=True).items(),)
+                read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
+                place = place_in_script(sys._current_frames().get(self._caller))
+                where = now._replace(waits_in=waits_in, place=place)
+                if self.now is now and where != self._told:
+                    self._report(where, store)
 
     def _leave(self) -> None:
-        """Tell the others that this rank comes to no further meeting."""
+        """Report that this rank comes to no further meeting."""
         if os.getpid() != self._pid:  # a child that the script has forked
             return
         atexit.unregister(self._leave)
@@ -407,10 +396,7 @@ class _Meetings:
         self._is_over.set()
         self._thread.join()
         process_progress().own_threads.discard(self._thread.ident or 0)
-        with suppress(RuntimeError):
-            here = Where(self.now.number, times_alone=self.now.times_alone)
-            left = here._replace(place=place_in_script(), has_left=True)
-            self.store.set(f"where/{self._rank}", json.dumps(left))
+        self._report(Where(self._number, place=place_in_script(), has_left=True))
 
 
 def _read(text: bytes) -> Where:
