@@ -46,7 +46,7 @@ from headway.settings.setting import Seconds
 from headway.settings.table import OF_HOSTS, ON, TOPICS, Settings
 
 if TYPE_CHECKING:
-    from headway.history.record import Start
+    from headway.history.launch import Launch
 
 FOREVER = "forever"  # --wait without a number
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
@@ -345,7 +345,7 @@ def _run(launch: _Launch) -> int:
         raise
 
 
-def _start(*launch: Any) -> Start:
+def _start(*launch: Any) -> Launch:
     """Return what the run's record says of the launch."""
     from headway.launcher.plan.recorded import start_of
 

@@ -13,7 +13,7 @@ from headway.commands.runs import RUN
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import ConfigError
-from headway.history.record import Record
+from headway.history.record import RunRecord
 from headway.history.store import find, is_running
 from headway.launcher.remote import slurm_jobs
 
@@ -84,7 +84,7 @@ def follow_job(job: str) -> int:
     return ended.exit_code
 
 
-def _files(record: Record, rank: int | None) -> Iterator[str]:
+def _files(record: RunRecord, rank: int | None) -> Iterator[str]:
     """Yield the log files of a run, in the order of attempts and ranks."""
     for kept in record.kept:
         if kept.what == LOGS and os.path.isdir(kept.path):
@@ -94,7 +94,7 @@ def _files(record: Record, rank: int | None) -> Iterator[str]:
                     yield os.path.join(kept.path, match[0])
 
 
-def _follow(record: Record, rank: int | None) -> int:
+def _follow(record: RunRecord, rank: int | None) -> int:
     """Print the output of a run until it has ended; return its exit code, 1 if that is unknown."""
     if record.start.job and rank is None:
         return follow_job(record.start.job)
@@ -139,7 +139,7 @@ def _write(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _missing(record: Record, rank: int | None) -> str:
+def _missing(record: RunRecord, rank: int | None) -> str:
     of = "" if rank is None else f" of rank {rank}"
     if is_running(record):
         return f"the output{of} of run {record.name} goes to its terminal, and to no file"

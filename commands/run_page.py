@@ -17,7 +17,7 @@ from headway.commands.tables import when
 from headway.contract.records import METRICS, Figures
 from headway.errors import ConfigError
 from headway.history.changes import Change
-from headway.history.record import Record
+from headway.history.record import RunRecord
 from headway.trackers.run_file import read_run_file
 
 _WIDTH, _HEIGHT = 440, 190
@@ -51,7 +51,7 @@ svg text{font:11px system-ui,sans-serif;fill:currentColor}
 """
 
 
-def page(record: Record, good: Record | None, changes: Sequence[Change]) -> str:
+def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -> str:
     """Return the page of a run, with the changes since `good`, the last one that ended well."""
     start = record.start
     parts = [
@@ -94,12 +94,12 @@ def _text(text: object) -> str:
     return escape("".join(shown))
 
 
-def _verdict(record: Record) -> str:
+def _verdict(record: RunRecord) -> str:
     kind = "good" if record.has_ended_well else "bad" if record.end is not None else ""
     return f'<span class="{kind}">{_text(ended(record))}</span>'
 
 
-def _ranks(record: Record) -> str:
+def _ranks(record: RunRecord) -> str:
     start = record.start
     text = f"{start.num_processes * start.num_machines} on {start.settings.get('device', '?')}"
     return text + (f", {start.num_machines} machines" if start.num_machines > 1 else "")
@@ -112,7 +112,7 @@ def _table(*rows: tuple[str, str]) -> str:
     return f"<table>{''.join(cells)}</table>"
 
 
-def _report(record: Record) -> Iterator[str]:
+def _report(record: RunRecord) -> Iterator[str]:
     if record.end is not None and record.end.report:
         yield f"<h2>Report</h2><pre>{_text(record.end.report)}</pre>"
     if record.restarts:
@@ -120,7 +120,7 @@ def _report(record: Record) -> Iterator[str]:
         yield f"<h2>Restarts</h2>{_table(*rows)}"
 
 
-def _changed(good: Record | None, changes: Sequence[Change]) -> Iterator[str]:
+def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]:
     if good is None:
         return
     yield f"<h2>Changed since run {_text(good.name)}, which ended well</h2>"
@@ -164,7 +164,7 @@ def _device_mib(row: Figures) -> float | None:
     return None if row.device_bytes is None else row.device_bytes / 2**20
 
 
-def _metrics(record: Record) -> Iterator[str]:
+def _metrics(record: RunRecord) -> Iterator[str]:
     """Yield a chart of each metric that the jsonl tracker wrote."""
     for path in (kept.path for kept in record.kept if kept.what == METRICS):
         try:

@@ -12,12 +12,14 @@ from headway.commands.tables import print_table, when
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, shown
 from headway.history.changes import Change, changes
-from headway.history.record import Record
+from headway.history.record import RunRecord
 from headway.history.store import find, is_running, read_all
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
 from headway.launcher.remote.orders import OF_ONE_RUN
 
 RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without one, the newest."
+UNKNOWN = "unknown"
+"""How a run ended that nobody saw."""
 _LEAST_STEPS = 20  # of a run in which a rank can be called slow
 _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took")
 
@@ -51,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def as_json(record: Record) -> dict[str, object]:
+def as_json(record: RunRecord) -> dict[str, object]:
     """Return what programs are told of a run."""
     start, end = record.start, record.end
     return {
@@ -71,7 +73,7 @@ def as_json(record: Record) -> dict[str, object]:
     }
 
 
-def command_line(record: Record) -> str:
+def command_line(record: RunRecord) -> str:
     """Return the command line that launches the same again, for a shell; secrets are masked.
 
     Empty if the record does not have it, as it was too long.
@@ -104,7 +106,7 @@ def _escaped(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in escaped)
 
 
-def _script(record: Record, records: Sequence[Record]) -> str:
+def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Return the script as it was typed, with folders if another one was typed so, too."""
     name, path = record.start.program, record.start.script
     same = {one.start.script for one in records if one.start.program == name} - {path}
@@ -116,7 +118,7 @@ def _script(record: Record, records: Sequence[Record]) -> str:
     return path or name
 
 
-def _row(record: Record, script: str) -> tuple[str, ...]:
+def _row(record: RunRecord, script: str) -> tuple[str, ...]:
     start, speed = record.start, record.samples_per_s
     return (
         record.name,
@@ -130,19 +132,19 @@ def _row(record: Record, script: str) -> tuple[str, ...]:
     )
 
 
-def ended(record: Record) -> str:
+def ended(record: RunRecord) -> str:
     """Return how a run ended, in words."""
     if record.end is None:
-        return "running" if is_running(record) else "unknown"
+        return "running" if is_running(record) else UNKNOWN
     code = record.end.exit_code
     if code is None:
-        return "by sys.exit"
+        return "code unknown"
     if code == 0:
         return "well"
     return "saved and stopped" if code == STOPPED_AND_SAVED else f"exit code {code}"
 
 
-def took(record: Record) -> str:
+def took(record: RunRecord) -> str:
     """Return how long a run lasted; empty where that is not known."""
     if record.end is None:
         return "-"
@@ -155,7 +157,7 @@ def took(record: Record) -> str:
     return f"{hours}:{minutes:02}:{int(seconds) % 60:02}"
 
 
-def slow_rank(record: Record) -> str:
+def slow_rank(record: RunRecord) -> str:
     """Return a sentence about the rank that all others waited for, over the run; or empty."""
     times = {rank: found for rank, rows in record.figures.items() if (found := times_of(rows))}
     slow = find_slow_rank(times) if record.num_steps >= _LEAST_STEPS else None
@@ -170,7 +172,7 @@ def print_changes(found: Sequence[Change]) -> None:
             print(f"      {shown(line)}")
 
 
-def _diff(before: Record, after: Record, *, as_json: bool) -> int:
+def _diff(before: RunRecord, after: RunRecord, *, as_json: bool) -> int:
     found = changes(before, after)
     if as_json:
         print(json.dumps([change._asdict() for change in found], indent=2))

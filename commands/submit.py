@@ -14,11 +14,12 @@ from headway.commands.elsewhere import Moved, Request, moved, refuse_everywhere,
 from headway.commands.flags import Parsed
 from headway.contract.notes import say
 from headway.contract.origin import Layer
+from headway.contract.run import CODE_VARIABLE
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
-from headway.history.snapshot import files_of, read_commit, take, top_of
-from headway.history.surroundings import script_path
+from headway.history.beginning import script_path
+from headway.history.code import files_of, read_commit, take, top_of
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
 from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
@@ -126,7 +127,7 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
     said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
     frozen = moved(program, folder, root, code)
     _note(request, f"the job runs the code as it is now: {shown(code)} (--snapshot off: in place)")
-    return frozen._replace(variables={**said, **frozen.variables})
+    return frozen._replace(variables={**said, **frozen.variables, CODE_VARIABLE: code})
 
 
 def _note(request: Request, text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from headway.commands.flags import Parser
 from headway.commands.runs import (
     RUN,
+    UNKNOWN,
     as_json,
     command_line,
     ended,
@@ -17,11 +18,10 @@ from headway.commands.runs import (
     took,
 )
 from headway.commands.tables import when
-from headway.contract.notes import say
 from headway.contract.records import shown
 from headway.errors import ConfigError
 from headway.history.changes import changes
-from headway.history.record import Record
+from headway.history.record import RunRecord
 from headway.history.store import find, last_good, read_all
 
 
@@ -47,8 +47,6 @@ def main(argv: Sequence[str]) -> int:
     record = find(name)
     good = last_good(record, read_all()[0])
     found = [] if good is None else changes(good, record)
-    if record.damaged:
-        say(f"note: damaged lines of the record, which are left out: {record.damaged}")
     if parsed.html is not None:
         from headway.commands.run_page import page
 
@@ -73,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _print(record: Record) -> None:
+def _print(record: RunRecord) -> None:
     start, end = record.start, record.end
     ranks = start.num_processes * start.num_machines
     print(f"run {record.name}: {shown(start.program)} on {ranks} rank{'s' * (ranks > 1)}")
@@ -88,9 +86,11 @@ def _print(record: Record) -> None:
         print()
         for line in end.report.splitlines():
             print(shown(line))
-    elif end is None and ended(record) == "unknown":
+    elif end is None and ended(record) == UNKNOWN:
         alone = ", or made no Accelerator" if start.supervised is None else ""
-        print(f"it left no word of its end: it was killed, or its machine stopped{alone}")
+        print(f"its end is not known: it was killed, or its machine stopped{alone}")
+    if record.commit is None:
+        print("its script is in no git repository: changes of the code are not on record")
 
 
 def _write(path: str, text: str) -> None:

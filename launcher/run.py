@@ -20,11 +20,11 @@ from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.table import TABLE
 
 if TYPE_CHECKING:
-    from headway.history.record import Start
+    from headway.history.launch import Launch
     from headway.history.recorder import Recorder
     from headway.launcher.diagnosis.run_socket import RunSocket
 
-_PAUSE_S = 0.2  # an empty script has ended by then
+_DIFF_WITHIN_S = 0.5  # that the start of a single process waits for `git diff`
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     *,
     is_quiet: bool = False,
     tell: Callable[[Stopped], None] | None = None,
-    start: Callable[[], Start] | None = None,
+    start: Callable[[], Launch] | None = None,
 ) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
@@ -47,7 +47,7 @@ def run(
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(_free_port())}
     if plan.supervised is None:
         if start is not None:
-            environment |= _begin_record(plan, environ, start)
+            environment |= _begin_record(environ, start)
         if not plan.in_process:
             replace_with_script(plan, environment)
         run_in_process(plan, environment)
@@ -122,42 +122,34 @@ def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
         run_socket.close()
 
 
-def _begin_record(
-    plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Start]
-) -> dict[str, str]:
-    """Begin the record of a process without a launcher, and return the variable that names it."""
-    from headway.history.place import beside, new_path
+def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
+    """Write the record of a process without a launcher; return the variable that names it."""
+    from headway.history.beginning import begin
+    from headway.history.store import lost, new_path
 
     path = new_path(environ)
-
-    def write(is_awaited: bool) -> None:
-        from headway.history.recorder import begin
-
-        pause_s = 0.0 if is_awaited else _PAUSE_S
-        begin(path, start(), plan.program.args, pause_s=pause_s)
-
     try:
-        beside(write)
+        begin(path, start(), _DIFF_WITHIN_S)
     except OSError as error:
-        say(f"note: the record of this run is lost: {error.strerror}")
+        say(lost(error))
         return {}
     return {RECORD_VARIABLE: f"{os.getpid()}:{path}"}
 
 
 @contextmanager
 def _recorded(
-    plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Start] | None
+    plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Launch] | None
 ) -> Iterator[Recorder | None]:
     """Write the record of a run beside its ranks, to its end."""
     if start is None:
         yield None
         return
     from headway.contract.secrets import secrets_among
-    from headway.history.place import new_path
     from headway.history.recorder import Recorder
+    from headway.history.store import new_path
 
     secrets = secrets_among(changed(plan, environ), plan.program.args)
-    recorder = Recorder(new_path(environ), start, plan.program.args, secrets)
+    recorder = Recorder(new_path(environ), start, secrets)
     try:
         yield recorder
     except (HeadwayError, Stopped) as error:

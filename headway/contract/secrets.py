@@ -6,7 +6,6 @@ Imported only where something is printed: the launch path does not need it.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
@@ -27,7 +26,7 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 """The part of a URL in which a password or a token may stand: https://user:password@host."""
 
 
-_ASSIGNED = re.compile(
+_ASSIGNED = (
     r"""(?<![\w.])([A-Za-z_][\w.-]{0,80})(["']?\s?[:=]\s?)"""
     r"""(?:(["'])[^"'\n]{8,}(?=["'])|(?<=[A-Z]=)()[^\s"'(]{8,})"""
 )
@@ -88,6 +87,8 @@ def masked_command(words: Iterable[str]) -> list[str]:
 
 def masked_line(pairs: str) -> str:
     """Return NAME=VALUE words, quoted as in a shell, with the secrets masked."""
+    import shlex
+
     try:
         words = shlex.split(pairs)
     except ValueError:  # a quote is not closed
@@ -103,7 +104,7 @@ def masked_text(text: str) -> str:
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
 
-    return _USER_OF_URL.sub(MASK, _ASSIGNED.sub(mask, text))
+    return _USER_OF_URL.sub(MASK, re.sub(_ASSIGNED, mask, text))
 
 
 def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:

@@ -1,14 +1,14 @@
-"""In what two runs differ: settings, versions, code, arguments, variables, machine, data. Pure."""
+"""In what two runs differ: settings, arguments, code, variables, machine, versions. Pure."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.history.record import Record, Start, Surroundings
+from headway.history.launch import Launch
+from headway.history.record import RunRecord
 
 _NOT_OF_THE_RUN = ("record", "log_dir", "output", "partition", "account", "time", "snapshot")
 """Settings that change nothing of what is computed."""
@@ -20,7 +20,7 @@ _FLAG = re.compile(r"--?[A-Za-z_]")  # and no negative number
 class Change(NamedTuple):
     """One thing that was different."""
 
-    kind: str  # setting, package, code, argument, variable, machine, data
+    kind: str  # setting, argument, code, variable, machine, folder, python, package
     name: str
     before: str  # its value then; `-` for none
     after: str
@@ -30,7 +30,7 @@ class Change(NamedTuple):
         return f"{self.kind} {self.name}: {self.before} -> {self.after}"
 
 
-def changes(before: Record, after: Record) -> list[Change]:
+def changes(before: RunRecord, after: RunRecord) -> list[Change]:
     """Return in what the later of two runs is different, what matters most first."""
     old, new = before.start, after.start
     found = [
@@ -39,32 +39,27 @@ def changes(before: Record, after: Record) -> list[Change]:
         *_arguments(old.arguments, new.arguments),
         *_code(before, after),
         *_changed("variable", _variables(old), _variables(new)),
-        *_other_variables(old, new),
         *_changed("machine", old.machine, new.machine),
     ]
     if old.folder != new.folder:
         found.append(Change("folder", "working folder", old.folder, new.folder))
     if old.python != new.python:
         found.append(Change("python", "command", " ".join(old.python), " ".join(new.python)))
-    if before.surroundings is not None and after.surroundings is not None:
-        was, now = before.surroundings, after.surroundings
-        found += _changed("data", was.inputs, _shared(now.inputs, was.inputs))
-        found += _changed("package", was.packages, now.packages)
-    return found
+    return [*found, *_changed("package", before.packages, after.packages)]
 
 
-def _settings(start: Start) -> dict[str, str]:
+def _settings(start: Launch) -> dict[str, str]:
     return {name: text for name, text in start.settings.items() if name not in _NOT_OF_THE_RUN}
 
 
-def _variables(start: Start) -> dict[str, str]:
+def _variables(start: Launch) -> dict[str, str]:
     """Return variables but Headway's: they are settings, which are compared as such."""
     both = {**start.variables, **start.environment}
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
 
-def _rank_variables(old: Start, new: Start) -> Iterator[Change]:
-    if None not in (old.is_rank, new.is_rank) and old.is_rank != new.is_rank:
+def _rank_variables(old: Launch, new: Launch) -> Iterator[Change]:
+    if old.is_rank != new.is_rank:
         texts = [_GONE, "set by the launcher"]
         before, after = texts if new.is_rank else reversed(texts)
         yield Change("variable", "RANK, LOCAL_RANK, ...", before, after)
@@ -75,18 +70,6 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Itera
         before, after = old.get(name, _GONE), new.get(name, _GONE)
         if before != after:
             yield Change(kind, name, before or "''", after or "''")
-
-
-def _shared(new: Mapping[str, str], old: Mapping[str, str]) -> dict[str, str]:
-    """Return what is in both: an argument that came or went is told as such."""
-    return {name: new.get(name, text) for name, text in old.items()}
-
-
-def _other_variables(old: Start, new: Start) -> Iterator[Change]:
-    for change in _changed("variable", old.others, new.others):
-        texts = [_GONE if text == _GONE else "set" for text in (change.before, change.after)]
-        same = texts == ["set", "set"]
-        yield change._replace(before=texts[0], after="another value" if same else texts[1])
 
 
 def _arguments(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
@@ -109,31 +92,20 @@ def _by_flag(words: Sequence[str]) -> dict[str, str]:
     return {name: " ".join(values) if values else "set" for name, values in found.items()}
 
 
-def _code(before: Record, after: Record) -> Iterator[Change]:
+def _code(before: RunRecord, after: RunRecord) -> Iterator[Change]:
     was, now = before.commit, after.commit
-    if was is not None and now is not None and was.commit != now.commit:
+    if was is None or now is None:
+        return
+    if was.commit != now.commit:
         yield Change("code", "commit", was.commit[:12], now.commit[:12])
-    nothing = Surroundings({}, {}, "", {})
-    old, new = before.surroundings or nothing, after.surroundings or nothing
-    files = list(_changed("code", old.sources, new.sources)) if old.sources else []
-    script = os.path.basename(after.start.script)
-    detail = _diff(old.text, new.text) if old.text and new.text else ""
-    for change in files:
-        is_edit = _GONE not in (change.before, change.after)
-        if not is_edit and not change.name.endswith(".py"):  # a run may have written it
-            continue
-        yield change._replace(
-            before=_GONE if change.before == _GONE else "there",
-            after="edited" if is_edit else _GONE if change.after == _GONE else "new",
-            detail=detail if change.name == script else "",
-        )
-    if was is not None and now is not None:
-        told = {change.name for change in files}
-        earlier, later = _by_file(was.diff), _by_file(now.diff)
-        for name in dict.fromkeys([*earlier, *later]):
-            text, other = earlier.get(name, ""), later.get(name, "")
-            if text != other and not any(f"/{name}".endswith(f"/{one}") for one in told):
-                yield Change("code", name, "there", "edited", _diff(text, other))
+    if was.diff is None or now.diff is None:
+        yield Change("code", "uncommitted changes", "not known", "not known")
+        return
+    earlier, later = _by_file(was.diff), _by_file(now.diff)
+    for name in dict.fromkeys([*earlier, *later]):
+        old, new = earlier.get(name, ""), later.get(name, "")
+        if old != new:
+            yield Change("code", name, "there", "edited", _diff(old, new))
 
 
 def _by_file(diff: str) -> dict[str, str]:

@@ -1,41 +1,37 @@
-"""The record of a single process that has replaced its launcher: it tells itself how it ends.
+"""The record of a single process that has replaced its launcher: it adds its figures and its end.
 
-Where the launcher's code runs the script, that says so; else the Accelerator does when Python ends.
+Where the launcher's code runs the script, that knows the end; otherwise the Accelerator adds it
+when Python exits, and knows the exit code of a script that raised or called `end_training()`.
 """
 
 from __future__ import annotations
 
 import atexit
-import dis
 import os
 import sys
-import threading
 import time
 from functools import partial
-from types import FrameType
 
 from headway.contract.notes import say
 from headway.contract.progress import Progress
 from headway.contract.records import Kept
 from headway.contract.run import RECORD_VARIABLE
 from headway.contract.signals import shell_code
+from headway.contract.typed import plain
+from headway.errors import ConfigError
 from headway.history import store
-from headway.history.record import MAX_TEXT, End, Row, Series, lost
-
-_WITHIN_S = 1.0
-
-series = Series()
-"""The figures of this process, for its record."""
+from headway.history.record import MAX_TEXT, Outcome, Series
 
 
 class _Process:
     """This process, as far as its record has to know it."""
 
     def __init__(self) -> None:
-        self.main: FrameType | None = None  # of the script; known once an Accelerator was made
+        self.series = Series()
+        self.has_joined = False
         self.error: object = None  # the last unhandled one before that
         self.has_trained = False
-        self.has_told = False
+        self.has_ended = False
 
 
 _process = _Process()
@@ -52,19 +48,16 @@ def path() -> str:
 
 def join(progress: Progress) -> None:
     """Record how this process ends, if it has to, and the figures of its steps."""
-    if _process.main is not None or not path():
+    if _process.has_joined or not path():
         return
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    _process.main = frame
+    _process.has_joined = True
     _process.error = getattr(sys, "last_value", None)
     atexit.register(_end_of_python, progress)
-    progress.report_to(partial(series.note, 0))
+    progress.report_to(partial(_process.series.note, 0))
 
 
 def note_end_of_training() -> None:
-    """Note that the training has ended by its own word: a sys.exit after it is no failure."""
+    """Note that the script has ended its training: the run ended well, unless an error follows."""
     _process.has_trained = True
 
 
@@ -73,51 +66,34 @@ def _end_of_python(progress: Progress) -> None:
     if isinstance(error, BaseException) and error is not _process.error:
         import traceback
 
-        is_interrupt = isinstance(error, KeyboardInterrupt)
-        end(130 if is_interrupt else 1, "".join(traceback.format_exception(error)), progress)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        end(code, "".join(traceback.format_exception(error)), progress)
     else:
-        end(0 if _process.has_trained or _has_returned(_process.main) else None, "", progress)
-
-
-def _has_returned(frame: FrameType | None) -> bool:
-    """Return whether a frame has come to its end, and was not left by an exception: sys.exit."""
-    if frame is None or frame.f_lasti < 0:
-        return False
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
+        end(0 if _process.has_trained else None, "", progress)
 
 
 def end(code: int | None, report: str, progress: Progress) -> None:
-    """Record how this process ends, once; a folder that does not answer is not waited for.
+    """Record how this process ends, once.
 
     The exit code is negative for a signal, and None if it is not known.
     """
     folder = path()
-    if not folder or _process.has_told:
+    if not folder or _process.has_ended:
         return
-    _process.has_told = True
+    _process.has_ended = True
     exit_code = None if code is None else shell_code(code)
-    said = End(time.time(), exit_code, _masked(report), progress.step)
-    problem: list[OSError] = []
-
-    def write() -> None:
-        try:
-            store.create(folder)
-            if rows := series.rows():
-                store.replace_figures(folder, [Row(rank, one) for rank, one in rows])
-            for what, path in progress.kept.items():
-                store.append(folder, Kept(what, path))
-            store.append(folder, said)
-        except OSError as error:
-            problem.append(error)
-
-    writing = threading.Thread(target=write, name="headway-record", daemon=True)
     try:
-        writing.start()
-        writing.join(_WITHIN_S)
-    except RuntimeError:  # at its end, Python 3.12 starts no more threads
-        write()
-    for error in problem:
-        say(lost(error))
+        record = store.read_record(folder)
+        record = record._replace(
+            kept=tuple(Kept(what, path) for what, path in progress.kept.items()),
+            ranks=_process.series.ranks({}),
+            end=Outcome(time.time(), exit_code, _masked(report), progress.step),
+        )
+        store.write(folder, plain(record))
+    except OSError as error:
+        say(store.lost(error))
+    except ConfigError as error:
+        say(f"note: {error.problems[0].what}")
 
 
 def _masked(report: str) -> str:

@@ -2,170 +2,142 @@
 
 from __future__ import annotations
 
-import errno
+import json
 import os
-import re
-import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+from headway.contract.user_folders import user_folder
 from headway.errors import ConfigError, did_you_mean
-from headway.history.place import STAMP, runs_folder
-from headway.history.record import MAX_BYTES, End, Line, Record, Row, Unreadable, encode, record_of
+from headway.history.launch import FORMAT
+
+if TYPE_CHECKING:
+    from headway.history.record import RunRecord
 
 MAX_RUNS = 200
-MAX_AGE_S = 30 * 86400
-_KEPT = 20  # also where a clock that jumps makes all runs old
-_NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{6}")
-_LINES, _FIGURES = "record.jsonl", "figures.jsonl"
-_FIGURES_BYTES = MAX_BYTES // 4
-_END_BYTES = MAX_BYTES // 16  # left for how the run ends
+_SLACK = 50  # more than these are removed at once, so that few launches do it
+MAX_BYTES = 2**24
+_FILE = "run.json"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FIX = "`headway runs` lists the runs that have a record"
 
 
-def create(path: str) -> None:
-    """Create a run's folder, unless it is there; OSError, too, in a folder of another user's.
+def runs_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the folder of all records, whether or not it exists."""
+    return os.path.join(user_folder("state", environ), "runs")
 
-    The folder of all runs may be a link of this user's to another folder of theirs.
+
+def new_path(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the path of a new run's folder; nothing is created.
+
+    Its name is the time in UTC and some letters: launches of one second, also in containers that
+    share the home folder, have names of their own.
     """
-    parent = os.path.dirname(path)
-    os.makedirs(os.path.dirname(parent), exist_ok=True)
-    for folder in (parent, path):
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        link, status = os.lstat(folder), os.stat(folder)
-        is_own = link.st_uid == status.st_uid == os.geteuid()
-        if not stat.S_ISDIR(status.st_mode) or not is_own:
-            raise PermissionError(1, f"{folder} is not a folder of yours")
-        if status.st_mode & 0o077:
-            os.chmod(folder, 0o700)
+    letters = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(6))
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{letters}"
+    return os.path.join(runs_folder(environ), name)
 
 
-def append(path: str, line: Line) -> None:
-    """Add a line to a run's record, unless that would be too large; its end still fits then."""
-    data = encode(line)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(os.path.join(path, _LINES), flags, 0o600)
-    try:
-        most = MAX_BYTES - _FIGURES_BYTES - (0 if isinstance(line, End) else _END_BYTES)
-        if os.fstat(handle).st_size + len(data) <= most:
-            while data:
-                data = data[os.write(handle, data) :]
-    finally:
-        os.close(handle)
-
-
-def replace_figures(path: str, rows: Iterable[Row]) -> None:
-    """Write the figures of a run in place of earlier ones, as many as fit."""
-    data = b""
-    for row in rows:
-        line = encode(row)
-        if len(data) + len(line) > _FIGURES_BYTES:
-            break
-        data += line
-    partial = os.path.join(path, f".{_FIGURES}-{os.urandom(4).hex()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+def write(path: str, record: Mapping[str, Any]) -> None:
+    """Write the fields of a record in place of earlier ones; raises OSError."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    text = json.dumps({"format": FORMAT, **record}, separators=(",", ":"))
+    partial = os.path.join(path, f".{_FILE}-{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(partial, flags, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(partial, os.path.join(path, _FIGURES))
+            file.write(text.encode())
+        os.replace(partial, os.path.join(path, _FILE))
     except OSError:
         with suppress(OSError):
             os.unlink(partial)
         raise
 
 
+def lost(error: OSError) -> str:
+    """Return the line that says that a run has no record, or not all of it."""
+    return f"note: the record of this run is lost: {error.strerror} (--record off keeps none)"
+
+
 def names_in(folder: str) -> list[str]:
     """Return the names of the runs in a folder, the newest last."""
     with suppress(OSError), os.scandir(folder) as entries:
-        return sorted(
-            one.name
-            for one in entries
-            if _NAME.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
-        )
+        return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
     return []
 
 
-def prune(folder: str, now: float, keep: str = "") -> None:
-    """Remove the runs that are too many or too old, but not `keep`; what cannot be stays, too."""
+def prune(folder: str) -> None:
+    """Remove the oldest of too many runs, but not those that are running."""
+    names = names_in(folder)
+    if len(names) <= MAX_RUNS + _SLACK:
+        return
     import shutil
 
-    names = names_in(folder)
-    oldest = time.strftime(STAMP, time.gmtime(max(now - MAX_AGE_S, 0)))
-    many, few = names[:-MAX_RUNS], names[:-_KEPT]
-    for name in {*many, *(one for one in few if one[: len(oldest)] < oldest)} - {keep}:
+    for name in names[:-MAX_RUNS]:
         path = os.path.join(folder, name)
-        if not _runs(path):
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(ConfigError, OSError):
+            if is_running(read_record(path)):
+                continue
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _runs(path: str) -> bool:
-    with suppress(Unreadable, OSError):
-        return is_running(read_record(path))
-    return False
-
-
-def is_running(record: Record) -> bool:
-    """Return whether a run goes on, as far as this machine knows."""
-    import socket
-
+def is_running(record: RunRecord) -> bool:
+    """Return whether a run has not ended, as far as this machine knows."""
     start = record.start
-    if record.end is not None or start.host != socket.gethostname():
+    if record.end is not None or start.host != os.uname().nodename:
         return False
     import psutil
 
-    try:
-        process = psutil.Process(start.pid)
-        is_left = process.status() == psutil.STATUS_ZOMBIE  # killed, and its parent has not seen it
-        return bool(not is_left and process.create_time() <= start.began_at + 1)
-    except psutil.Error:
-        return False
+    with suppress(psutil.Error):
+        return bool(psutil.Process(start.pid).create_time() <= start.began_at + 1)
+    return False
 
 
-def read_record(path: str) -> Record:
-    """Return the record in a run's folder, as far as it goes, or raise Unreadable."""
-    data = _read(path, _LINES)
-    if not data:
-        raise FileNotFoundError(errno.ENOENT, "is empty", path)
-    with suppress(FileNotFoundError):
-        data += b"\n" + _read(path, _FIGURES)
-    return record_of(os.path.basename(path), path, data)
+def read_record(path: str) -> RunRecord:
+    """Return the record in a run's folder.
 
+    Raises:
+        FileNotFoundError: it has none.
+        ConfigError: it cannot be read.
+    """
+    from headway.history.record import decode
 
-def _read(path: str, name: str) -> bytes:
-    """Return what a file of a run holds: of this user's own, and no more than a record may have."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(os.path.join(path, name), flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise Unreadable(f"has {name}, which is no file of yours")
-        return file.read(MAX_BYTES)
+    try:
+        with open(os.open(os.path.join(path, _FILE), flags), "rb") as file:
+            return decode(file.read(MAX_BYTES))._replace(path=path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        what = f"the record of run {os.path.basename(path)} {reason}"
+        raise ConfigError(what, where=path, fix=f"remove that folder; {_FIX}") from None
 
 
-def read_all() -> tuple[list[Record], list[str]]:
+def read_all() -> tuple[list[RunRecord], list[str]]:
     """Return all runs, the newest last, and why others could not be read."""
     folder = runs_folder()
     found, refused = [], []
     for name in names_in(folder):
-        try:
-            found.append(read_record(os.path.join(folder, name)))
-        except Unreadable as error:
-            refused.append(f"the record of run {name} {error}")
-        except OSError as error:
-            # it has just begun, been removed, or its launch has told that it was lost
-            if not isinstance(error, FileNotFoundError):
-                refused.append(f"the record of run {name} cannot be read: {error.strerror}")
+        with suppress(FileNotFoundError):  # it has just begun, or been removed
+            try:
+                found.append(read_record(os.path.join(folder, name)))
+            except ConfigError as error:
+                refused.append(error.problems[0].what)
     return sorted(found, key=lambda one: (one.start.began_at, one.name)), refused
 
 
-def find(word: str | None) -> Record:
+def find(word: str | None) -> RunRecord:
     """Return the run that a word means: a name, or its beginning or end; None: the newest.
 
     Raises ConfigError where there is none, there are several, or its record cannot be read.
     """
     folder = runs_folder()
     names = names_in(folder)
-    fix = "`headway runs` lists the runs that have a record"
     if not names:
         raise ConfigError(
             "no run has a record",
@@ -175,7 +147,7 @@ def find(word: str | None) -> Record:
     if word is None:
         found, _ = read_all()
         if not found:
-            raise ConfigError("no record can be read", where=folder, fix=fix)
+            raise ConfigError("no record can be read", where=folder, fix=_FIX)
         return found[-1]
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
     if len(meant) != 1:
@@ -185,20 +157,16 @@ def find(word: str | None) -> Record:
             if not meant
             else f"{word!r} may mean {len(meant)} runs: {', '.join(meant[-5:])}",
             where="the command line",
-            fix=fix,
+            fix=_FIX,
         )
+    path = os.path.join(folder, meant[0])
     try:
-        return read_record(os.path.join(folder, meant[0]))
-    except (Unreadable, OSError) as error:
-        reason = error if isinstance(error, Unreadable) else f"cannot be read: {error.strerror}"
-        raise ConfigError(
-            f"the record of run {meant[0]} {reason}",
-            where=os.path.join(folder, meant[0]),
-            fix=fix,
-        ) from None
+        return read_record(path)
+    except FileNotFoundError:
+        raise ConfigError(f"run {meant[0]} has no record", where=path, fix=_FIX) from None
 
 
-def last_good(record: Record, others: Sequence[Record]) -> Record | None:
+def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
     """Return the last of other runs of the same script that ended well before this one began."""
     script = record.start.script or record.start.program
     good = [

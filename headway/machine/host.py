@@ -14,13 +14,16 @@ from headway.machine.apple import ask_sysctl
 from headway.machine.facts import Host, Machine
 from headway.machine.source import Source, cpu_quota, memory_limit
 
-TRAINING_VARIABLES = re.compile(
-    "(CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|OPENBLAS|TORCH|PYTORCH|HIP|ROCR|HSA|ACCELERATE|HEADWAY"
-    "|SLURM_(JOB_ID|NTASKS|PROCID|LOCALID|NODEID|NNODES|GPUS|CPUS|STEP)|OMPI_COMM_WORLD|PMI_)"
-    "|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|DISABLE_MPS"
-    "|LD_PRELOAD|PYTHONUNBUFFERED)$"
+_OF_TRAINING = (  # beginnings of names
+    *("CUDA", "NVIDIA", "NCCL", "GLOO", "OMP", "MKL", "KMP", "OPENBLAS", "TORCH", "PYTORCH"),
+    *("HIP", "ROCR", "HSA", "ACCELERATE", "HEADWAY", "OMPI_COMM_WORLD", "PMI_"),
+    *("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
+    *("SLURM_NNODES", "SLURM_GPUS", "SLURM_CPUS", "SLURM_STEP"),
 )
-"""Variables that affect training; no others are recorded, as they may hold secrets."""
+_WHOLE = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("DISABLE_MPS", "LD_PRELOAD", "PYTHONUNBUFFERED"),
+)
 
 ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
 HIDDEN = "hidden"
@@ -28,6 +31,11 @@ HIDDEN = "hidden"
 
 Fact = tuple[Any, str]
 """A value and its source, or None and why it is unknown."""
+
+
+def affects_training(name: str) -> bool:
+    """Return whether a variable affects training; no others are recorded: they may hold secrets."""
+    return name.startswith(_OF_TRAINING) or name in _WHOLE
 
 
 def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
@@ -53,7 +61,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that affect training, without secrets, addresses and user names."""
     told = {}
     for name, text in environ.items():
-        if not TRAINING_VARIABLES.match(name) or is_secret(name):
+        if not affects_training(name) or is_secret(name):
             continue
         if name == "HEADWAY_ENV":
             told[name] = _names_only(text)

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, LOG_LEVELS, RECORD_VARIABLE
+from headway.contract.run import (
+    ALLOCATION_VARIABLE,
+    CODE_VARIABLE,
+    KEY_VARIABLE,
+    LOG_LEVELS,
+    RECORD_VARIABLE,
+)
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem
 from headway.settings.profile import Entries, Entry, read_profile
@@ -25,7 +31,8 @@ from headway.settings.table import TABLE
 
 # a launch inside a launch: the outer run's contract is not a setting of this one
 _NOT_SETTINGS = (
-    *(RUN_VARIABLE, RECORD_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, PROFILE_VARIABLE),
+    *(RUN_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE),
+    PROFILE_VARIABLE,
     *LOG_LEVELS,
 )
 

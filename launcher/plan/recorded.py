@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
-import socket
+import sys
 from collections.abc import Mapping, Sequence
 
 from headway._version import __version__
-from headway.contract.run import job_of
+from headway.contract.run import CODE_VARIABLE, job_of
 from headway.contract.secrets import masked_command
-from headway.history.record import Start
-from headway.history.snapshot import snapshot_of
-from headway.history.surroundings import script_path, variables_of
+from headway.history.beginning import script_path, variables_of
+from headway.history.code import snapshot_at
+from headway.history.launch import Launch
 from headway.launcher.plan.describe import text_of, without_secrets
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
@@ -28,7 +27,7 @@ def start_of(
     environ: Mapping[str, str],
     began_at: float,
     pid: int,
-) -> Start:
+) -> Launch:
     """Return what is recorded of a launch, with secrets masked.
 
     `words` follow `headway launch`; the processes inherit `environ`, before the plan's changes;
@@ -37,17 +36,16 @@ def start_of(
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
     script = script_path(program.kind, program.name, environ)
-    name, arguments, code = program.name, _short(program.args), ""
-    if (copy := snapshot_of(os.path.dirname(script))) is not None:
-        words = [*map(copy.typed, words)]
+    name, arguments = program.name, _short(program.args)
+    code = environ.get(CODE_VARIABLE, "")
+    if code and (copy := snapshot_at(code)) is not None:
         name, *words_typed = map(copy.typed, (name, *arguments))
-        arguments, code = tuple(words_typed), copy.code
-        script, environ = copy.original(script), copy.outside(environ)
-    variables, others = variables_of(environ)
-    return Start(
+        arguments, words = tuple(words_typed), [*map(copy.typed, words)]
+        script = copy.original(script)
+    return Launch(
         began_at=began_at,
         pid=pid,
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         folder=os.getcwd(),
         kind=program.kind,
         program=name,
@@ -65,13 +63,12 @@ def start_of(
             if name in settings.env  # all others follow from settings and machine
         },
         machine=_facts(machine),
-        variables=variables,
-        others=others,
+        variables=variables_of(environ),
         num_processes=settings.num_processes if plan.task is None else plan.task.world_size,
         num_machines=settings.num_machines,
         supervised=plan.supervised,
         job=job_of(environ),
-        code=code,
+        snapshot=code,
         is_rank=plan.is_rank,
     )
 
@@ -83,10 +80,10 @@ def _short(words: Sequence[str]) -> tuple[str, ...]:
 def _facts(machine: Machine) -> dict[str, str]:
     return {
         "headway": __version__,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "torch": machine.torch.version if machine.torch is not None else "",
-        "host": socket.gethostname(),
-        "system": f"{machine.system} {platform.release()}",
+        "host": os.uname().nodename,
+        "system": f"{machine.system} {os.uname().release}",
         "architecture": machine.architecture,
         "cores": str(machine.cores),
         "gpus": ", ".join(gpu.name for gpu in machine.gpus) or "none",

@@ -17,7 +17,7 @@ from headway.contract.memory_use import describe_memory_use
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
-from headway.history.record import TAIL_LINES
+from headway.history.recorder import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch

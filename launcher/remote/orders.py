@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE
+from headway.contract.run import (
+    ALLOCATION_VARIABLE,
+    CODE_VARIABLE,
+    KEY_VARIABLE,
+    RECORD_VARIABLE,
+)
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 
 _OF_ONE_HOST = (
@@ -22,7 +27,7 @@ _OF_ONE_HOST = (
 )
 _OF_ONE_HOST_PREFIXES = ("SSH_", "XDG_", "DBUS_")
 
-OF_ONE_RUN = (RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE)
+OF_ONE_RUN = (*(RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE),)
 """Of a run that this process is a part of; another one has its own."""
 
 

@@ -48,7 +48,7 @@ READ_ENVIRON = {
     # what a setting, the launcher or the machine says
     *("settings.layers", "settings.resolve", "contract.run", "machine.detection"),
     # a record, and a profile, lie below a folder that a variable names
-    *("contract.user_folders", "history.place", "history.own"),
+    *("contract.user_folders", "history.store", "history.own"),
     "commands.elsewhere",  # PYTHONPATH of a snapshot of the code
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),

@@ -121,7 +121,7 @@ def test_edits_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
 
 
 def num_recorded() -> int:
-    return sum(one.surroundings is not None for one in read_all()[0])
+    return len(read_all()[0])
 
 
 def held(slurm: Slurm, *words: str) -> Job:

@@ -16,12 +16,12 @@ import pytest
 from headway.commands.main import main
 from headway.contract.records import METRICS, Kept
 from headway.history import store
-from headway.history.place import runs_folder
-from headway.history.record import Restart, Row, Tail
+from headway.history.record import Restart
+from headway.history.store import runs_folder
 from headway.trackers.jsonl import JsonlTracker
 from tests.commands.running import python, run
 from tests.distributed import launching
-from tests.history.runs import START, SURROUNDINGS, figures, write_run
+from tests.history.runs import COMMIT, EDIT, START, figures, write_run
 from tests.waiting import wait_until
 
 REPORT = "rank 1 of 2 failed with ValueError\n  <script>alert(1)</script> & \x1b[31mred"
@@ -34,10 +34,10 @@ def rows_listed() -> list[list[str]]:
 
 
 def test_runs_are_listed_the_newest_last() -> None:
-    write_run(rows=[Row(0, figures(10)), Row(0, figures(20))])
-    write_run(code=75)
-    write_run(code=None)
-    assert [row[5] for row in rows_listed()] == ["well", "saved", "by"]
+    write_run(rows=[(0, figures(10)), (0, figures(20))])
+    write_run(75)
+    write_run(None)
+    assert [row[5] for row in rows_listed()] == ["well", "saved", "code"]
     listed = json.loads(run("runs", "--json")[1])
     assert [one["exit_code"] for one in listed] == [0, 75, None]
     first = listed[0]
@@ -82,7 +82,7 @@ def test_why_prints_the_report_and_what_has_changed() -> None:
     good = write_run()
     changed = (*START.arguments[:1], "0.3", *START.arguments[2:])
     restart = Restart(START.began_at, "rank 1 failed; restart 1 of 1")
-    write_run(SURROUNDINGS, restart, code=1, report=REPORT, arguments=changed)
+    write_run(1, restarts=[restart], report=REPORT, arguments=changed)
     code, text = run("why")
     assert code == 0
     for part in ("exit code 1", "restart 1 of 1", "failed with ValueError", good.name):
@@ -91,18 +91,18 @@ def test_why_prints_the_report_and_what_has_changed() -> None:
     assert "\x1b" not in text
     told = json.loads(run("why", "--json")[1])
     assert (told["compared_with"], told["changes"][0]["after"]) == (good.name, "0.3")
-    assert "nothing that is recorded has changed" in run("why", write_run(code=1).name)[1]
+    assert "nothing that is recorded has changed" in run("why", write_run(1).name)[1]
 
 
 def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
     times = {0: {"sync_s": 0.45}, 1: {"data_s": 0.6}, 2: {"sync_s": 0.45}}
-    rows = [Row(rank, figures(step, **times[rank])) for rank in times for step in (10, 20)]
+    rows = [(rank, figures(step, **times[rank])) for rank in times for step in (10, 20)]
     write_run(rows=rows, num_processes=3)
     said = "rank 1 makes all others wait 40 ms of each 100 ms: its data loader (3.0 times the"
     assert said in run("why")[1]
     run("why", "--html", str(tmp_path / "run.html"))
     assert said in (tmp_path / "run.html").read_text()
-    write_run(rows=[row for row in rows if row.figures.step == 10], num_processes=3)
+    write_run(rows=[row for row in rows if row[1].step == 10], num_processes=3)
     assert "makes all others wait" not in run("why")[1]  # too few steps to tell
 
 
@@ -117,8 +117,8 @@ def test_two_runs_are_compared() -> None:
 
 @pytest.mark.processes
 def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) -> None:
-    tails = [Tail(rank, (f"hello of {rank}", "bye")) for rank in (0, 1)]
-    record = write_run(*tails, supervised="--supervise")
+    tails = {rank: (f"hello of {rank}", "bye") for rank in (0, 1)}
+    record = write_run(tails=tails, supervised="--supervise")
     assert run("logs")[1].splitlines() == ["[0] hello of 0", "[0] bye", "[1] hello of 1", "[1] bye"]
     assert run("logs", "--rank", "1", record.name)[1].splitlines() == ["hello of 1", "bye"]
     code, text = run("logs", "--rank", "7")
@@ -131,7 +131,7 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
         for rank in (0, 1):
             name = f"rank_{rank}_attempt_{attempt}.log"
             (tmp_path / name).write_text(f"rank {rank} attempt {attempt}\n")
-    write_run(Kept("logs", str(tmp_path)), code=7)
+    write_run(7, kept=[Kept("logs", str(tmp_path))])
     done = python("-m", "headway", "logs", "--rank", "1", "-f")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("==>")]
     assert lines == ["rank 1 attempt 0", "rank 1 attempt 1"]
@@ -184,14 +184,14 @@ class _Tags(HTMLParser):
 def write_page(path: Path) -> str:
     write_run()
     rows = [
-        Row(rank, figures(step, sync_s=0.3 * rank, loss=2.0 / step + rank))
+        (rank, figures(step, sync_s=0.3 * rank, loss=2.0 / step + rank))
         for rank in range(4)
         for step in range(10, 400, 10)
     ]
     arguments = ("--lr", "<b>0.3</b>", *START.arguments[2:])
     write_run(
-        SURROUNDINGS._replace(text="lr = 0.3\nepochs = 3\n", sources={"train.py": "cc"}),
-        code=1,
+        1,
+        commit=COMMIT._replace(diff=EDIT.replace("16", "32")),
         report=REPORT,
         rows=rows,
         arguments=arguments,
@@ -210,7 +210,7 @@ def test_the_page_of_a_run_shows_it_escaped_and_loads_nothing(tmp_path: Path) ->
     assert not {"script", "b", "i", "img", "link", "iframe"} & {*page.tags} - {"i"}
     assert page.loaded == []
     assert "://" not in text
-    for part in ("<script>alert(1)</script>", "--lr", "<b>0.3</b>", "train<i>.py", "-lr = 0.1"):
+    for part in ("<script>alert(1)</script>", "--lr", "<b>0.3</b>", "train<i>.py", "++width = 32"):
         assert part in page.text
     assert "\x1b" not in text
     headings = re.findall(r"<h2>([^<]*)</h2>", text)
@@ -222,7 +222,7 @@ def test_the_page_of_a_run_shows_it_escaped_and_loads_nothing(tmp_path: Path) ->
 
 def test_the_page_names_no_phase_that_nobody_measured(tmp_path: Path) -> None:
     measured = {"data_s": 0.0, "forward_s": 0.0, "backward_s": 0.0, "save_s": 0.0, "sync_s": 1.0}
-    write_run(rows=[Row(rank, figures(10, **measured)) for rank in range(2)])
+    write_run(rows=[(rank, figures(10, **measured)) for rank in range(2)])
     assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
     text = (tmp_path / "run.html").read_text()
     assert "rank 0, data" not in text
@@ -231,8 +231,8 @@ def test_the_page_names_no_phase_that_nobody_measured(tmp_path: Path) -> None:
 
 def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
     rows = [
-        Row(0, figures(10, seconds=0.0, loss=None, samples=0)),
-        Row(1, figures(2**60, data_s=-9)),
+        (0, figures(10, seconds=0.0, loss=None, samples=0)),
+        (1, figures(2**60, data_s=-9)),
     ]
     write_run(rows=rows)
     assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
@@ -248,7 +248,7 @@ def test_the_page_draws_the_metrics_of_the_jsonl_tracker(tmp_path: Path) -> None
         peak = 9.0 if step == 777 else 0.0
         tracker.log({"train/<loss>": peak, "odd": [1e308, float("nan"), 5e-324][step % 3]}, step)
     tracker.finish()
-    write_run(Kept(METRICS, str(tracker.path)))
+    write_run(kept=[Kept(METRICS, str(tracker.path))])
     page = tmp_path / "run.html"
     assert run("why", "--html", str(page))[0] == 0
     text = page.read_text()

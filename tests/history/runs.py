@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.contract.records import Figures
+from headway.contract.records import Figures, Kept
+from headway.contract.typed import plain
 from headway.history import store
-from headway.history.place import runs_folder
-from headway.history.record import End, Line, Record, Row, Start, Surroundings
+from headway.history.launch import Commit, Launch
+from headway.history.record import Outcome, Restart, RunRecord, Series
 
 _counter = itertools.count()
 
-START = Start(
+START = Launch(
     began_at=1_700_000_000.0,
     pid=1,
     host="elsewhere",
@@ -32,33 +32,51 @@ START = Start(
     environment={},
     machine={"cores": "8", "gpus": "none", "torch": "2.11.0"},
     variables={"OMP_NUM_THREADS": "4"},
-    others={"DATA_SEED": "00aa"},
     num_processes=1,
     num_machines=1,
+    supervised=None,
+    job="",
+    snapshot="",
+    is_rank=False,
 )
-SURROUNDINGS = Surroundings(
-    packages={"torch": "2.11.0", "numpy": "2.1.0"},
-    sources={"train.py": "aa", "model.py": "bb", "conf/model.yaml": "cc"},
-    text="lr = 0.1\nepochs = 3\n",
-    inputs={"data": "/work/data: a folder of 4 entries, 100 bytes"},
-)
+EDIT = "diff --git a/net.py b/net.py\n@@ -1 +1 @@\n-width = 8\n+width = 16\n"
+COMMIT = Commit("/work", "a" * 40, EDIT)
+PACKAGES = {"torch": "2.11.0", "numpy": "2.1.0"}
 
 
 def write_run(
-    *lines: Line, code: int | None = 0, report: str = "", rows: Iterable[Row] = (), **start: Any
-) -> Record:
-    """Write the record of a run that ended, one minute after the one before it; read it back."""
+    code: int | None = 0,
+    *,
+    report: str = "",
+    commit: Commit | None = COMMIT,
+    packages: Mapping[str, str] = PACKAGES,
+    kept: Sequence[Kept] = (),
+    restarts: Sequence[Restart] = (),
+    rows: Iterable[tuple[int, Figures]] = (),
+    tails: Mapping[int, Sequence[str]] = {},
+    has_ended: bool = True,
+    **start: Any,
+) -> RunRecord:
+    """Write the record of a run that began one minute after the one before it."""
     count = next(_counter)
-    path = os.path.join(runs_folder(), f"20240101-{count // 60:04}{count % 60:02}-{count:06x}")
+    letters = "".join(chr(ord("a") + int(digit)) for digit in f"{count:06}")
+    name = f"20240101-{count // 60:04}{count % 60:02}-{letters}"
     began_at = START.began_at + 60 * count
-    store.create(path)
-    store.append(path, START._replace(**{"began_at": began_at, **start}))
-    for line in lines or (SURROUNDINGS,):
-        store.append(path, line)
-    store.append(path, End(began_at + 30, code, report, 0))
-    if rows := [*rows]:
-        store.replace_figures(path, rows)
-    return store.read_record(path)
+    series = Series()
+    for rank, row in rows:
+        series.note(rank, row)
+    record = RunRecord(
+        path=os.path.join(store.runs_folder(), name),
+        start=START._replace(**{"began_at": began_at, **start}),
+        packages=packages,
+        commit=commit,
+        kept=tuple(kept),
+        restarts=tuple(restarts),
+        ranks=series.ranks(tails),
+        end=Outcome(began_at + 30, code, report, 0) if has_ended else None,
+    )
+    store.write(record.path, plain(record))
+    return record
 
 
 def figures(step: int, **changed: Any) -> Figures:
@@ -82,9 +100,9 @@ def figures(step: int, **changed: Any) -> Figures:
     return usual._replace(**changed)
 
 
-def record_file(record: Record) -> Path:
-    return Path(record.path) / "record.jsonl"
+def record_file(record: RunRecord) -> Path:
+    return Path(record.path) / "run.json"
 
 
-HERE: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+HERE: dict[str, Any] = {"host": os.uname().nodename, "pid": os.getpid()}
 """Of a run that goes on in this process."""
