@@ -160,7 +160,6 @@ class Preemption:
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
-        training.progress.will_save = True  # loader workers outlive a signal to the whole job
         training.skips_itself = False  # a script for Accelerate that calls this has loaders go on
         self._note_earlier_saves()
         with self._training.progress.calling("resume"):
@@ -195,7 +194,6 @@ class Preemption:
         """Let signals do what they did before."""
         if self._signals is not None:
             self._signals.release()
-        self._training.progress.will_save = False
 
     # ------------------------------------------------------------------ is a save due?
 

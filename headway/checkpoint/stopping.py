@@ -72,7 +72,6 @@ class StopSignals:
             if before is not signal.SIG_IGN:
                 self._before |= signals.trap(self._note, number)
         os.register_at_fork(after_in_child=self._leave_child)
-        self._progress.will_save = True
         self._progress.note_use(stopping=True)
         self._progress.send(WillSave())
 
@@ -82,7 +81,6 @@ class StopSignals:
             if signal.getsignal(number) == self._note:
                 signals.put_back({number: before})
         self._before = {}
-        self._progress.will_save = False
 
     def leave(self) -> None:
         """Let this process leave: whoever asks it to stop again changes nothing.
@@ -93,7 +91,6 @@ class StopSignals:
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
             signals.put_back({signal.SIGINT: before})
-        self._progress.will_save = False
         atexit.register(self._ignore)  # the last one to be registered is the first to be called
 
     def _ignore(self) -> None:

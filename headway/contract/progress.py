@@ -84,7 +84,6 @@ class Progress:
         clock: counts the time of each phase.
         listeners: called with the figures of the steps, about once a second.
         uses: which of the launcher's settings the program has used so far.
-        will_save: when asked to stop, the process saves before it exits.
         kept: the last path of each kind that `Kept` has.
         own_threads: threads of the runtime, which no report shows.
         channel: to the launcher; None without one.
@@ -92,7 +91,7 @@ class Progress:
 
     __slots__ = (
         *("phase", "step", "total", "loss", "num_trained", "clock", "listeners", "uses"),
-        *("will_save", "kept", "own_threads", "channel", "_beat_at"),
+        *("kept", "own_threads", "channel", "_beat_at"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
@@ -104,7 +103,6 @@ class Progress:
         self.clock = StepClock()
         self.listeners: list[Callable[[Figures], None]] = []
         self.uses = Uses()
-        self.will_save = False
         self.kept: dict[str, str] = {}
         self.own_threads: set[int] = set()
         self.channel: Channel | None = None

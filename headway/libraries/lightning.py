@@ -100,7 +100,7 @@ def _lasting_workers(trainer: Any, seed_workers: Callable[[Any, int], None]) -> 
     def process_dataloader(loader: Any) -> Any:
         loader = process(loader)
         seed_workers(loader, trainer.global_rank)
-        return with_lasting_workers(loader, will_save=True)
+        return with_lasting_workers(loader)
 
     strategy.process_dataloader = process_dataloader
     try:

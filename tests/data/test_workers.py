@@ -15,7 +15,7 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headway.contract.progress import process_progress
+from headway.contract import signals
 from headway.data.loader import PreparedDataLoader
 
 pytestmark = [
@@ -51,9 +51,8 @@ class Own(DataLoader[Any]):
 
 @pytest.fixture
 def saving_rank() -> Iterator[None]:
-    process_progress().will_save = True
-    yield
-    process_progress().will_save = False
+    with signals.trapped(lambda *_: None, signal.SIGTERM):
+        yield
 
 
 def send(number: signal.Signals) -> None:
@@ -79,10 +78,11 @@ def test_workers_serve_on_after_every_request_and_end_when_their_rank_ends_them(
         assert len(taken) == 12
         assert not any(map(bool, taken)), "programs that a worker starts can be ended"
     workers = multiprocessing.active_children()
-    for one in workers:
-        one.terminate()
-    for one in workers:
-        one.join(30)
+    with signals.trapped(signal.SIG_IGN, signal.SIGTERM):  # as at the rank's exit
+        for one in workers:
+            one.terminate()
+        for one in workers:
+            one.join(30)
     assert [one.exitcode for one in workers] == [0, 0]
 
 
@@ -112,25 +112,36 @@ def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
     assert [one.exitcode for one in workers] == [-signal.SIGTERM, -signal.SIGTERM]
 
 
-_ORPHANS = """
-import multiprocessing, os, signal, sys, time
+_AT_EXIT = """
+import signal, sys, time
 from torch.utils.data import DataLoader
-from headway.contract.progress import process_progress
+from headway.contract import signals
 from headway.data.loader import PreparedDataLoader
 
 class Slow:
     def __len__(self):
         return 8
     def __getitem__(self, index):
-        time.sleep(600 * (index > 1))
+        time.sleep(600 * (index == 2))
         return index
 
-process_progress().will_save = True
-batches = iter(PreparedDataLoader(DataLoader(Slow(), num_workers=2)))
-next(batches)
-print(*(one.pid for one in multiprocessing.active_children()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+signals.trap(lambda *_: None, signal.SIGTERM)
+loader = PreparedDataLoader(DataLoader(Slow(), num_workers=2, persistent_workers=True))
+batches = iter(loader)
+print(next(batches))
+sys.exit(75)
 """
+
+
+def test_workers_that_are_left_at_the_exit_of_their_rank_do_not_hold_it_up() -> None:
+    rank = subprocess.run(
+        [sys.executable, "-c", _AT_EXIT],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (rank.returncode, rank.stderr) == (75, "")
 
 
 _EARLY_ORPHANS = """
@@ -175,17 +186,3 @@ def test_workers_whose_rank_is_killed_while_they_begin_end_too(method: str, tmp_
     for one in left:
         one.kill()
     assert not left
-
-
-def test_workers_end_when_their_rank_is_killed_whatever_they_are_doing() -> None:
-    rank = subprocess.run(
-        [sys.executable, "-c", _ORPHANS],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert rank.returncode == -signal.SIGKILL
-    workers = [
-        psutil.Process(int(pid)) for pid in rank.stdout.split() if psutil.pid_exists(int(pid))
-    ]
-    assert not psutil.wait_procs(workers, timeout=120)[1]

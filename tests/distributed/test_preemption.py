@@ -128,11 +128,11 @@ def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
 ) -> None:
     job, dice = Job(tmp_path / "job", *TWO), random.Random()
     process = job.start("--workers", "2")
-    require_saved(interrupt(job, process, terminate_all, dice))
+    require_saved(interrupt(job, process, partial(send_to_all, signal.SIGTERM), dice))
     process = job.start()
     only_one = partial(one_rank, job, 1, signal.SIGUSR1)
     require_saved(interrupt(job, process, only_one, dice))
-    process = job.start()
+    process = job.start("--workers", "2")
     outcome = interrupt(job, process, partial(process.send_signal, signal.SIGINT), dice)
     require_saved(outcome, 130)
     finish(job)
@@ -140,10 +140,10 @@ def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
     assert job.done["weights"] == undisturbed(*TWO)
 
 
-def terminate_all() -> None:
-    """Send SIGTERM to every process of a job, as SLURM does to those on its nodes."""
+def send_to_all(number: signal.Signals) -> None:
+    """Send a signal to every process of a job, as SLURM and a terminal do."""
     for one in processes_of_this_test():
-        one.terminate()
+        one.send_signal(number)
 
 
 def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
@@ -193,8 +193,10 @@ def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_it_as
     assert ended(process)[0] == -signal.SIGTERM  # 143 in a shell
     assert not job.ledger()
     require_saved(ended(job.start(flags=("--time-limit", "1s"))))
-    process = job.start("--workers", "2")
-    require_saved(interrupt(job, process, terminate_all, random.Random()))
+    dice = random.Random()
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130)):
+        process = job.start("--workers", "2")
+        require_saved(interrupt(job, process, partial(send_to_all, number), dice), code)
     finish(job)
     require_exact(job, 1)
 
