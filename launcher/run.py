@@ -54,7 +54,7 @@ def run(
         return 0
     from headway.launcher.processes.starter import Starter, cannot_start, refuse_limits
 
-    refuse_limits(plan, environment)
+    refuse_limits(plan.settings.num_processes)
     # the fork server imports torch in parallel
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:

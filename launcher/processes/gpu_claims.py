@@ -1,15 +1,10 @@
 """Claims idle GPUs, so that no other launch on this machine uses them: one socket name per GPU.
 
-A claim is a Unix socket that is bound to a name in Linux's abstract namespace, as one name can be
-bound only once, by whichever user. Chosen over lock files, as no folder is needed that all users
-may write, where one of them could put a link or a pipe in the place of a lock; and over flock(2) on
-/dev/nvidiaN, as opening that starts the GPU's driver, a MIG slice has no such file, and others that
-lock it do not say who they are. The kernel says who holds a name, and frees it when the launch
-ends, also if it is killed. A script that replaces the launcher inherits the socket. Names hold in
-one network namespace: a container with its own network does not see claims of the host.
-
-A user who binds names of GPUs in bad faith can only make them seem claimed, as they can occupy the
-GPUs themselves; the message says which process it is, and `--devices 0,1` ignores claims.
+A claim is a Unix socket bound to a name in Linux's abstract namespace, which only one process can
+bind, of whichever user. A lock file would need a folder that all users may write to; flock(2) on
+/dev/nvidiaN starts the driver, does not exist for a MIG slice, and does not tell who holds it. The
+kernel frees a name when the launch ends, also if it is killed; a script that replaces the launcher
+inherits the socket. A container with a network of its own does not see claims of the host.
 """
 
 from __future__ import annotations
@@ -30,8 +25,8 @@ from headway.settings.table import Settings
 NAMES = "headway-gpu"
 """What the names of all users' claims begin with."""
 
-POLL_S = 2.0
-_TURN_WITHIN_S = 10.0
+POLL_S = 2.0  # a look at all GPUs takes a part of a second
+_TURN_WITHIN_S = 10.0  # many launches may select at once
 _TURN_POLL_S = 0.02
 _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED

@@ -1,10 +1,9 @@
 """The guardian: the fork server's parent, which ends what a killed launcher and server leave.
 
-Launcher, guardian and fork server are a chain in which each adopts the orphans of those below. A
-killed process can end nothing. When any one or two of the three are killed, another ends the run:
-the server when the launcher's socket has closed, the guardian when the server has ended, the
-launcher when both have. If all three are killed at once, the kernel kills the ranks, by their
-parent-death signals; nobody is left to end what the ranks have started.
+Launcher, guardian and fork server are a chain in which each adopts the orphans of those below. When
+any one or two of them are killed, another ends the run: the server when the launcher's socket has
+closed, the guardian when the server has ended, the launcher when both have. If all three are killed
+at once, the kernel kills the ranks, by their parent-death signals, but not what they have started.
 """
 
 from __future__ import annotations

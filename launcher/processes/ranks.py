@@ -1,7 +1,7 @@
 """The process context that torch's agent drives: the ranks of one machine in one attempt.
 
-A subclass of torch's public `PContext`: the agent is torch's; the processes, their pipes and their
-end are handled here. torch's log files, tailing threads and signal handlers are not used.
+The agent is torch's; the processes, their pipes and their end are handled here, without torch's log
+files, tailing threads and signal handlers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class RankProcesses(PContext):
     """All ranks of this machine, in one attempt.
 
     `envs` has, by local rank, the variables that differ from rank to rank, RANK among them. A
-    program of Python `reports_its_end` by a record. `grace` is not passed on by the agent: that of
-    torch 2.11 has no such argument. `failed_elsewhere` returns how the run has failed on another
-    machine, as far as is known.
+    program of Python `reports_its_end` by a record. `failed_elsewhere` returns how the run has
+    failed on another machine, as far as is known.
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class RankProcesses(PContext):
         self._grace = grace
         self._failed_elsewhere = failed_elsewhere
         self.failed_amid_stop: Failed | None = None  # on another machine, while ranks were to save
+        self._ranks = {one: int(env["RANK"]) for one, env in envs.items()}  # by local rank
         self.local_ranks: dict[int, int] = {}  # by pid
         self.handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
@@ -91,21 +91,17 @@ class RankProcesses(PContext):
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
-    def start(self) -> None:
-        """Start the ranks; unlike torch's, this leaves the launcher's signal handlers alone."""
-        self._start()
-
     def pids(self) -> dict[int, int]:
         return {local_rank: pid for pid, local_rank in self.local_ranks.items()}
 
     def ranks_by_pid(self) -> dict[int, int]:
-        return {pid: int(self.envs[one]["RANK"]) for pid, one in self.local_ranks.items()}
+        return {pid: self._ranks[one] for pid, one in self.local_ranks.items()}
 
-    def _start(self) -> None:
-        ranks = {local_rank: int(env["RANK"]) for local_rank, env in self.envs.items()}
-        self._output.begin(self._attempt, ranks.values())
+    def start(self) -> None:
+        """Start the ranks; unlike torch's, this leaves the launcher's signal handlers alone."""
+        self._output.begin(self._attempt, self._ranks.values())
         for local_rank, env in self.envs.items():
-            rank = ranks[local_rank]
+            rank = self._ranks[local_rank]
             try:
                 streams = _Streams(
                     has_stdin=rank == (self._debug_rank or 0),
@@ -125,6 +121,8 @@ class RankProcesses(PContext):
             self._output.add(rank, streams.pipes)
             self._watch.add(rank, pid, streams.channel, streams.stacks, handle.send)
 
+    _start = start
+
     def collect(self, timeout_s: float = 0) -> None:
         """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
         with suppress(queue.Empty):
@@ -137,7 +135,7 @@ class RankProcesses(PContext):
                 self.exits[local_rank] = self._end_of(local_rank, ended)
 
     def _end_of(self, local_rank: int, ended: Ended) -> RankExit:
-        rank = int(self.envs[local_rank]["RANK"])
+        rank, is_killed = self._ranks[local_rank], ended.code == -signal.SIGKILL
         end = RankExit(
             rank=rank,
             pid=ended.pid,
@@ -145,9 +143,8 @@ class RankProcesses(PContext):
             time=ended.time,
             was_stopping=ended.time > self._stopped_at,
             left_silently=self._reports_its_end,
+            killed_after_s=self._killed_after_s.get(local_rank) if is_killed else None,
         )
-        if ended.code == -signal.SIGKILL:
-            end = end._replace(killed_after_s=self._killed_after_s.get(local_rank))
         for record in self._watch.end(rank, ended.code):
             if isinstance(record, Crash):
                 if is_of_communication(record):  # the rank has not printed it
@@ -166,19 +163,18 @@ class RankProcesses(PContext):
         self.collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
         failed = {one: end.code for one, end in self.exits.items() if end.is_failure}
         if not failed and (overdue := self._find_overdue()):
-            ranks = named([int(self.envs[one]["RANK"]) for one in overdue])
-            limit = f"{self._grace.usual_s:g} s (--grace-period-s)"
+            ranks, limit = self._named(overdue), f"{self._grace.usual_s:g} s (--grace-period-s)"
             say(f"{ranks} failed, but did not exit within {limit}")
             failed = dict.fromkeys(overdue, 1)
         if self._watch.hang is not None:  # torch expects a process that failed
             failed = dict.fromkeys(self.envs, hang.EXIT_CODE)
         if failed:
-            pids = self.pids()
-            failures = {
-                one: ProcessFailure(one, pids[one], code, error_file="")
-                for one, code in failed.items()
-            }
-            return RunProcsResult(failures=failures)
+            pids, file = self.pids(), ""
+            return RunProcsResult(
+                failures={
+                    one: ProcessFailure(one, pids[one], code, file) for one, code in failed.items()
+                }
+            )
         if len(self.exits) == self.nprocs:
             return RunProcsResult(return_values=dict.fromkeys(self.exits))
         return None
@@ -191,8 +187,7 @@ class RankProcesses(PContext):
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
-        alive = {one: int(self.envs[one]["RANK"]) for one in self._alive()}
-        return [one for one, rank in alive.items() if self._watch.has_failed(rank, since)]
+        return [one for one in self._alive() if self._watch.has_failed(self._ranks[one], since)]
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
         """Stop the running ranks, and unless all have succeeded, what they have left running."""
@@ -245,24 +240,22 @@ class RankProcesses(PContext):
     def _has_failure(self) -> bool:
         """Return whether a rank has failed, on this machine or, as far as is known, another."""
         self.failed_amid_stop = self.failed_amid_stop or self._failed_elsewhere()
-        return self.failed_amid_stop is not None or any(
-            end.is_failure for end in self.exits.values()
-        )
+        failed_here = any(end.is_failure for end in self.exits.values())
+        return failed_here or self.failed_amid_stop is not None
 
     def _give_up(self, local_ranks: list[int]) -> None:
         """Treat killed ranks that the kernel does not remove as ended, and print their state."""
         for local_rank in local_ranks:
-            pid, rank = self.pids()[local_rank], self.envs[local_rank]["RANK"]
+            pid, rank = self.pids()[local_rank], self._ranks[local_rank]
             say(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
             killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
             self.exits[local_rank] = self._end_of(local_rank, killed)
 
     def _describe_stop(self, shutdown: Shutdown) -> str:
-        ranks = named([int(self.envs[local_rank]["RANK"]) for local_rank in self._alive()])
         grace_s = round(shutdown.ends_at - shutdown.began_at, 1)
         verb = "save and stop" if shutdown.will_save else "stop"
         again = "; Ctrl-C again ends them now" if shutdown.number == signal.SIGINT else ""
-        return f"{ranks} to {verb}, up to {grace_s:g} s{again}"
+        return f"{self._named(self._alive())} to {verb}, up to {grace_s:g} s{again}"
 
     @property
     def is_stopping(self) -> bool:
@@ -284,13 +277,16 @@ class RankProcesses(PContext):
     def interrupt_debugged(self) -> bool:
         """Send Ctrl-C to the debugged rank; False if it is not running."""
         for local_rank in self._alive():
-            if int(self.envs[local_rank]["RANK"]) == self._debug_rank:
+            if self._ranks[local_rank] == self._debug_rank:
                 self.handles[local_rank].send(signal.SIGINT)
                 return True
         return False
 
     def _alive(self) -> list[int]:
         return [one for one in self.local_ranks.values() if one not in self.exits]
+
+    def _named(self, local_ranks: list[int]) -> str:
+        return named([self._ranks[one] for one in local_ranks])
 
 
 class _Terminal(NamedTuple):

@@ -163,7 +163,7 @@ class _Server:
         return pid
 
     def _end_or_unwatch(self, pid: int) -> None:
-        """Report the end of a rank, unless a tracer holds it: the rest is left to `_reap`."""
+        """Report the end of a rank; one that a tracer holds is left to `_reap`."""
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             self._end(pid, status)
@@ -186,10 +186,9 @@ class _Server:
                     self._end(pid, status)
 
     def _end(self, pid: int, status: int) -> None:
-        """Report the end of a rank."""
+        ended = time.time()
         self._unwatch(pid)
         del self._ranks[pid]
-        ended = time.time()
         left_processes = not self._ranks and has_children()
         code = os.waitstatus_to_exitcode(status)
         _answer(self._launcher, Ended(pid, code, ended, left_processes))
@@ -225,8 +224,7 @@ def _answer(server: socket.socket, record: Record) -> None:
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
     """Block stop signals while a process is started; in a forked child they stay blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
-    here = os.getpid()
+    here, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOP_SIGNALS)
     try:
         yield
     finally:
@@ -276,14 +274,8 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     os.environ.update(rank.env)
     signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
     _reopen_streams()
-    _reseed()
-
-
-def _reseed() -> None:
-    """Reseed torch's and NumPy's generators, which the fork copied; `random` reseeds itself."""
-    import torch
-
-    torch.default_generator.seed()
+    # the fork copied these generators; `random` reseeds itself
+    sys.modules["torch"].default_generator.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 

@@ -1,5 +1,4 @@
-"""The launcher's side of `server.py`: requests ranks, reads which have ended, and waits for what
-they have left running; what the system must allow for that.
+"""The launcher's side of `server.py`: requests ranks, and reads which have ended.
 
 Imports no torch, so that the server can be started before the launcher's own slow imports.
 """
@@ -35,17 +34,10 @@ if TYPE_CHECKING:
 
 _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
-_FOR_THREADS = 640 * 2**20  # bytes of address space for the stacks and heaps of a launcher's
-_TRY_WITHIN_S = 120.0
-_TRY = """
-import resource, sys
-limit = max(int(sys.argv[1]), 0)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-import torch.distributed
-"""
 _SAY_AFTER_S = 1.0  # what ends with its rank is gone by then
 _MAX_NAMES = 8
 _FILES, _FILES_PER_RANK = 40, 10  # that a launcher has open at most
+_ADDRESS_SPACE = 1280 * 2**20  # bytes for torch, and the stacks and heaps of a launcher's threads
 
 
 class ServerEnded(Exception):
@@ -172,7 +164,6 @@ class Starter:
         return [one for one in below if is_running(one)]
 
     def end_left_processes(self) -> None:
-        """End what ranks have started and left running."""
         if self._left_processes:
             end_processes(lambda: self.left_processes() or None, 0)
 
@@ -257,12 +248,12 @@ class Starter:
 
 
 def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s: float) -> None:
-    """Return once they have all ended, or after `grace_s` seconds; say once which are waited for.
+    """Return once they have all ended, or after `grace_s` seconds; print once which they are.
 
     `ranks` has the ranks by pid.
     """
     began = time.monotonic()
-    is_said = False
+    notice = ""
     while left := starter.left_processes():
         import psutil
 
@@ -270,10 +261,10 @@ def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s:
         if waited_s >= grace_s:
             say(f"{grace_s:.0f} s are over: ending {_names(left)}")
             return
-        if waited_s >= _SAY_AFTER_S and not is_said:
-            is_said = True
-            say(f"waiting up to {grace_s:.0f} s for {describe_left(left, ranks)}")
-        next_s = grace_s if is_said else min(_SAY_AFTER_S, grace_s)
+        if waited_s >= _SAY_AFTER_S and not notice:
+            notice = f"waiting up to {grace_s:.0f} s for {describe_left(left, ranks)}"
+            say(notice)
+        next_s = grace_s if notice else min(_SAY_AFTER_S, grace_s)
         psutil.wait_procs(left, timeout=next_s - waited_s)
 
 
@@ -285,16 +276,13 @@ def describe_left(left: Sequence[Process], ranks: Mapping[int, int]) -> str:
 
 
 def _names(left: Sequence[Process]) -> str:
-    names = [f"{_name(one)} (pid {one.pid})" for one in left[:_MAX_NAMES]]
-    return ", ".join([*names, *(["..."] if len(left) > _MAX_NAMES else [])])
-
-
-def _name(process: Process) -> str:
     import psutil
 
-    with suppress(psutil.Error):
-        return process.name()
-    return "process"
+    names = []
+    for one in left[:_MAX_NAMES]:
+        with suppress(psutil.Error):  # it has ended
+            names.append(f"{one.name()} (pid {one.pid})")
+    return ", ".join(names) + ", ..." * (len(left) > _MAX_NAMES)
 
 
 def _rank_of(process: Process, ranks: Mapping[int, int]) -> int | None:
@@ -310,15 +298,8 @@ def _rank_of(process: Process, ranks: Mapping[int, int]) -> int | None:
     return None
 
 
-def refuse_limits(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Refuse to start where the system does not allow what a launch needs: LaunchError says why."""
-    _refuse_deleted_folder()
-    _refuse_too_few_files(plan.settings.num_processes)
-    _refuse_too_little_address_space(plan.python, environ)
-
-
-def _refuse_deleted_folder() -> None:
-    """Refuse to start in a folder that is gone, where libraries of torch end the process."""
+def refuse_limits(num_ranks: int) -> None:
+    """Raise LaunchError where libraries of torch would end the process: what the shell allows."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -327,46 +308,19 @@ def _refuse_deleted_folder() -> None:
             where="the shell of this launch",
             fix="`cd` to a folder that exists",
         ) from None
-
-
-def _refuse_too_few_files(num_ranks: int) -> None:
-    """Refuse to start under a limit of open files in which torch may abort the launcher."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     needed = _FILES + _FILES_PER_RANK * num_ranks
-    if limit != resource.RLIM_INFINITY and limit < needed:
+    if files != resource.RLIM_INFINITY and files < needed:
         raise LaunchError(
-            f"{limit} open files are too few: a launcher of {num_ranks} ranks needs {needed}",
+            f"{files} open files are too few: a launcher of {num_ranks} ranks needs {needed}",
             where="the limit of this shell, `ulimit -n`",
             fix="raise it: `ulimit -n 4096`",
         )
-
-
-def _refuse_too_little_address_space(python: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse to start under a limit of address space in which torch cannot be imported.
-
-    Its libraries fail there in many ways, some of which end the process. Another process tries it
-    first; without a limit nothing is tried.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return
-    try:
-        tried = subprocess.run(
-            [*python, "-c", _TRY, str(limit - _FOR_THREADS)],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            timeout=_TRY_WITHIN_S,
-        )
-        said = (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
-        can_import = tried.returncode == 0
-    except (OSError, subprocess.TimeoutExpired) as error:
-        said, can_import = str(error), False
-    if not can_import:
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if space != resource.RLIM_INFINITY and space < _ADDRESS_SPACE:
         raise LaunchError(
-            f"{limit // 2**20} MiB of address space are too little to import torch: {said}",
+            f"{space // 2**20} MiB of address space are too little: torch and a launcher need "
+            f"{_ADDRESS_SPACE // 2**20}",
             where="the limit of this shell, `ulimit -v`",
             fix="raise it: `ulimit -v unlimited`",
         )

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from headway.contract import signals
 
-_DOUBLE_PRESS_S = 1.0
+_DOUBLE_PRESS_S = 1.0  # a debugger needs single ones, to interrupt what it runs
 _NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits of poll(2)
 
 
