@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import SourceFileLoader
 from types import TracebackType
 from typing import NoReturn, TypeVar
@@ -259,9 +259,10 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     kind = type.__dict__["__name__"].__get__(type(error))  # a metaclass may have its own
     message = _attempt(lambda: str(error)[:2000], "<exception str() failed>")  # as in Python
     ours = issubclass(type(error), HeadwayError)
+    frames = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(shown))
     text = _attempt(
         lambda: "".join(_format_briefly(error) if ours else traceback.format_exception(error)),
-        "".join([*_format_frames(shown), f"{kind}: {message}\n"]),
+        f"{frames}{kind}: {message}\n",
     )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
     crash = Crash(
@@ -279,7 +280,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     _tell(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
-        _end_by_sigint_at_exit()
+        global _ends_by_sigint
+        _ends_by_sigint = True  # in `finish_process`, as Python does after KeyboardInterrupt
     elif ours:
         _write_error(text)
     elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
@@ -318,15 +320,6 @@ def _show(error: BaseException, trace: TracebackType | None) -> None:
 
 def _write_error(text: str) -> None:
     _attempt(lambda: sys.stderr.write(text), 0)
-
-
-def _format_frames(trace: TracebackType | None) -> Iterator[str]:
-    """Yield the lines of a traceback without their sources, with no function of a module."""
-    yield "Traceback (most recent call last):\n"
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        yield f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}\n'
-        trace = trace.tb_next
 
 
 def _is_from_torch(trace: TracebackType | None) -> bool:
@@ -395,12 +388,6 @@ def _is_before_the_script(trace: TracebackType) -> bool:
 
 def _is_our_wrapper(trace: TracebackType) -> bool:
     return trace.tb_frame.f_code.co_filename in (rank_monitor.__file__, process_groups.__file__)
-
-
-def _end_by_sigint_at_exit() -> None:
-    """Make `finish_process` end this process by SIGINT, as Python does after KeyboardInterrupt."""
-    global _ends_by_sigint
-    _ends_by_sigint = True
 
 
 _ends_by_sigint = False

@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
 from headway.contract import forking
 from headway.contract.forking import ProcessHandle
-from headway.contract.records import Ended
 from headway.launcher.processes.process_cleanup import end_processes
-from headway.launcher.processes.shutdown import Grace
 
 pytestmark = pytest.mark.processes
-
-
-def only_rank(pid: int, ended: Mapping[int, Ended], *, saves: bool, **how: Any) -> Any:
-    """Return the processes of a run whose rank 0 has this number, with nothing around them."""
-    pytest.importorskip("torch")
-    from headway.launcher.processes.ranks import RankProcesses
-
-    def nothing(*_: object) -> None:
-        pass
-
-    starter: Any = SimpleNamespace(
-        ends=ended, woken=queue.SimpleQueue(), resume_server=nothing, end_left_processes=nothing
-    )
-    watch: Any = SimpleNamespace(
-        end=lambda *_: [], hang=None, begin_to_stop=nothing, will_save=lambda: saves
-    )
-    output: Any = SimpleNamespace(limit_wait=nothing)
-    envs = {0: {"RANK": "0", "WORLD_SIZE": "1"}}
-    ranks = RankProcesses(
-        starter, envs, output, watch, attempt=0, reports_its_end=True, debug_rank=None, **how
-    )
-    ranks.local_ranks[pid] = 0
-    return ranks
 
 
 @pytest.fixture
@@ -103,34 +75,6 @@ def test_what_ranks_have_left_is_not_signalled_by_a_number_that_another_process_
     looks = iter([[left], [left], None])
     end_processes(lambda: next(looks), 0)
     assert next(looks, "all were taken") == "all were taken"
-
-
-def test_the_end_of_a_run_does_not_signal_a_group_that_has_a_reaped_ranks_number(
-    bystander: subprocess.Popen[bytes],
-) -> None:
-    # the system has given its number to somebody else
-    ended = {bystander.pid: Ended(bystander.pid, 1, 1.0, left_processes=False)}
-    grace = Grace(0, 0, 0)
-    only_rank(bystander.pid, ended, saves=False, grace=grace, failed_elsewhere=lambda: None).close()
-
-
-def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as rank:
-        handle = ProcessHandle(rank.pid)
-        ended: dict[int, Ended] = {}
-
-        def send(number: signal.Signals) -> None:
-            if number == signal.SIGKILL:
-                handle.send(number)
-                ended[rank.pid] = Ended(rank.pid, -number, time.time(), False)
-
-        lost = object()
-        grace = Grace(usual_s=0, victim_s=0, to_save_s=600)
-        ranks = only_rank(rank.pid, ended, saves=True, grace=grace, failed_elsewhere=lambda: lost)
-        ranks.handles[0] = SimpleNamespace(send=send, close=handle.close)
-        ranks.close()
-    assert ranks.exits[0].killed_after_s is not None
-    assert ranks.failed_amid_stop is lost
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -37,8 +36,6 @@ def train(way):
         time.sleep(1000)  # sleeps
     if odd and way == "leave":
         sys.exit()  # leaves
-    if odd and way == "differ":
-        dist.broadcast(x, 0)  # differs
     dist.all_reduce(x)  # waits
 
 print("begin", flush=True)
@@ -84,16 +81,6 @@ def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it() -> None:
         rf"waits? in all_reduce #6, at {re.escape(line_of('waits'))}",
         done.stderr.partition("error:")[2],
     )
-
-
-def test_ranks_in_different_collectives_are_told_apart() -> None:
-    done = ended("differ", "--hang-timeout", "3")
-    assert done.returncode == 124
-    assert (
-        "error: no progress for 3 s: the ranks entered different collectives: "
-        f"rank 1 broadcast #6 of [4], at {line_of('differs')}" in done.stderr
-    )
-    assert f"ranks 0, 2-3 entered all_reduce #6 of [4], at {line_of('waits')}" in done.stderr
 
 
 def test_a_communication_error_is_explained_while_the_others_still_run() -> None:
@@ -173,15 +160,8 @@ def test_a_rank_stuck_in_c_code_is_named_by_what_is_known_and_interrupted_only_o
         running.communicate(timeout=120)
 
 
-def test_ctrl_backslash_ends_a_single_process_as_python_does_and_under_supervise_it_goes_on() -> (
-    None
-):
+def test_ctrl_backslash_shows_stacks_and_the_script_goes_on() -> None:
     name = script("import time\nprint('begin', flush=True)\ntime.sleep(1000)\n", "train.py")
-    plain = start("-q", "--cpu", name, preexec_fn=_without_core_dump)
-    _wait_for_line(plain, "begin")
-    plain.send_signal(signal.SIGQUIT)
-    plain.communicate(timeout=120)
-    assert plain.returncode == -signal.SIGQUIT
     # a shell script starts background jobs with SIGQUIT ignored
     supervised = start("-q", "--cpu", "--supervise", name, preexec_fn=_ignore_quit)
     try:
@@ -192,10 +172,6 @@ def test_ctrl_backslash_ends_a_single_process_as_python_does_and_under_supervise
     finally:
         supervised.terminate()
         supervised.communicate(timeout=120)
-
-
-def _without_core_dump() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _below(pid: int) -> list[int]:
@@ -238,25 +214,6 @@ def _ignore_quit() -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
 
 
-def test_the_main_thread_is_found_among_very_many() -> None:
-    text = """
-import threading, time
-import torch.distributed as dist
-dist.init_process_group("gloo")
-def idle():
-    time.sleep(1000)
-if dist.get_rank() == 1:
-    for _ in range(150):
-        threading.Thread(target=idle, daemon=True).start()
-    time.sleep(1000)  # stuck
-dist.barrier()
-"""
-    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text, "train.py"))
-    place = line_of("stuck", text).replace(" in train", " in <module>")
-    assert f"rank 1 has not entered barrier #1, at {place}" in done.stderr
-    assert "another 150 threads:" in done.stderr
-
-
 def test_a_second_group_under_the_first_ones_name_counts_anew() -> None:
     text = """
 import time, torch, torch.distributed as dist
@@ -272,26 +229,6 @@ dist.all_reduce(torch.ones(1))
 """
     done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text))
     assert "rank 1 has not entered all_reduce #2" in done.stderr
-
-
-def test_ranks_that_take_their_time_to_save_do_not_hang() -> None:
-    text = """
-import os, signal, sys, time
-def save(*_):
-    time.sleep(5)
-    sys.exit(75)
-signal.signal(signal.SIGTERM, save)
-print("begin", flush=True)
-time.sleep(1000)
-"""
-    words = ["--supervise", "--hang-timeout", "2", script(text)]
-    running = start("-q", "--cpu", *words)
-    assert running.stdout is not None
-    running.stdout.readline()
-    running.terminate()
-    _, errors = running.communicate(timeout=120)
-    assert running.returncode == 75, errors
-    assert "no progress" not in errors
 
 
 def test_a_launcher_that_was_stopped_itself_calls_nobody_hanging() -> None:

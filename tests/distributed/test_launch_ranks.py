@@ -28,7 +28,7 @@ from tests.distributed.launching import (
     script,
     start,
 )
-from tests.waiting import wait_for_lines, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -47,6 +47,12 @@ open(f"seen_{seen['RANK']}.json", "w").write(json.dumps(seen))
 print("done")
 dist.destroy_process_group()
 """
+
+
+def two_machines(port: int | None = None) -> list[str]:
+    """Return the flags of a launch on one of two machines, with machine 0 here."""
+    main = ["--main-address", "127.0.0.1", "--main-port", str(port or free_port())]
+    return ["--cpu", "--num-machines", "2", *main]
 
 
 def told(count: int) -> list[dict[str, object]]:
@@ -75,20 +81,6 @@ def test_three_cpu_ranks_form_one_group_of_three() -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] done", "[1] done", "[2] done"]
 
 
-def test_threads_of_torch_follow_the_setting() -> None:
-    done = launch(
-        "--cpu",
-        "--num-processes",
-        "2",
-        "--threads-per-process",
-        "3",
-        script(GROUP),
-        OMP_NUM_THREADS="1",
-    )
-    assert done.returncode == 0, done.stderr
-    assert [seen["threads"] for seen in told(2)] == [2, 2]
-
-
 def test_one_supervised_process_is_one_rank_of_a_group_of_one() -> None:
     done = launch("--cpu", "--supervise", script(GROUP))
     assert done.returncode == 0, done.stderr
@@ -98,20 +90,10 @@ def test_one_supervised_process_is_one_rank_of_a_group_of_one() -> None:
 
 
 def test_two_agents_on_this_machine_form_one_group_with_the_ranks_they_were_given() -> None:
-    words = [
-        "--cpu",
-        "--num-machines",
-        "2",
-        "--main-address",
-        "127.0.0.1",
-        "--main-port",
-        str(free_port()),
-    ]
+    words = two_machines()
     name = script(GROUP)
-    second = start(
-        *words, "--machine-rank", "1", "--num-processes", "2", name
-    )  # comes first, waits
-    time.sleep(0.5)
+    second = start(*words, "--machine-rank", "1", "--num-processes", "2", name)
+    time.sleep(0.5)  # it comes first, and waits
     first = start(*words, "--machine-rank", "0", "--num-processes", "1", name)
     for process in (first, second):
         _, errors = process.communicate(timeout=120)
@@ -123,15 +105,7 @@ def test_two_agents_on_this_machine_form_one_group_with_the_ranks_they_were_give
 
 
 def test_a_failure_on_one_machine_ends_all_with_its_report_and_its_exit_code() -> None:
-    words = [
-        "--cpu",
-        "--num-machines",
-        "2",
-        "--main-address",
-        "127.0.0.1",
-        "--main-port",
-        str(free_port()),
-    ]
+    words = two_machines()
     name = script("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\ntime.sleep(60)")
     machines = [start(*words, "--machine-rank", str(rank), name) for rank in (0, 1)]
     outputs = [machine.communicate(timeout=120) for machine in machines]
@@ -141,15 +115,7 @@ def test_a_failure_on_one_machine_ends_all_with_its_report_and_its_exit_code() -
 
 
 def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
-    words = [
-        "--cpu",
-        "--num-machines",
-        "2",
-        "--main-address",
-        "127.0.0.1",
-        "--main-port",
-        str(free_port()),
-    ]
+    words = two_machines()
     name = script(
         "import os, sys\n"
         "import torch, torch.distributed as dist\n"
@@ -161,12 +127,8 @@ def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
         "print('sum', total.item())\n"
         "dist.destroy_process_group()\n"
     )
-    machines = [
-        start(
-            *words, "--max-restarts", "1", "--restart-delay", "0", "--machine-rank", str(rank), name
-        )
-        for rank in (0, 1)
-    ]
+    words += ["--max-restarts", "1", "--restart-delay", "0"]
+    machines = [start(*words, "--machine-rank", rank, name) for rank in ("0", "1")]
     for machine in machines:
         out, errors = machine.communicate(timeout=120)
         assert machine.returncode == 0, errors
@@ -175,8 +137,7 @@ def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
 
 
 def test_two_machines_with_one_rank_are_told_so() -> None:
-    port = str(free_port())
-    words = ["--cpu", "--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", port]
+    words = two_machines()
     name = script("import os, time\nwhile not os.path.exists('refused'): time.sleep(0.05)")
     machines = [start(*words, "--machine-rank", rank, name) for rank in ("0", "1", "1")]
     wait_until(lambda: any(machine.poll() is not None for machine in machines[1:]))
@@ -194,11 +155,10 @@ def test_only_the_ranks_that_were_chosen_are_shown() -> None:
 
 
 def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> None:
-    words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
-    name = script("import time; time.sleep(60)")
+    words, name = two_machines(), script("import time; time.sleep(60)")
     machines = [
-        start("--cpu", *words, "--machine-rank", "0", "--ranks", "1-2", name),
-        start("--cpu", *words, "--machine-rank", "1", name),
+        start(*words, "--machine-rank", "0", "--ranks", "1-2", name),
+        start(*words, "--machine-rank", "1", name),
     ]
     outputs = [machine.communicate(timeout=120)[1] for machine in machines]
     assert [machine.returncode for machine in machines] == [2, 2]
@@ -207,9 +167,8 @@ def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> N
 
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        words = ["--num-machines", "2", "--main-address", "127.0.0.1"]
-        port = str(server.getsockname()[1])
-        done = launch("--cpu", *words, "--main-port", port, script("pass"))
+        port = server.getsockname()[1]
+        done = launch(*two_machines(port), script("pass"))
     assert done.returncode == 4
     assert f"port {port} is in use" in done.stderr
     assert "--main-port" in done.stderr
@@ -337,34 +296,6 @@ def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_n
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-SAVES_FOR_LONG = """
-import os, signal, sys, time
-def save(number, frame):
-    open(f"saving_{os.environ['RANK']}", "w").close()
-    while not os.path.exists("saved"):
-        time.sleep(0.05)
-    sys.exit(75)
-signal.signal(signal.SIGTERM, save)
-open(f"pid_{os.environ['RANK']}", "w").write(f"{os.getpid()}")
-while True:
-    time.sleep(0.1)
-"""
-
-
-def test_a_scheduler_that_sends_sigterm_twice_does_not_end_the_grace_period() -> None:
-    process = start("--cpu", "--num-processes", "2", script(SAVES_FOR_LONG))
-    pids_of_ranks(2)
-    process.terminate()
-    assert process.stderr is not None
-    assert "to stop" in lines_to(process.stderr, "to stop")[-1]
-    process.terminate()
-    process.terminate()
-    Path("saved").touch()
-    process.communicate(timeout=120)
-    assert process.returncode == 75
-    assert len([*Path.cwd().glob("saving_*")]) == 2
-
-
 def test_an_ignored_hangup_stays_ignored() -> None:
     text = WAITING.replace("STOPPED", "0")
     process = start(
@@ -406,16 +337,6 @@ def test_a_run_on_one_machine_listens_on_loopback_only() -> None:
     assert heard == {"127.0.0.1"}
 
 
-def test_a_wrong_use_of_the_runtime_is_short_and_exits_2() -> None:
-    text = "from headway import Accelerator\nAccelerator(mixed_precision='bf61')\n"
-    done = launch("-q", "--cpu", "--num-processes", "2", script(text))
-    assert done.returncode == 2
-    assert re.search("so did rank [01]|rank [01] stopped after", done.stderr)
-    assert "headway/training/arguments.py" not in done.stderr
-    assert "script.py" in done.stderr
-    assert "fix:" in done.stderr
-
-
 def test_the_first_to_fail_gives_its_own_code_though_it_is_stopped_on_its_way_out() -> None:
     text = """
 import atexit, os, sys, time
@@ -454,15 +375,6 @@ def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None
     assert Path("done").exists()
 
 
-def test_ctrl_c_is_heard_while_machine_0_waits_for_the_others() -> None:
-    words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
-    process = start("--cpu", *words, script("pass"))
-    wait_for_lines(process, "waiting for machine 1")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert process.returncode == 130
-
-
 def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     text = WAITING.replace("signal.SIGTERM", "signal.SIGUSR1").replace("STOPPED", "0")
     process = start("--cpu", "--num-processes", "2", "--grace-period-s", "0", script(text))
@@ -474,28 +386,16 @@ def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_the_users_signal_before_the_ranks_have_started_ends_nothing() -> None:
-    text = "import os; print('rank', os.environ['RANK'])"
-    process = start("--cpu", "--num-processes", "2", script(text))
-    assert process.stderr is not None
-    lines_to(process.stderr, "2 processes on cpu")
-    process.send_signal(signal.SIGUSR1)
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert sorted(out.splitlines()) == ["[0] rank 0", "[1] rank 1"]
-
-
 @pytest.mark.wording
-def test_a_users_signal_that_no_rank_gets_is_told() -> None:
-    words = ["--num-machines", "2", "--main-address", "127.0.0.1", "--main-port", str(free_port())]
-    process = start("--cpu", *words, script("pass"))
+def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait() -> None:
+    process = start(*two_machines(), script("pass"))
     assert process.stderr is not None
     assert "waiting for machine 1" in lines_to(process.stderr, "waiting for machine 1")[-1]
     process.send_signal(signal.SIGUSR1)
     assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit")
@@ -503,8 +403,6 @@ def test_a_users_signal_that_no_rank_gets_is_told() -> None:
     ("before", "fix"),
     [
         ("ulimit -n 10", "ulimit -n 4096"),
-        ("ulimit -n 18", "ulimit -n 4096"),  # torch aborts
-        ("ulimit -n 40", "ulimit -n 4096"),
         ("ulimit -v 900000", "ulimit -v unlimited"),
         ("mkdir gone; cd gone; rmdir ../gone", "cd` to a folder"),  # MKL ends the process
     ],
@@ -609,16 +507,6 @@ def test_no_line_of_eight_ranks_is_torn_or_lost_long_and_short_ones_at_once() ->
     assert list(shown.values()) == [lines(rank) for rank in range(8)]
 
 
-def test_a_reader_that_goes_away_ends_the_launch_without_a_traceback() -> None:
-    name = script("import os\nwhile True: print('y' * 100)")
-    process = start("-q", "--cpu", "--num-processes", "2", name)
-    assert process.stdout is not None
-    assert len([process.stdout.readline() for _ in range(2)]) == 2
-    process.stdout.close()
-    _, errors = process.communicate(timeout=120)
-    assert "headway/" not in errors  # no frame of ours
-
-
 def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:
     import inspect
 
@@ -643,13 +531,6 @@ def wait_for_all(word):
         time.sleep(0.01)
 atexit.register(wait_for_all, "left")  # no process ends before all have told their ends
 """
-
-
-def test_ranks_that_end_alike_are_not_said_to_be_stopped() -> None:
-    text = TOGETHER + "sys.exit(3)\n"
-    done = launch("--cpu", "--num-processes", "2", script(text))
-    assert done.returncode == 3
-    assert "ended with exit code 3; so did rank" in done.stderr
 
 
 def test_a_backend_that_torch_lacks_is_shown_without_our_frames() -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import queue
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from headway.contract.records import End, Ended
 from headway.launcher.diagnosis.process_state import handles_quit
 from headway.launcher.diagnosis.watch import Watch
-from headway.launcher.processes.shutdown import Grace
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 from tests.waiting import wait_for_lines, wait_until
 
@@ -209,40 +203,6 @@ def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
     assert "Traceback" not in done.stderr
 
 
-def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
-    from headway.launcher.processes.ranks import RankProcesses
-
-    calls = iter([KeyboardInterrupt, None])
-
-    def end(rank: int, code: int) -> list[End]:
-        stop = next(calls)
-        if stop is not None:
-            raise stop  # what a signal's handler raises
-        return []
-
-    starter: Any = SimpleNamespace(ends={7: Ended(7, 3, 1.0, False)}, woken=queue.SimpleQueue())
-    watch: Any = SimpleNamespace(end=end)
-    nothing: Any = None
-    envs = {0: {"RANK": "0"}}
-    ranks = RankProcesses(
-        starter,
-        envs,
-        nothing,
-        watch,
-        attempt=0,
-        reports_its_end=True,
-        debug_rank=None,
-        grace=Grace(30, 5, 5),
-        failed_elsewhere=lambda: None,
-    )
-    ranks.local_ranks[7] = 0
-    starter.woken.put(None)
-    with pytest.raises(KeyboardInterrupt):
-        ranks.collect()
-    ranks.collect()
-    assert ranks.exits[0].code == 3
-
-
 def test_the_time_until_a_rank_starts_is_no_hang() -> None:
     watch = Watch(1, lambda: 0.0)
     fds: list[int] = []
@@ -263,25 +223,6 @@ def test_the_time_until_a_rank_starts_is_no_hang() -> None:
         watch.close()
         for fd in fds:
             os.close(fd)
-
-
-LEAVING = """
-import atexit, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 1:
-    atexit.register(time.sleep, 60)  # as an upload
-    sys.exit(0)
-dist.all_reduce(torch.ones(1))
-"""
-
-
-def test_a_rank_at_the_end_of_its_script_has_left_though_its_process_goes_on() -> None:
-    done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", script(LEAVING))
-    assert done.returncode == 124
-    assert re.search(r"rank 1 left \(exit code 0, by sys.exit at .*:8 in <module>\)", done.stderr)
-    assert "rank 0 waits in all_reduce #2" in done.stderr
 
 
 THREAD = """

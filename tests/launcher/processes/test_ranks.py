@@ -1,0 +1,87 @@
+"""The processes of one attempt: each end is recorded once, and they are stopped by the table."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from headway.contract.records import End, Ended
+from headway.launcher.processes.ranks import RankProcesses
+from headway.launcher.processes.shutdown import Grace
+
+
+class Run:
+    """The processes of a run with one rank, of process 7, with nothing around them."""
+
+    def __init__(self, grace: Grace, **watch: Any) -> None:
+        def nothing(*_: object) -> None:
+            pass
+
+        self.ended: dict[int, Ended] = {}
+        self.sent: list[int] = []
+        self.elsewhere: Any = None
+        starter: Any = SimpleNamespace(
+            ends=self.ended,
+            woken=queue.SimpleQueue(),
+            resume_server=nothing,
+            end_left_processes=nothing,
+        )
+        quiet: dict[str, Any] = {"end": lambda *_: [], "hang": None, "begin_to_stop": nothing}
+        ranks = RankProcesses(
+            starter,
+            {0: {"RANK": "0", "WORLD_SIZE": "1"}},
+            output=SimpleNamespace(limit_wait=nothing),  # type: ignore[arg-type]
+            watch=SimpleNamespace(**{**quiet, **watch}),  # type: ignore[arg-type]
+            attempt=0,
+            reports_its_end=True,
+            debug_rank=None,
+            grace=grace,
+            failed_elsewhere=lambda: self.elsewhere,
+        )
+        ranks.local_ranks[7] = 0
+        ranks.handles[0] = SimpleNamespace(send=self.send, close=nothing)  # type: ignore[assignment]
+        self.ranks = ranks
+
+    def send(self, number: int) -> None:
+        self.sent.append(number)
+        if number == signal.SIGKILL:
+            self.ended[7] = Ended(7, -number, time.time(), left_processes=False)
+
+
+def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
+    calls = iter([KeyboardInterrupt, None])
+
+    def end(rank: int, code: int) -> list[End]:
+        if (stop := next(calls)) is not None:
+            raise stop  # what a signal's handler raises
+        return []
+
+    run = Run(Grace(30, 5, 600), end=end)
+    run.ended[7] = Ended(7, 3, 1.0, left_processes=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.ranks.collect()
+    run.ranks.collect()
+    assert run.ranks.exits[0].code == 3
+
+
+def test_the_end_of_a_run_signals_no_rank_whose_number_another_process_may_have() -> None:
+    run = Run(Grace(0, 0, 0), will_save=lambda: False)
+    run.ended[7] = Ended(7, 1, 1.0, left_processes=False)
+    run.ranks.close()
+    assert not run.sent
+
+
+def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
+    run = Run(Grace(usual_s=0, victim_s=0, to_save_s=600), will_save=lambda: True)
+    run.elsewhere = object()
+    run.ranks.close()
+    assert run.sent == [signal.SIGTERM, signal.SIGKILL]
+    assert run.ranks.exits[0].killed_after_s is not None
+    assert run.ranks.failed_amid_stop is run.elsewhere
