@@ -1,4 +1,4 @@
-"""What signals to the launcher do until its ranks have started, to which they are sent on."""
+"""What signals to the launcher do until its ranks have started, to which they are forwarded."""
 
 from __future__ import annotations
 
@@ -17,31 +17,25 @@ if TYPE_CHECKING:
 
 
 def outlive_early_signals() -> None:
-    """Let the user's signals end nothing until ranks have started, to which they are sent on.
-
-    A scheduler may send them at any time: sbatch --signal=USR1@60.
-    """
+    """Print that the user's signals come too early, such as those of sbatch --signal=USR1@60."""
     from headway.launcher.rank.worker import USER_SIGNALS
 
     signals.trap(signals.say_too_early, *USER_SIGNALS)
 
 
 def raise_stopped() -> None:
-    """Let stop signals raise `Stopped`; those that are ignored or handled already do not."""
+    """Make stop signals raise `Stopped`; those that are ignored or handled already do not."""
     import threading
 
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in STOP_SIGNALS:
-        if signals.is_usual(signal.getsignal(number)):
-            signals.trap(_raise_stopped, number)
+    if threading.current_thread() is threading.main_thread():
+        usual = [one for one in STOP_SIGNALS if signals.is_usual(signal.getsignal(one))]
+        signals.trap(_raise_stopped, *usual)
 
 
 def stop_as_usual() -> None:
-    """Take back `raise_stopped`, where nothing has replaced its handler."""
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is _raise_stopped:
-            signals.do_as_usual(number)
+    """Undo `raise_stopped`, where nothing has replaced its handler."""
+    ours = [one for one in STOP_SIGNALS if signal.getsignal(one) is _raise_stopped]
+    signals.do_as_usual(*ours)
 
 
 def _raise_stopped(number: int, _: object) -> NoReturn:

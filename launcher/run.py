@@ -49,8 +49,8 @@ def run(
         if start is not None:
             environment |= _begin_record(environ, start)
         if not plan.in_process:
-            replace_with_script(plan, environment)
-        run_in_process(plan, environment)
+            _replace_with_script(plan, environment)
+        _run_in_process(plan, environment)
         return 0
     from headway.launcher.processes.starter import Starter, cannot_start, refuse_limits
 
@@ -65,20 +65,12 @@ def run(
         signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 
         with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
-            with (
-                interrupts_exit_at_once(starter, tell),
-                waiting_for("the import of torch", is_quiet=is_quiet),
-            ):
+            import_of_torch = waiting_for("the import of torch", is_quiet=is_quiet)
+            with interrupts_exit_at_once(starter, tell), import_of_torch:
                 from headway.launcher.processes.supervise import supervise
 
-            code = supervise(
-                plan,
-                starter,
-                run_socket,
-                colored=wants_color(environ),
-                environ=environ,
-                recorder=recorder,
-            )
+            color = wants_color(environ)
+            code = supervise(plan, starter, run_socket, color, environ, recorder)
             if recorder is not None:
                 recorder.exit_code = code
             return code
@@ -102,16 +94,17 @@ def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
     from headway.launcher.diagnosis.run_socket import Run, RunSocket
 
     settings = plan.settings
-    run = Run(
-        pid=os.getpid(),
-        program=plan.program.name,
-        num_processes=settings.num_processes,
-        machine_rank=settings.machine_rank or 0,
-        num_machines=settings.num_machines,
-        began_at=time.time(),
-    )
     try:
-        run_socket = RunSocket(run)
+        run_socket = RunSocket(
+            Run(
+                pid=os.getpid(),
+                program=plan.program.name,
+                num_processes=settings.num_processes,
+                machine_rank=settings.machine_rank or 0,
+                num_machines=settings.num_machines,
+                began_at=time.time(),
+            )
+        )
     except OSError as error:
         say(f"note: `headway stack` will not find this launch: its socket: {error.strerror}")
         yield None
@@ -184,18 +177,18 @@ def _free_port() -> int:
         return port
 
 
-def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
+def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the script's Python, which keeps its pid, terminal and stdin."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # it cannot be written to, as the script will find out
             stream.flush()
     # Python ignores them, which exec would pass on
     signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
-    command = plan.program.command(plan.python)
+    program = plan.program
+    command = program.command(plan.python)
     if plan.not_joined is None:
         from headway.launcher.rank.worker import bootstrap_code
 
-        program = plan.program
         code = bootstrap_code("rank.worker", "main_alone")
         command = [*plan.python, "-c", code, program.kind, program.name, *program.args]
     try:
@@ -206,7 +199,7 @@ def replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoR
         raise cannot_start(error) from None
 
 
-def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
+def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     """Run the script in this interpreter, where an IDE's debugger sees it."""
     import atexit
 
@@ -222,15 +215,8 @@ def run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     try:
         worker.run_alone(program.kind, program.name, program.args)
     except SystemExit:
-        if not plan.is_rank:
-            _explain_missing_rank(getattr(sys, "last_value", None))
+        from headway.launcher.diagnosis.reasons import lacks_rank_variable
+
+        if not plan.is_rank and lacks_rank_variable(getattr(sys, "last_value", None)):
+            say(f"note: {TABLE['num_processes'].flag} 1 sets RANK, LOCAL_RANK, ...")
         raise
-
-
-def _explain_missing_rank(error: BaseException | None) -> None:
-    """Say which flag sets the variables of a rank, where a script has failed without them."""
-    from headway.launcher.diagnosis.reasons import lacks_rank_variable
-
-    if lacks_rank_variable(error):
-        flag = TABLE["num_processes"].flag
-        say(f"note: {flag} 1 sets RANK, LOCAL_RANK, ...")

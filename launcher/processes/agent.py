@@ -47,7 +47,7 @@ from headway.launcher.processes.starter import (
     describe_left,
     wait_for_left_processes,
 )
-from headway.launcher.rank.debugging import CtrlC, breakpoint_variables
+from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
 from headway.settings.table import YES
 
@@ -108,7 +108,7 @@ class Agent(LocalElasticAgent):
         self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
-        self._ctrl_c = CtrlC()
+        self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
 
     @property
     def exits(self) -> list[RankExit]:
@@ -118,14 +118,13 @@ class Agent(LocalElasticAgent):
     @property
     def failed_amid_stop(self) -> Failed | None:
         """How the run has failed on another machine while ranks here were to save and stop."""
-        return self._ranks.failed_amid_stop if self._ranks is not None else None
+        return self._ranks.failed_amid_stop if self._ranks else None
 
     @property
     def is_reported_by_machine_0(self) -> bool:
         """Whether machine 0 prints the report of a failure to where this machine prints, too."""
-        is_one_output = self.plan.settings.cluster in WITH_ONE_OUTPUT
         is_other = self.handler.machine > 0 and not self.handler.has_lost_machine_0
-        return is_one_output and is_other
+        return is_other and self.plan.settings.cluster in WITH_ONE_OUTPUT
 
     @property
     def is_stopping(self) -> bool:
@@ -138,10 +137,11 @@ class Agent(LocalElasticAgent):
             self._ranks.end_grace_period()
 
     def forwards_interrupt(self) -> bool:
-        """Send a first Ctrl-C to the debugged rank; a second one ends the run at once."""
+        """Send a single Ctrl-C to the debugged rank; two within a second end the run at once."""
         if self._ranks is None or self.plan.settings.debug_rank is None:
             return False
-        if self._ctrl_c.is_second():
+        before, self._interrupted_at = self._interrupted_at, time.monotonic()
+        if self._interrupted_at - before < DOUBLE_PRESS_S:
             self._ranks.end_grace_period()
             return False
         return self._ranks.interrupt_debugged()
@@ -174,14 +174,9 @@ class Agent(LocalElasticAgent):
 
         if self._ranks is not None:
             self._ranks.collect()
-        failure = self.find_failure()
+        failure, folder = self.find_failure(), self.output.folder
         assert failure is not None, "torch has seen it"
-        ago_s = 0.0
-        doubt = 0
-        if isinstance(failure, Failure):
-            doubt = failure.doubt
-            ago_s = max(time.time() - failure.first.time, 0.0)
-        folder = self.output.folder
+        of_rank = failure if isinstance(failure, Failure) else None
         record = record_here(failure, self.handler.machine, folder) if folder else ""
         return Failed(
             machine=self.handler.machine,
@@ -191,8 +186,8 @@ class Agent(LocalElasticAgent):
             details=failure.details[-MAX_DETAILS:],
             fix=failure.fix,
             exit_code=failure.exit_code,
-            doubt=doubt,
-            ago_s=ago_s,
+            doubt=of_rank.doubt if of_rank else 0,
+            ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
             record=record if len(record) < MAX_RECORD else "",
         )
 
@@ -236,7 +231,7 @@ class Agent(LocalElasticAgent):
         return self._ranks.pids()
 
     def forward(self, number: int) -> None:
-        """Send a signal on to the ranks that are alive; say so if it was the user's for none."""
+        """Send a signal on to the ranks that are alive; print that a user's one came too early."""
         if self._ranks:
             self._ranks.forward(number)
         elif number != signal.SIGWINCH:
@@ -257,39 +252,35 @@ class Agent(LocalElasticAgent):
 
     def find_failure(self) -> Failure | Hang | ServerDeath | None:
         """Return how the last attempt failed on this machine, None if it did not."""
+        memory_kills = count_memory_kills() - self._kills_before
         if self._starter.server_code is not None:
-            return ServerDeath(self._starter.server_code, self._memory_kills)
-        if self.watch.hang is not None:
-            size = self._worker_group.workers[0].world_size
+            return ServerDeath(self._starter.server_code, memory_kills)
+        workers = self._worker_group.workers
+        if (hang := self.watch.hang) is not None:
             aftermath = describe_killed(self.exits)
-            return self.watch.hang._replace(aftermath=aftermath, world_size=size)
+            return hang._replace(aftermath=aftermath, world_size=workers[0].world_size)
         return find_failure(
             self.exits,
-            ranks=[worker.global_rank for worker in self._worker_group.workers],
-            world_size=self._worker_group.workers[0].world_size,
-            memory_kills=self._memory_kills,
+            ranks=[worker.global_rank for worker in workers],
+            world_size=workers[0].world_size,
+            memory_kills=memory_kills,
             last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
             crash_stacks={end.rank: self.watch.crash_stack(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )
 
-    @property
-    def _memory_kills(self) -> int:
-        return count_memory_kills() - self._kills_before
-
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
         made_progress = lasted_s > MAX_DELAY_S or self.watch.has_trained()
-        ordered = self.handler.restart
-        if ordered is None:
+        if (ordered := self.handler.restart) is not None:
+            line, delay_s = self._restarts.as_ordered(ordered, made_progress)
+        else:
             number = worker_group.spec.max_restarts - self._remaining_restarts
             failure = self.find_failure()
             assert failure is not None, "nobody else restarts ranks"
             line, delay_s = self._restarts.after(failure, number, made_progress)
-        else:
-            line, delay_s = self._restarts.as_ordered(ordered, made_progress)
         say(line)
         self.on_restart(line)
         self.handler.pause(delay_s)

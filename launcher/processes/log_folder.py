@@ -21,8 +21,7 @@ def log_dir_problems(settings: Settings) -> list[Problem]:
     try:
         os.rmdir(tempfile.mkdtemp(dir=there))
     except OSError as error:
-        what, where, fix = _cannot_write(settings, error)
-        return [Problem(what, where, fix, code=Code.BAD_VALUE, names=("log_dir",))]
+        return [_cannot_write(settings, error)]
     return []
 
 
@@ -39,15 +38,15 @@ def create_log_folder(settings: Settings) -> str | None:
     try:
         os.makedirs(folder)
     except OSError as error:
-        what, where, fix = _cannot_write(settings, error)
-        raise LaunchError(what, where=where, fix=fix) from None
+        raise LaunchError.of([_cannot_write(settings, error)]) from None
     return folder
 
 
-def _cannot_write(settings: Settings, error: OSError) -> tuple[str, str, str]:
-    """Return what is wrong, where it comes from, and the fix."""
-    return (
+def _cannot_write(settings: Settings, error: OSError) -> Problem:
+    return Problem(
         f"log_dir {settings.log_dir!r} cannot be written to: {error.strerror}",
         str(settings.origin("log_dir")),
         f"name a folder that you can write to: {TABLE['log_dir'].flag} logs",
+        code=Code.BAD_VALUE,
+        names=("log_dir",),
     )

@@ -270,12 +270,14 @@ def _start_fresh(job: Job, rank: Rank) -> int:
 
 def _become_rank(server_pid: int, rank: Rank) -> None:
     """Set up the forked process like a new interpreter for this rank."""
+    import torch
+
     become_new(server_pid, rank.fds[:3])
     os.environ.update(rank.env)
     signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
     _reopen_streams()
     # the fork copied these generators; `random` reseeds itself
-    sys.modules["torch"].default_generator.seed()
+    torch.default_generator.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 

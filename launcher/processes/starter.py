@@ -65,7 +65,7 @@ class Starter:
         self._start_server()
 
     def _start_server(self) -> None:
-        self._started: queue.SimpleQueue[int | OSError | Refused | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[int | LaunchError | None] = queue.SimpleQueue()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
         self._watcher: threading.Thread | None = None
@@ -121,25 +121,19 @@ class Starter:
         system refuses, or the server is that of another version, and ServerEnded.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
-        pid: int | OSError | Refused | None = None
+        pid: int | LaunchError | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
                 pid = self._next_start()
-        if isinstance(pid, OSError):
-            raise cannot_start(pid)
-        if isinstance(pid, Refused):
-            raise LaunchError(
-                f"the process that starts the ranks belongs to another Headway: {pid.reason}",
-                where=f"{self._plan.python[0]}, where Headway was changed after this launch began",
-                fix="start the launch again",
-            )
+        if isinstance(pid, LaunchError):
+            raise pid
         if pid is None:
             self._reader.join()  # which sets `server_code`
             raise ServerEnded
         return pid
 
-    def _next_start(self) -> int | OSError | Refused | None:
+    def _next_start(self) -> int | LaunchError | None:
         while True:
             with suppress(queue.Empty):
                 return self._started.get(timeout=_CHECK_EVERY_S)
@@ -199,7 +193,7 @@ class Starter:
             for line in answers:
                 record = decode_record(line)
                 if isinstance(record, Refused):
-                    self._started.put(record)
+                    self._started.put(self._changed_meanwhile(record))
                 elif isinstance(record, Serving):
                     self._server_pid = record.pid
                     self._server = ProcessHandle(record.pid)
@@ -210,7 +204,8 @@ class Starter:
                     self.ends.pop(record.pid, None)  # the system reuses process ids
                     self._started.put(record.pid)
                 elif isinstance(record, NotStarted):
-                    self._started.put(OSError(record.errno, os.strerror(record.errno)))
+                    error = OSError(record.errno, os.strerror(record.errno))
+                    self._started.put(cannot_start(error))
                 elif isinstance(record, Ended):
                     alive.discard(record.pid)
                     self._left_processes = record.left_processes
@@ -221,6 +216,13 @@ class Starter:
         self._started.put(None)
         for pid in alive:  # the server died, and all ranks with it
             self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
+
+    def _changed_meanwhile(self, record: Refused) -> LaunchError:
+        return LaunchError(
+            f"the process that starts the ranks belongs to another Headway: {record.reason}",
+            where=f"{self._plan.python[0]}, where Headway was changed after this launch began",
+            fix="start the launch again",
+        )
 
     def _watch_server(self, pid: int) -> None:
         """Let a suspended guardian go on when its server ends: it has to end what is left."""

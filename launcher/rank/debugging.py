@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from headway.contract import signals
 
-_DOUBLE_PRESS_S = 1.0  # a debugger needs single ones, to interrupt what it runs
+DOUBLE_PRESS_S = 1.0
+"""Two Ctrl-C within so long end the run; a debugger needs single ones, to interrupt the script."""
+
 _NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits of poll(2)
-
-
-class CtrlC:
-    """Distinguishes a single Ctrl-C, for the debugged rank, from two within a second."""
-
-    def __init__(self) -> None:
-        self._pressed_at = float("-inf")
-
-    def is_second(self) -> bool:
-        """Record a Ctrl-C; return whether another came within the last second."""
-        before, self._pressed_at = self._pressed_at, time.monotonic()
-        return self._pressed_at - before < _DOUBLE_PRESS_S
 
 
 def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
