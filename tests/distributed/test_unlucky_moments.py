@@ -203,22 +203,22 @@ def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
     assert "Traceback" not in done.stderr
 
 
-def test_the_time_until_a_rank_starts_is_no_hang() -> None:
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang(is_stopping: bool) -> None:
     watch = Watch(1, lambda: 0.0)
-    fds: list[int] = []
+    fds = [*os.pipe(), *os.pipe()]
     try:
         watch.begin_attempt()
         time.sleep(1.5)  # torch is being imported
-        for _ in range(2):
-            reading, writing = os.pipe()
-            fds += [reading, writing]
         watch.add(0, os.getpid(), fds[0], fds[2], int)
+        if is_stopping:
+            watch.begin_to_stop()  # a rank may take its time to save
         time.sleep(0.5)
         assert watch.hang is None
-        deadline = time.monotonic() + 20
-        while watch.hang is None:
-            assert time.monotonic() < deadline
+        deadline = time.monotonic() + (2 if is_stopping else 20)
+        while watch.hang is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert (watch.hang is None) == is_stopping
     finally:
         watch.close()
         for fd in fds:
