@@ -30,6 +30,10 @@ CALL = "the script's Accelerator(...)"
 STATE_CALL = "the script's AcceleratorState(...)"
 AUTO = "auto"
 NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
+_ENGINES = (
+    *("deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"),
+    *("parallelism_config", "torch_tp_plugin"),
+)
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
     "dispatch_batches": "pass dataloader_config=DataLoaderConfiguration(dispatch_batches=...)",
@@ -37,14 +41,9 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
         "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
     ),
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
-    "deepspeed_plugin": "remove it: models are trained with DistributedDataParallel",
-    "deepspeed_plugins": "remove it: models are trained with DistributedDataParallel",
     "fsdp_plugin": "pass it to Accelerator(...)",
-    "torch_tp_plugin": "remove it: models are trained with DistributedDataParallel",
-    "megatron_lm_plugin": "remove it: models are trained with DistributedDataParallel",
-    "parallelism_config": "remove it: models are trained with DistributedDataParallel",
+    **dict.fromkeys(_ENGINES, "remove it: models are trained with DistributedDataParallel"),
 }
-
 
 Devices = int | str | Sequence[int | str]
 

@@ -120,6 +120,7 @@ def test_what_is_the_same_is_the_same_object() -> None:
         ("headway.utils", "ParallelismConfig", "DistributedDataParallel"),
         ("headway.compat", "prepare_pippy", "torch.distributed.pipelining"),
         ("headway.compat.utils", "BnbQuantizationConfig", "BitsAndBytesConfig"),
+        ("headway.compat.local_sgd", "LocalSGD", "PostLocalSGDOptimizer"),
         ("headway.compat.big_modeling", "init_empty_weights", "device_map"),
         ("headway.compat.utils.megatron_lm", "GPTTrainStep", "Megatron-LM"),
         ("headway", "set_seed", "from headway.utils import set_seed"),
