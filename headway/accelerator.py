@@ -87,25 +87,25 @@ class Accelerator:
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
         devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
             Several need the launcher; under it they must agree with what it started.
-        dataloader_config: how prepared loaders share their data out.
+        dataloader_config: how prepared loaders shard their data.
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
             `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
         project_dir: the folder of the trackers' files and of checkpoints.
-        project_config: a ProjectConfiguration, which names checkpoints and says how many stay.
-        resume_from: the checkpoint that `resume()` goes on from: "latest", or the path of one,
-            or of the folder of a project, whose newest it is.
+        project_config: a ProjectConfiguration: names of checkpoints, and how many are kept.
+        resume_from: the checkpoint that `resume()` loads: "latest", its path, or the folder of a
+            project, for its newest.
         seed: from 0 to 2**32 - 1, for a run that can be repeated: `set_seed(seed)` is called here,
             prepared loaders shuffle by it and the epoch (or by `data_seed`), and the random
             augmentation of a sample follows from it, the epoch and the sample's index alone,
             whatever rank, worker or restart loads it; see the page on checkpoints.
         global_batch_size: samples in an optimizer step. Prepared loaders get the batch size that
             this means for the ranks and `gradient_accumulation_steps` of the run.
-        auto_micro_batch: let `micro_batches` split batches that do not fit into memory.
+        auto_micro_batch: make `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
-        rng_types: which random generators all ranks get from rank 0 at the beginning of each pass
-            over a prepared loader: `torch`, `cuda`, `xpu`, `generator` (those of samplers, which
-            all ranks get in any case). None: `generator` alone.
+        rng_types: the random generators that rank 0 sends to all ranks at the start of each epoch
+            of a prepared loader: `torch`, `cuda`, `xpu`, `generator` (those of samplers, which are
+            always sent). None: `generator` alone.
         kwargs_handlers: settings for parts of torch, at most one of each kind:
             DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs,
             ProfileKwargs. One for a part that this run does not use has nothing to do.
@@ -139,8 +139,8 @@ class Accelerator:
         >>> accelerator.backward(model(torch.ones(4, 2)).mean())
         >>> optimizer.step()
 
-        Examples of the methods go on from `import torch` and `accelerator = Accelerator(cpu=True)`,
-        with one rank.
+        Examples of the methods start with `import torch` and `accelerator = Accelerator(cpu=True)`,
+        on one rank.
     """
 
     part_types = PartTypes()  # headway.compat has others
@@ -243,7 +243,7 @@ class Accelerator:
     # ------------------------------------------------------------------ prepare: Preparer
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Return models, optimizers, data loaders and schedulers made ready, in the given order.
+        """Prepare models, optimizers, data loaders and schedulers; return them in the same order.
 
         An object of another kind, or one that is prepared already, is returned as it is. One
         argument gives the object itself, several a tuple. What another Accelerator has prepared
@@ -273,7 +273,7 @@ class Accelerator:
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> Any:
-        """Return one model made ready, as `prepare` does.
+        """Prepare one model, as `prepare` does.
 
         Args:
             device_placement: whether it is moved to `device`; None is the Accelerator's setting.
@@ -295,7 +295,7 @@ class Accelerator:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
-        """Return one optimizer made ready, as `prepare` does.
+        """Prepare one optimizer, as `prepare` does.
 
         Args:
             device_placement: without effect: an optimizer's state is where its weights are.
@@ -314,7 +314,7 @@ class Accelerator:
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
-        """Return one data loader made ready, as `prepare` does.
+        """Prepare one data loader, as `prepare` does.
 
         Args:
             data_loader: a `torch.utils.data.DataLoader`.
@@ -334,7 +334,7 @@ class Accelerator:
         return preparer.prepare_one("prepare_data_loader", data_loader, make, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Return one scheduler made ready, as `prepare` does; its optimizer comes first.
+        """Prepare one scheduler, as `prepare` does; its optimizer must be prepared first.
 
         Raises:
             UsageError: it is no scheduler, or its optimizer has not been prepared.
@@ -351,7 +351,7 @@ class Accelerator:
         return preparer.prepare_one("prepare_scheduler", scheduler, preparer.make_scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget all prepared objects, free what they held, and begin a new accumulation.
+        """Release all prepared objects and their memory, and restart gradient accumulation.
 
         Returns:
             A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
@@ -420,7 +420,7 @@ class Accelerator:
 
     @property
     def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders that are prepared from now on share their data out."""
+        """How loaders that are prepared from now on shard their data."""
         return self.parts.preparer.data
 
     @dataloader_config.setter
@@ -507,7 +507,7 @@ class Accelerator:
         self.parts.steps.backward(loss, num_tokens=num_tokens, **kwargs)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step.
+        """Start a micro-batch: every n-th, and the last of a loader, completes an optimizer step.
 
         The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
 
@@ -534,7 +534,7 @@ class Accelerator:
     ) -> Iterator[Any]:
         """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
 
-        Where memory runs out on any rank, all ranks begin the batch again in parts of half the
+        If memory runs out on any rank, all ranks start the batch again in parts of half the
         size, which stays for all later batches. One batch is one micro-batch of
         `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
 
@@ -591,7 +591,7 @@ class Accelerator:
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
-        """Let ranks that run out of batches take part in the others' exchanges; see torch's Join.
+        """Allow ranks to have different numbers of batches; see torch's Join.
 
         Args:
             joinables: prepared models, and other `torch.distributed.algorithms.Joinable`.
@@ -606,7 +606,7 @@ class Accelerator:
         return self.parts.steps.join_uneven_inputs(joinables, even_batches, usual=self.even_batches)
 
     def set_trigger(self) -> None:
-        """Let the next `check_trigger()` return True on all ranks; any rank may call this."""
+        """Make the next `check_trigger()` return True on all ranks; any rank may call this."""
         self.parts.steps.set_trigger()
 
     def check_trigger(self) -> bool:
@@ -767,7 +767,7 @@ class Accelerator:
         One that was compiled since stays compiled.
 
         Args:
-            keep_fp32_wrapper: let the model go on computing under autocast.
+            keep_fp32_wrapper: keep computing under autocast.
             keep_torch_compile: return a compiled model as such.
 
         Examples:
@@ -794,7 +794,7 @@ class Accelerator:
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Give the model that `prepare` was given, with weights that this rank reads in full.
+        """Return a context with the model as it was before `prepare`, whose weights are whole here.
 
         Where the model is sharded, every rank has to enter the context, and what is written to
         the weights in it is lost.
@@ -894,7 +894,7 @@ class Accelerator:
         wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
-        """Save the whole training as a checkpoint, which is there once it is complete.
+        """Save the whole training as a checkpoint, which appears once it is complete.
 
         It holds models, optimizers, schedulers, the loss scale, registered objects, the positions
         of prepared loaders, and each rank's random number generators; inside of gradient
@@ -942,10 +942,10 @@ class Accelerator:
         map_location: Any = None,
         **load_model_func_kwargs: Any,
     ) -> None:
-        """Go on with the training that `save_state` saved; the same objects must be prepared.
+        """Resume the training that `save_state` saved; the same objects must be prepared.
 
         The checkpoint is verified in full, and compared with all objects; only then do they change.
-        A loader whose epoch was not complete goes on at its next sample. With another number of
+        A loader whose epoch was not complete resumes at its next sample. With another number of
         ranks than the run that saved it, generators stay as they are.
 
         Args:
@@ -958,7 +958,7 @@ class Accelerator:
 
         Raises:
             UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
-                objects have changed: the training has to be started anew.
+                objects have changed: start the training again.
             CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
                 on all ranks, and no object has changed, but for what a hook may have done.
         """
@@ -966,7 +966,7 @@ class Accelerator:
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that `save_state(wait=False)` began is there.
+        """Wait until the checkpoint that `save_state(wait=False)` started is written.
 
         Raises:
             CheckpointError: a rank could not save it; raised on all, and older checkpoints stand.
@@ -979,7 +979,7 @@ class Accelerator:
         self.parts.checkpoints.wait_for_checkpoint()
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Let checkpoints hold the states of these objects, as they are on rank 0.
+        """Include these objects' states, as they are on rank 0, in checkpoints.
 
         Args:
             objects: each with `state_dict()`, which returns tensors, numbers, strings, and lists,
@@ -995,7 +995,7 @@ class Accelerator:
         self.parts.checkpoints.register_for_checkpointing(*objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank.
+        """Make every `save_state` call `hook(models, weights, output_dir)` on every rank.
 
         Args:
             hook: gets the models as they were before `prepare`, their state dicts, and the folder
@@ -1016,7 +1016,7 @@ class Accelerator:
         return self.parts.checkpoints.register_save_state_pre_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads.
+        """Make every `load_state` call `hook(models, input_dir)` on every rank before it loads.
 
         Args:
             hook: gets the models as they were before `prepare`, and the folder of the checkpoint,
@@ -1049,14 +1049,14 @@ class Accelerator:
     # ------------------------------------------------------------------ interruptions: Preemption
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Go on from the newest checkpoint of the project folder, or start afresh; rank 0 says so.
+        """Resume from the newest checkpoint of the project folder, if any; rank 0 logs which.
 
         Call it on every rank after `prepare` and `register_for_checkpointing`. The checkpoints that
         count are those of `checkpoint` and `save_state` in `project_dir` and in `checkpoints`
         below.
 
         Args:
-            fall_back: where the newest is damaged, go on from the newest that is whole.
+            fall_back: if the newest is damaged, resume from the newest that is whole.
             allow_pickle: as in `load_state`.
 
         Raises:
@@ -1077,7 +1077,7 @@ class Accelerator:
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
-        """Save when it is due; save and leave the script when the job has to stop.
+        """Save when a save is due; save and exit when the job must stop.
 
         Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
         it costs next to nothing, and between the micro-batches of a step it does nothing. A job has
@@ -1093,7 +1093,7 @@ class Accelerator:
             every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
                 None saves now, between micro-batches as well.
             allow_pickle: as in `save_state`.
-            wait: False: as in `save_state`, a thread writes the checkpoint while training goes on.
+            wait: False: as in `save_state`, a thread writes while training continues.
                 When the job has to stop, the call waits all the same.
 
         Returns:
@@ -1140,7 +1140,7 @@ class Accelerator:
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Begin a run with the trackers of `log_with`; a run that has begun is ended first.
+        """Start a run with the trackers of `log_with`; an active run is finished first.
 
         Args:
             project_name: what the trackers call the project or experiment.
@@ -1323,7 +1323,7 @@ class Accelerator:
         return self.parts.process.local_main_process_first()
 
     def on_main_process(self, function: Function) -> Function:
-        """Let a function run on rank 0 only; elsewhere it returns None.
+        """Make a function run on rank 0 only; on other ranks it returns None.
 
         Examples:
             >>> @accelerator.on_main_process
@@ -1335,7 +1335,7 @@ class Accelerator:
         return self.parts.process.on_main_process(function)
 
     def on_local_main_process(self, function: Function) -> Function:
-        """Let a function run on each machine's first rank only; elsewhere it returns None.
+        """Make a function run on each machine's first rank only; on other ranks it returns None.
 
         Examples:
             >>> @accelerator.on_local_main_process
@@ -1347,7 +1347,7 @@ class Accelerator:
         return self.parts.process.on_local_main_process(function)
 
     def on_last_process(self, function: Function) -> Function:
-        """Let a function run on the last rank only; elsewhere it returns None.
+        """Make a function run on the last rank only; on other ranks it returns None.
 
         Examples:
             >>> @accelerator.on_last_process
@@ -1361,7 +1361,7 @@ class Accelerator:
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Any:
-        """Let a function run on one rank only; elsewhere it returns None.
+        """Make a function run on one rank only; on other ranks it returns None.
 
         See `PartialState.on_process`.
 
@@ -1377,7 +1377,7 @@ class Accelerator:
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Let a function run on one rank of each machine only; elsewhere it returns None.
+        """Make a function run on one rank of each machine only; on other ranks it returns None.
 
         See `PartialState.on_local_process`.
 
@@ -1472,27 +1472,27 @@ class Accelerator:
 
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
+        """The handler of this kind in `kwargs_handlers`, if any."""
         return self.parts.handlers.of(DistributedDataParallelKwargs)
 
     @property
     def scaler_handler(self) -> GradScalerKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
+        """The handler of this kind in `kwargs_handlers`, if any."""
         return self.parts.handlers.of(GradScalerKwargs)
 
     @property
     def init_handler(self) -> InitProcessGroupKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
+        """The handler of this kind in `kwargs_handlers`, if any."""
         return self.parts.handlers.of(InitProcessGroupKwargs)
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
+        """The handler of this kind in `kwargs_handlers`, if any."""
         return self.parts.handlers.of(AutocastKwargs)
 
     @property
     def profile_handler(self) -> ProfileKwargs | None:
-        """The one in `kwargs_handlers`, if there is one."""
+        """The handler of this kind in `kwargs_handlers`, if any."""
         return self.parts.handlers.of(ProfileKwargs)
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at

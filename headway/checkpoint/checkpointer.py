@@ -61,7 +61,7 @@ class Checkpointer:
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
-        """Save the whole training as a checkpoint, which is there once it is complete."""
+        """Save the whole training as a checkpoint, which appears once it is complete."""
         from headway.checkpoint.folders import prune
 
         target = self._next_folder(output_dir)
@@ -159,7 +159,7 @@ class Checkpointer:
         self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that `save_state(wait=False)` began is there."""
+        """Wait until the checkpoint that `save_state(wait=False)` started is written."""
         if self._background is not None:
             self._background.wait()
 
@@ -177,7 +177,7 @@ class Checkpointer:
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
     ) -> None:
-        """Go on with the training that `save_state` saved; the same objects must be prepared."""
+        """Resume the training that `save_state` saved; the same objects must be prepared."""
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.project import next_number
         from headway.checkpoint.saving import agree, on_rank_0
@@ -215,7 +215,7 @@ class Checkpointer:
     # ------------------------------------------------------------------ hooks, registered objects
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Let checkpoints hold the states of these objects, as they are on rank 0."""
+        """Include these objects' states, as they are on rank 0, in checkpoints."""
         without = [
             f"Item at index {index} ({type(obj).__name__})"
             for index, obj in enumerate(objects)
@@ -230,11 +230,11 @@ class Checkpointer:
         self.training.registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `save_state` call `hook(models, weights, output_dir)` on every rank."""
+        """Make every `save_state` call `hook(models, weights, output_dir)` on every rank."""
         return _register(self._save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Let every `load_state` call `hook(models, input_dir)` on every rank, before it loads."""
+        """Make every `load_state` call `hook(models, input_dir)` on every rank before it loads."""
         return _register(self._load_hooks, hook)
 
     def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:

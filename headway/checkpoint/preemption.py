@@ -116,7 +116,7 @@ class Preemption:
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
-        """Save when it is due; save and leave the script when the job has to stop."""
+        """Save when a save is due; save and exit when the job must stop."""
         if every is not None:
             look_at = self._schedule.look_at
             for optimizer in self._stepping:
@@ -150,7 +150,7 @@ class Preemption:
         return self._request is not Request.NONE
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Go on from the newest checkpoint of the project folder, or start afresh."""
+        """Resume from the newest checkpoint of the project folder, if any."""
         from headway.checkpoint.project import remove_abandoned
         from headway.checkpoint.resume import select_checkpoint
         from headway.checkpoint.saving import on_rank_0

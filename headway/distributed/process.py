@@ -106,7 +106,7 @@ class Process:
             self.wait_for_everyone()
 
     def on_main_process(self, function: Function) -> Function:
-        """Let a function run on rank 0 only; elsewhere it returns None.
+        """Make a function run on rank 0 only; on other ranks it returns None.
 
         Examples:
             >>> @accelerator.on_main_process
@@ -118,7 +118,7 @@ class Process:
         return _only_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Function) -> Function:
-        """Let a function run on each machine's first rank only; elsewhere it returns None.
+        """Make a function run on each machine's first rank only; on other ranks it returns None.
 
         Examples:
             >>> @accelerator.on_local_main_process
@@ -132,7 +132,7 @@ class Process:
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Any:
-        """Let a function run on one rank only; elsewhere it returns None.
+        """Make a function run on one rank only; on other ranks it returns None.
 
         Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. A single
         rank runs it, whatever the number.
@@ -154,7 +154,7 @@ class Process:
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Let a function run on one rank of each machine only; elsewhere it returns None.
+        """Make a function run on one rank of each machine only; on other ranks it returns None.
 
         Either `on_local_process(function, 1)` or `@state.on_local_process(local_process_index=1)`.
         A single rank runs it, whatever the number.
@@ -185,7 +185,7 @@ class Process:
         return _only_if(own == wanted or not self.use_distributed, function)
 
     def on_last_process(self, function: Function) -> Function:
-        """Let a function run on the last rank only; elsewhere it returns None.
+        """Make a function run on the last rank only; on other ranks it returns None.
 
         Examples:
             >>> @accelerator.on_last_process

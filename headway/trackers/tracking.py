@@ -112,7 +112,7 @@ class Tracking:
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Begin a run with the trackers of `log_with`; a run that has begun is ended first."""
+        """Start a run with the trackers of `log_with`; an active run is finished first."""
         init_kwargs = dict(init_kwargs or {})
         self._check_names(init_kwargs, "init_kwargs")
         for name, run_id in self._runs_before.items():

@@ -59,7 +59,7 @@ class Preparer:
 
     @property
     def data(self) -> DataLoaderConfiguration:
-        """How loaders that are prepared from now on share their data out."""
+        """How loaders that are prepared from now on shard their data."""
         return self._data
 
     @data.setter
@@ -70,7 +70,7 @@ class Preparer:
         self.training.skips_itself &= not config.use_stateful_dataloader
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Return models, optimizers, data loaders and schedulers made ready, in the given order."""
+        """Prepare models, optimizers, loaders and schedulers; return them in the same order."""
         placement = device_placement
         if placement is None:
             placement = [self.device_placement] * len(args)

@@ -100,7 +100,7 @@ class Steps:
         )
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Begin a micro-batch: every n-th one and the loader's last one make an optimizer step."""
+        """Start a micro-batch: each n-th, and the last of a loader, completes a step."""
         split, accumulation = self._split, self.training.accumulation
         if split is not None and split.is_active:
             return split.guard(self._no_sync(models))
@@ -139,7 +139,7 @@ class Steps:
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None, *, usual: bool
     ) -> Iterator[None]:
-        """Let ranks that run out of batches take part in the others' exchanges."""
+        """Allow ranks to have different numbers of batches."""
         training = self.training
         training.strategy.require_whole_models("join_uneven_inputs()")
         even = usual if even_batches is None else even_batches
@@ -153,7 +153,7 @@ class Steps:
             yield
 
     def set_trigger(self) -> None:
-        """Let the next `check_trigger()` return True on all ranks; any rank may call this."""
+        """Make the next `check_trigger()` return True on all ranks; any rank may call this."""
         self.is_triggered = True
 
     def check_trigger(self) -> bool:
