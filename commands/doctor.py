@@ -298,14 +298,14 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     try:
         layers = launch_layers(profile_layers(), os.environ)
         settings = resolve(layers, machine, cluster=cluster_layer(os.environ, layers))
-        found, more = problems(settings, machine), [advice("`headway launch --fit`")]
+        found = problems(settings, machine)
     except HeadwayError as error:
         settings = resolve([], machine)
-        found, more = [*error.problems], []
+        found = [*error.problems]
     for problem in found:
         # in words: they say where each setting was set
-        remedies = [advice(problem.fix), *more]
-        yield Check("profile", ERROR, f"{problem.what} ({problem.where})", remedies)
+        what = f"{problem.what} ({problem.where})"
+        yield Check("profile", ERROR, what, [advice(problem.fix)])
     if not found:
         yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
     yield _check_hostname()

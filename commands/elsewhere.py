@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
 from headway.commands.flags import Parsed, Parser, bad_words
-from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, MachineError
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry
-from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE
+from headway.settings.profile import Entries
+from headway.settings.setting import SET
+from headway.settings.table import OF_JOBS, OF_MACHINES
 
 SCHEDULERS = ("slurm",)
 """That --submit knows."""
@@ -34,61 +34,30 @@ class Request(NamedTuple):
     environ: Mapping[str, str]
 
 
-def add_flags_of_jobs(parser: Parser) -> None:
-    """Add the flags of `headway launch` that say that, and how, it is a job."""
-    heading = "jobs"
-    schedulers = "{" + ",".join(SCHEDULERS) + "}"
+def submit_flag(parser: Parser) -> None:
+    """Add the flag of `headway launch` that makes it a job."""
     parser.flag(
         "--submit",
-        heading=heading,
-        metavar=schedulers,
+        heading="jobs",
+        metavar="{" + ",".join(SCHEDULERS) + "}",
         help="run as a job of this scheduler, not here",
     )
-    parser.flag("--nodes", heading=heading, metavar="M", help="the same as --num-machines")
-    parser.flag(
-        "--sbatch",
-        heading=heading,
-        metavar="KEY=VALUE",
-        action="append",
-        help="with --submit: an option of sbatch, such as gres=gpu:8 or exclusive (repeatable)",
-    )
-    parser.flag(
-        "--follow",
-        heading=heading,
-        help="with --submit: show the job's output, and end with its exit code; Ctrl-C leaves it "
-        "running",
-    )
 
 
-def refuse_flags_of_jobs(parsed: Parsed) -> None:
+def refuse_flags_of_jobs(parsed: Parsed, flags: Entries) -> None:
     """Refuse flags that only a job obeys, without --submit; a profile may hold them for jobs."""
-    if parsed.submit is not None:
-        if parsed.submit not in SCHEDULERS:
-            raise ConfigError(
-                f"--submit is {parsed.submit!r}, but it must be {', '.join(SCHEDULERS)}",
-                where="flag --submit",
-                fix=f"pass --submit {SCHEDULERS[0]}",
+    if parsed.submit is None:
+        if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
+            raise bad_words(
+                f"{', '.join(map(str, given))} is for jobs of a scheduler, and this launch is none",
+                fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
             )
-        return
-    given = [
-        TABLE[name].flag for name in (*OF_JOBS, "snapshot") if getattr(parsed, name) is not None
-    ]
-    given += ["--sbatch"] * bool(parsed.sbatch) + ["--follow"] * parsed.follow
-    if given:
-        raise bad_words(
-            f"{', '.join(given)} is for jobs of a scheduler, and this launch is none",
-            fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
+    elif parsed.submit not in SCHEDULERS:
+        raise ConfigError(
+            f"--submit is {parsed.submit!r}, but it must be {', '.join(SCHEDULERS)}",
+            where="flag --submit",
+            fix=f"pass --submit {SCHEDULERS[0]}",
         )
-
-
-def nodes_flag(text: str, machines: Entry | None) -> Entry:
-    """Return the entry of --nodes; `machines` is that of --num-machines."""
-    if machines is not None:
-        raise bad_words(
-            f"--nodes {text} and --num-machines {machines.raw} are the same setting",
-            fix="pass one of the two",
-        )
-    return Entry(text, Origin(Layer.FLAG, flag="--nodes"))
 
 
 def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
@@ -101,13 +70,23 @@ def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
         raise ConfigError.of(found)
 
 
-def words_elsewhere(own: Sequence[str], program: Program, without: Collection[str]) -> list[str]:
-    """Return the words after `headway launch` for another machine, without flags for this one."""
-    flags = [word for word in own if word.partition("=")[0] not in without]
+def words_elsewhere(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
+    """Return the words after `headway launch` for another machine.
+
+    `without` are the flags that are for this one; of settings, which may be set by --set, by name.
+    """
+    flags = [word for word in own if not without & _names_in(word)]
     if program.kind == "module":  # the last of the flags names it
         return [*flags, *program.args]
     dashes = ["--"] if program.name.startswith("-") else []
     return [*flags, *dashes, program.name, *program.args]
+
+
+def _names_in(word: str) -> set[str]:
+    """Return a flag, and the setting that it sets."""
+    flag, _, value = word.partition("=")
+    setting = value.partition("=")[0] if flag == SET else flag[2:].replace("-", "_")
+    return {flag, setting}
 
 
 class Moved(NamedTuple):
@@ -138,7 +117,7 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
                 f"the module {name} cannot be run from another folder than this one: Python "
                 f"{sys.version_info[0]}.{sys.version_info[1]} looks for it here first",
                 where="flag --module",
-                fix="name its file instead, pass --snapshot off, or use Python 3.11",
+                fix="name its file instead, pass --set snapshot=off, or use Python 3.11",
             )
         variables["PYTHONSAFEPATH"] = "1"
         python_path.insert(0, there(folder) or tree)

@@ -1,7 +1,4 @@
-"""`headway estimate script.py [args]`: how much memory each rank will take, before it is run.
-
-`headway launch --fit-memory` takes from it the cheapest way to train that fits.
-"""
+"""`headway estimate script.py [args]`: how much memory each rank will take, before it is run."""
 
 from __future__ import annotations
 
@@ -9,27 +6,20 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from headway.commands.flags import Parsed, Parser, bad_words
 from headway.commands.program import program_from, require_torch
-from headway.contract.memory_use import size
 from headway.contract.notes import waiting_for
-from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import ACCELERATE
-from headway.contract.strategies import AUTO, HSDP
 from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.attempt import Attempt
-from headway.estimate.devices import ESTIMATED, Devices, devices_of, parse_devices
+from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import BatchSizes, Judged, Planner, Row, rows_for
 from headway.estimate.report import Report, as_data, failure, show
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
-from headway.settings.profile import Entries, Entry
-from headway.settings.table import Settings
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
 """The settings of a launch that count for memory, beside those of the strategies."""
@@ -200,100 +190,3 @@ def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Prog
 def _with_last_lines(program: Program, found: Sequence[Judged]) -> str:
     said = failure(one.outcome for one in found)
     return f"{program.name}; its last lines:\n{said}" if said else program.name
-
-
-# ------------------------------------------------------------------ headway launch --fit-memory
-
-_FLAG = "--fit-memory"
-
-
-class Fitted(NamedTuple):
-    """The cheapest strategy that fits."""
-
-    entries: Entries  # its settings, as a layer
-    estimated_bytes: int  # the peak of tensors on each rank, without a margin
-    note: str
-
-
-def fit_memory(
-    settings: Settings,
-    machine: Machine,
-    program: Program,
-    *,
-    python: Sequence[str],
-    environ: Mapping[str, str],
-) -> Fitted:
-    """Return the cheapest strategy that fits; what the user has set of its settings is kept.
-
-    Raises:
-        ConfigError: the program, its device or its strategy is one that cannot be estimated.
-        UsageError: the script could not be followed, or no strategy is known to fit.
-    """
-    devices = _devices_of_launch(settings, machine, program)
-    chosen = {
-        name: settings.values[name].value
-        for name in ("strategy", "activation_checkpointing", "cpu_offload")
-        if settings.origin(name).is_user_set and settings.values[name].value != AUTO
-    }
-    attempt = _attempt_at(program, devices)._replace(wrap=settings.wrap)
-    said = [name for name in _COUNTED if settings.origin(name).layer is not Layer.DEFAULT]
-    variables = _variables_for({name: settings.values[name].value for name in said})
-    found: list[Judged] = []
-    require_torch()
-    with waiting_for(_WAITED_FOR), Planner(python, {**environ, **variables}) as planner:
-        for row in rows_for(devices.world_size, devices.kind):
-            if any(row.settings.get(name, "no") != value for name, value in chosen.items()):
-                continue
-            found.append(best := planner.judge(row, attempt, devices, None))
-            _require_use_of_gpu([best], devices, program)
-            if best.fits:
-                break
-        else:
-            raise _nothing_fits(found, devices, program)
-    origin = Origin(Layer.FLAG, flag=_FLAG)
-    given = {
-        name: Entry(value, origin)
-        for name, value in best.row.settings.items()
-        if name not in chosen
-    }
-    note = (
-        f"{_FLAG}: {best.row.name} takes {size(best.needed_bytes)} of "
-        f"{size(devices.bytes_per_rank)} on each rank, with a margin"
-    )
-    return Fitted(given, best.outcome.peak_bytes, note)
-
-
-def _devices_of_launch(settings: Settings, machine: Machine, program: Program) -> Devices:
-    obstacle = ""
-    if program.kind == "program":
-        obstacle = f"{program.name} is not a Python script"
-    elif settings.strategy == HSDP:
-        obstacle = f"strategy is {HSDP!r}"
-    elif settings.device not in ESTIMATED:
-        obstacle = f"device is {settings.device!r}"
-    if obstacle:
-        raise ConfigError(
-            f"{obstacle}, whose memory is not estimated",
-            where=f"flag {_FLAG}",
-            fix=f"leave {_FLAG} out",
-        )
-    gpus = machine.gpus_of(settings.device)
-    found = devices_of(machine, [gpus[index] for index in settings.devices.select(gpus).indices])
-    return found._replace(per_machine=settings.num_processes, machines=settings.num_machines)
-
-
-def _nothing_fits(found: Sequence[Judged], devices: Devices, program: Program) -> UsageError:
-    followed = [one for one in found if one.fits is not None]
-    if followed:
-        needed = ", ".join(f"{one.row.name} {size(one.needed_bytes)}" for one in followed)
-        return UsageError(
-            f"no strategy fits {size(devices.bytes_per_rank)} on each rank: {needed}",
-            where=f"flag {_FLAG}",
-            fix="take smaller batches, or more devices",
-        )
-    failed_at = next((one.outcome.failed_at for one in found), "the settings leave no strategy")
-    return UsageError(
-        f"the memory of the script could not be estimated: {failed_at}",
-        where=_with_last_lines(program, found),
-        fix=f"leave {_FLAG} out, or see what `headway estimate` says",
-    )

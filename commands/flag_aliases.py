@@ -20,7 +20,7 @@ RENAMED = {  # flags of other tools, and the setting that each is
     "--accelerator": "device",
     "--precision": "mixed_precision",
     "--accumulate-grad-batches": "gradient_accumulation_steps",
-    "--num-nodes": "num_machines",
+    **dict.fromkeys(("--num-nodes", "--nodes"), "num_machines"),
     "--num-gpus": "devices",
     **dict.fromkeys(("--nproc", "--np", "-np", "-n"), "num_processes"),
 }
@@ -58,6 +58,11 @@ _OTHERS = {  # what it is here, and the fix
         "is a profile here, in a format of its own",
         "take it over with `headway config import {value}`",
     ),
+    **dict.fromkeys(
+        ("--partition", "--account", "--time", "--qos", "--gres"),
+        ("is an option of sbatch", "with --submit slurm, pass --sbatch KEY=VALUE"),
+    ),
+    "--follow": ("is a flag of `headway logs`", "`headway logs --follow`"),
     "--version": ("is a flag of `headway` itself", "`headway --version`"),
     "--debug": (
         "is --debug-rank here, for breakpoint() in one rank",
@@ -104,10 +109,6 @@ _FAMILIES = {  # prefixes of flags: what they are here, and the fix unless it is
 }
 
 
-FLAGS = (*RENAMED, *_OTHERS)
-"""Those known by their whole names."""
-
-
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     """Return what another tool's flag is here, and the fix; None for a flag that none has.
 
@@ -119,7 +120,7 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
             value = f"{value},"  # an index there, and a count here
         return (
             f"is {row.flag} here",
-            f"pass {row.flag} {value if row.reads(value) else row.metavar}",
+            f"pass {row.as_flag(value if row.reads(value) else row.metavar)}",
         )
     if name in _OTHERS:
         what, advice = _OTHERS[name]

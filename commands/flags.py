@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -12,14 +11,12 @@ from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.profile import Entries, Entry
-from headway.settings.setting import Shape
+from headway.settings.profile import Entry
+from headway.settings.setting import SET, Shape
 from headway.settings.table import TABLE, TOPICS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-
-_SURE = 0.85  # likeness to a flag of another tool: a script's own flags are like many
 
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
@@ -47,7 +44,6 @@ class Flag(NamedTuple):
     heading: str = ""  # in --help
     is_last: bool = False  # no flag may follow
     default_value: str | None = None  # where it may stand alone
-    reads: Callable[[str], bool] = bool  # whether a word could be meant as its optional value
 
     @property
     def takes_value(self) -> bool:
@@ -120,7 +116,6 @@ class Parser:
         is_last: bool = False,
         heading: str = "",
         default_value: str | None = None,
-        reads: Callable[[str], bool] = lambda _: False,
         **options: Any,
     ) -> None:
         """Add one flag; with `metavar` it takes a value, and no flag may follow one with `is_last`.
@@ -128,7 +123,7 @@ class Parser:
         `--help` has it below its heading, and those without one first.
 
         With a `default_value` the value is optional and must be written with "=", so that the
-        script is never taken for the value; `reads` says whether a word could be meant as one.
+        script is never taken for the value.
         """
         has_value = "metavar" in options
         usual = {
@@ -136,7 +131,7 @@ class Parser:
             "default": None if has_value else False,
             "action": "store" if has_value else "store_true",
         }
-        flag = Flag(name, short, {**usual, **options}, heading, is_last, default_value, reads)
+        flag = Flag(name, short, {**usual, **options}, heading, is_last, default_value)
         self._flags.append(flag)
         self.known |= {spelling: flag for spelling in (name, short) if spelling}
 
@@ -146,9 +141,16 @@ class Parser:
             self.flag(name, heading=heading, **_SHARED[name])
 
     def setting_flags(self) -> None:
-        """Add a flag for every setting; those not passed are None."""
+        """Add the flags of settings, and --set for all of them; those not passed are None."""
+        self.flag(
+            SET,
+            heading="plan",
+            metavar="NAME=VALUE",
+            action="append",
+            help="set any setting, also one without a flag of its own (repeatable)",
+        )
         for heading, names in TOPICS.items():
-            for row in (TABLE[name] for name in names):
+            for row in (TABLE[name] for name in names if TABLE[name].has_flag):
                 options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
                 if row.choices:
                     options["choices"] = row.choices
@@ -159,7 +161,6 @@ class Parser:
                     heading=heading,
                     dest=row.name,
                     default_value=row.bare,
-                    reads=row.reads,
                     **options,
                 )
 
@@ -173,16 +174,14 @@ class Parser:
         """
         own: list[str] = []
         words = list(argv)
-        bare: Flag | None = None  # the last one, if its optional value was left out
         while words and words[0].startswith("-") and words[0] not in ("-", "--"):
             name, equals, value = words.pop(0).partition("=")
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             flag = self.known.get(name)
             if flag is None:
                 self._raise_unknown(name, value if equals else _value_in(words))
-            bare = None
             if not equals and flag.default_value is not None:
-                bare, value = flag, flag.default_value
+                value = flag.default_value
             elif flag.takes_value and not equals:
                 if not words:
                     self.error(f"{name} requires a value")
@@ -196,11 +195,6 @@ class Parser:
             own.append(f"{flag.name}={value}" if flag.takes_value else name)
             if flag.is_last:
                 break
-        if bare and words and bare.reads(words[0]) and not os.path.lexists(words[0]):
-            raise bad_words(
-                f"{bare.name} is followed by {words[0]!r}, which is no script",
-                fix=f"write {bare.name}={words[0]}",
-            )
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:
@@ -252,38 +246,30 @@ class Parser:
         """Raise a ConfigError about the command line."""
         raise bad_words(message, fix=f"see `{self.prog} --help`")
 
-    def _with_value(self, name: str, value: str) -> str:
-        """Return a known flag as it is typed with a value, if it takes this one."""
-        flag = self.known[name]
-        if flag.default_value is not None:  # a word after it is the next one
-            return f"{name}={value}" if flag.reads(value) else name
-        return f"{name} {value}".rstrip() if flag.takes_value else name
-
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
-        from headway.commands.flag_aliases import FLAGS, foreign_flag
+        from headway.commands.flag_aliases import foreign_flag
 
         takes_settings = TABLE["num_processes"].flag in self.known
         if takes_settings and (foreign := foreign_flag(name, value)) is not None:
             what, fix = foreign
             raise bad_words(f"{name} {what}", fix=fix)
-        by_flag = {row.flag: setting for setting, row in TABLE.items()}
-        if not takes_settings and name in by_flag:
+        setting = TABLE.get(name.removeprefix("--").replace("-", "_"))
+        if takes_settings and setting is not None:
+            fix = f"pass {setting.as_flag(value or setting.metavar)}"
+            raise bad_words(f"{name} has no flag of its own", fix=fix)
+        if setting is not None:
             raise bad_words(
                 f"unknown flag {name} of `{self.prog}`, which takes settings from profiles",
-                fix=f"run `headway config set {by_flag[name]}={value or 'VALUE'}`, or set "
-                f"{TABLE[by_flag[name]].variable} for this command",
-            )
-        theirs = did_you_mean(name, {*FLAGS, *self.known}, likeness=_SURE) or ""
-        if takes_settings and theirs not in self.known and (foreign := foreign_flag(theirs, value)):
-            what, fix = foreign
-            raise bad_words(
-                f"unknown flag {name} of `{self.prog}`; did you mean {theirs}? It {what}", fix=fix
+                fix=f"run `headway config set {setting.name}={value or 'VALUE'}`, or set "
+                f"{setting.variable} for this command",
             )
         names = {flag.removeprefix("--"): flag for flag in self.known}
         close = names.get(did_you_mean(name.removeprefix("--"), names) or "", "")
         fix = f"see `{self.prog} --help`"
         if close:
-            fix = f"pass {self._with_value(close, value)}"
+            flag = self.known[close]
+            has_value = flag.takes_value and flag.default_value is None
+            fix = f"pass {close} {value}".rstrip() if has_value else f"pass {close}"
         if self.command == "launch":
             of_script = "put flags of the script after the script"
             fix = f"{fix}, or {of_script}" if close else of_script
@@ -298,12 +284,22 @@ def _value_in(words: Sequence[str]) -> str:
     return words[0] if words and not words[0].startswith("-") else ""
 
 
-def flag_layer(parsed: Parsed) -> Entries:
+def flag_layer(parsed: Parsed) -> dict[str, Entry]:
     """Return the entries of the flags of `Parser.setting_flags`."""
-    given = {name: getattr(parsed, name) for name in TABLE if getattr(parsed, name) is not None}
-    return {
-        name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag)) for name, raw in given.items()
+    given = {name: getattr(parsed, name, None) for name in TABLE}
+    layer = {
+        name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag))
+        for name, raw in given.items()
+        if raw is not None
     }
+    for word in parsed.set or ():
+        name, equals, raw = word.partition("=")
+        if not equals:
+            raise bad_words(f"{SET} is {word!r}, which is not NAME=VALUE", fix=f"{SET} record=off")
+        if name in layer:
+            raise bad_words(f"{name} is set twice", fix="keep one of the two")
+        layer[name] = Entry(raw, Origin(Layer.FLAG, flag=f"{SET} {name}"))
+    return layer
 
 
 def machine_from_flags(

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.commands.elsewhere import (
     Request,
-    add_flags_of_jobs,
-    nodes_flag,
     refuse_flags_of_jobs,
+    submit_flag,
 )
 from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
 from headway.commands.program import program_from
@@ -34,7 +33,8 @@ from headway.errors import (
     WorkerFailed,
 )
 from headway.launcher.clusters.cluster import cluster_layer, task_of
-from headway.launcher.plan.plan import LaunchPlan, build_plan, summary
+from headway.launcher.plan.build import build_plan
+from headway.launcher.plan.plan import LaunchPlan, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -78,8 +78,6 @@ class _Launch:
         self.parser = make_parser()
         self.tells_machines = tells_machines
         self.problems: list[Problem] = []
-        self.notes: list[str] = []  # how the launch was adapted to this machine
-        self.estimated_bytes: int | None = None
 
     @property
     def is_here(self) -> bool:
@@ -166,18 +164,16 @@ def _read_words(launch: _Launch) -> None:
             f"--machine {parsed.machine} describes another machine: nothing can be started there",
             fix="add --dry-run to see the plan for it",
         )
-    refuse_flags_of_jobs(parsed)
 
 
 def _lay_settings(launch: _Launch) -> None:
     """Look at the machine, and lay flags over variables over profiles."""
     parsed = launch.parsed
     launch.machine, launch.environ = machine_from_flags(parsed, launch.here)
-    flags = dict(flag_layer(parsed))
+    flags = flag_layer(parsed)
+    refuse_flags_of_jobs(parsed, flags)
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
-    if parsed.nodes is not None:
-        flags["num_machines"] = nodes_flag(parsed.nodes, flags.get("num_machines"))
     launch.profiles = profile_layers(launch.here, profile=parsed.profile)
     launch.layers = launch_layers(launch.profiles, launch.environ, flags)
 
@@ -207,32 +203,6 @@ def _become_step(launch: _Launch) -> int | None:
         return None
     words = [*launch.own, *launch.rest]
     return 0 if _became_step(launch.settings, launch.environ, words, launch.parsed) else None
-
-
-def _fit(launch: _Launch) -> None:
-    """Adapt what was said to this machine, and to its memory, where that was asked for."""
-    if launch.parsed.fit:
-        from headway.launcher.plan.fit import fit
-
-        def resolved(some: Sequence[Entries]) -> Settings:
-            return resolve(some, launch.machine, launch.environ, launch.cluster)
-
-        if launch.is_here and _wants_idle(resolved(launch.layers)):
-            launch.machine = _with_use(launch.environ)
-        launch.layers, launch.notes = fit(launch.layers, launch.machine, resolved)
-        launch.resolve()
-    settings = launch.settings
-    is_asked = launch.parsed.fit_memory
-    if not is_asked or launch.problems or settings_problems(settings, launch.machine):
-        return
-    from headway.commands.estimate import fit_memory
-
-    environ = launch.environ
-    seen = detect_machine(environ, full=True) if launch.is_here else launch.machine
-    fitted = fit_memory(settings, seen, launch.program, python=interpreter(), environ=environ)
-    launch.notes.append(fitted.note)
-    launch.estimated_bytes = fitted.estimated_bytes
-    launch.resolve(fitted.entries)
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
@@ -269,10 +239,9 @@ def _make_plan(launch: _Launch) -> None:
         began_at=0.0 if parsed.dry_run else launch.began_at,
         problems=problems,
         task=None if problems else task_of(launch.environ, settings),
-        estimated_bytes=launch.estimated_bytes,
     )
     stronger = overridden(launch.profiles) if parsed.profile else []
-    launch.plan = plan._replace(notes=(*launch.notes, *plan.notes, *stronger))
+    launch.plan = plan._replace(notes=(*plan.notes, *stronger))
 
 
 def _resume_problems(settings: Settings) -> list[Problem]:
@@ -357,7 +326,6 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _lay_settings,
     _go_elsewhere,
     _become_step,
-    _fit,
     _wait_for_gpus,
     _make_plan,
     _print_plan,
@@ -444,13 +412,6 @@ def _seconds(text: str) -> float:
         ) from None
 
 
-def _is_wait(text: str) -> bool:
-    try:
-        return _seconds(text) >= 0
-    except ConfigError:
-        return False
-
-
 def make_parser() -> Parser:
     """Return the parser of the launcher's own flags."""
     parser = Parser(
@@ -479,17 +440,6 @@ def make_parser() -> Parser:
         help="print the plan, with the origin of each value, and start nothing",
     )
     parser.shared_flags("--show-secrets", "--profile", "--machine", heading=plan)
-    parser.flag(
-        "--fit",
-        heading=plan,
-        help="adapt profile and environment to this machine, and print what changes",
-    )
-    parser.flag(
-        "--fit-memory",
-        heading=plan,
-        help="train with the cheapest strategy that `headway estimate` says fits: ddp before fsdp "
-        "before activation checkpointing before offloading",
-    )
     device, ranks, *_ = TOPICS
     parser.flag("--cpu", heading=device, help="the same as --device cpu")
     parser.flag(
@@ -497,7 +447,6 @@ def make_parser() -> Parser:
         heading=device,
         metavar="S",
         default_value=FOREVER,
-        reads=_is_wait,
         help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
     )
     parser.flag(
@@ -509,7 +458,7 @@ def make_parser() -> Parser:
         help="run a single process in this interpreter, for an IDE's debugger",
     )
     parser.setting_flags()
-    add_flags_of_jobs(parser)
+    submit_flag(parser)
     return parser
 
 

@@ -18,12 +18,11 @@ from headway.settings.table import TABLE, Settings
 
 _AGENT = "headway.commands.on_host"
 _STOP_MARGIN_S = 15  # after the grace period, for a launcher to end
-_HERE = (
-    *("--dry-run", "--show-secrets", "--nodes"),
-    *(TABLE[name].flag for name in ("hosts", "hostfile", "num_machines", "main_address")),
-    TABLE["main_port"].flag,
-)
-"""Flags for here, which the launches on the hosts do not get."""
+_HERE = {
+    *("--dry-run", "--show-secrets"),
+    *("hosts", "hostfile", "num_machines", "main_address", "main_port"),
+}
+"""Flags and settings for here, which the launches on the hosts do not get."""
 
 
 def hosts_of(settings: Settings) -> Hosts:
@@ -57,8 +56,7 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             flags["num_processes"] = str(hosts[rank].num_processes)
         ours = [f"{TABLE[name].flag}={value}" for name, value in flags.items()]
         quiet = ["--quiet"] * (rank > 0 and not parsed.quiet)
-        not_there = [*_HERE, *(TABLE[name].flag for name in flags)]
-        return [*ours, *quiet, *words_elsewhere(own, program, not_there)]
+        return [*ours, *quiet, *words_elsewhere(own, program, {*_HERE, *flags})]
 
     if parsed.dry_run:
         address = settings.main_address or hosts[0].name

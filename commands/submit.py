@@ -30,20 +30,16 @@ from headway.settings.profile import Entries
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
-from headway.settings.setting import job_seconds
+from headway.settings.setting import job_seconds, read_job_time
 from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
-_KEY = re.compile(r"[a-z][a-z0-9-]+")
 _SAVING_S = 90  # before the time limit, beside the grace period
 _EARLIER_S = 60  # SLURM's signals come as much before their time
 _START_S = 60  # of a job, before it has anything to save
-_OWN_FLAGS = (
-    *("--submit", "--follow", "--nodes", "--sbatch", "--dry-run", "--show-secrets"),
-    *(TABLE[name].flag for name in (*OF_JOBS, "snapshot", "num_machines")),
-)
-"""Flags for here, which the launch in the job does not get."""
+_HERE = {"--submit", "--dry-run", "--show-secrets", *OF_JOBS, "num_machines"}
+"""Flags and settings for here, which the launch in the job does not get."""
 
 _ENV = TABLE["env"]
 _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
@@ -59,7 +55,7 @@ class _Inherited(NamedTuple):
 
 
 def submit(request: Request) -> int:
-    """Submit the launch, and follow it if --follow asks for that; return the exit code.
+    """Submit the launch, and return the exit code.
 
     Raises:
         ConfigError: what is asked for is wrong on any machine.
@@ -70,13 +66,7 @@ def submit(request: Request) -> int:
     _refuse_elsewhere(parsed, settings)
     name = re.sub(r"[^\w.-]", "_", os.path.splitext(os.path.basename(program.name))[0])
     folder = os.path.abspath(settings.log_dir or _FOLDER)
-    options = _options(parsed, settings, name, folder)
-    if parsed.follow and "array" in options:
-        raise ConfigError(
-            "--follow shows one job, and an array has several",
-            where="flags --follow and --sbatch",
-            fix="leave --follow out, and run `headway logs --follow JOB_TASK` for one of them",
-        )
+    options = _options(settings, name, folder)
     inherited = _inherited(parsed, environ, options)
     into = os.path.join(folder, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     frozen = _frozen(request, settings, into, inherited.written)
@@ -97,14 +87,9 @@ def submit(request: Request) -> int:
         shutil.rmtree(into, ignore_errors=True)
         raise
     _keep(script, os.path.join(folder, f"{name}-{job}.sh"))
-    if not parsed.follow:
-        print(job)
-        say(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
-        return 0
-    from headway.commands.logs import follow_job
-
-    say(f"submitted job {job}")
-    return follow_job(job)
+    print(job)
+    say(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
+    return 0
 
 
 def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
@@ -126,7 +111,8 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
     code = take(root, read_commit(root), os.path.dirname(into), into)
     said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
     frozen = moved(program, folder, root, code)
-    _note(request, f"the job runs the code as it is now: {shown(code)} (--snapshot off: in place)")
+    in_place = "(--set snapshot=off: in place)"
+    _note(request, f"the job runs the code as it is now: {shown(code)} {in_place}")
     return frozen._replace(variables={**said, **frozen.variables, CODE_VARIABLE: code})
 
 
@@ -154,7 +140,7 @@ def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
         raise ConfigError(
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
             where=settings.where(*given) if given else "the command line, beside --submit",
-            fix=f"leave {' and '.join(given + flags)} out; --nodes N says how many machines",
+            fix=f"leave {' and '.join(given + flags)} out; --num-machines N says how many machines",
         )
 
 
@@ -172,23 +158,20 @@ def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, 
     return settings
 
 
-def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict[str, str]:
-    """Return the options of sbatch: those of --sbatch replace ours and those of profiles."""
-    own = _own_options(parsed)
-    is_array = "array" in own
-    pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if is_array else '%j'}.log"
+def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
+    """Return the options of sbatch: those of the setting replace ours."""
+    own = settings.sbatch
+    pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if 'array' in own else '%j'}.log"
     options = {
         "job-name": name,
         "nodes": str(settings.num_machines),
         "ntasks-per-node": "1",
-        **{key: str(getattr(settings, key) or "") for key in OF_JOBS},
         "chdir": os.getcwd(),
         "output": pattern,
         "open-mode": "append",
         "requeue": "",
         **_stop_signal(settings, own),
     }
-    options = {key: value for key, value in options.items() if value or key not in OF_JOBS}
     if kind_of(settings.device).is_numbered and not any(key in own for key in _GPUS):
         options |= _gpus(settings)
     if settings.are_user_set("threads_per_process", "num_processes") and not (
@@ -197,6 +180,12 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
         options["cpus-per-task"] = str(settings.threads_per_process * settings.num_processes)
     if "no-requeue" in own:
         del options["requeue"]
+    if "nodes" in own and settings.are_user_set("num_machines"):
+        raise ConfigError(
+            f"sbatch has nodes={own['nodes']}, and num_machines is {settings.num_machines}",
+            where=settings.where("sbatch", "num_machines"),
+            fix="keep one of the two",
+        )
     options |= own
     for key, value in options.items():
         _refuse_unwritable(key, value)
@@ -206,14 +195,22 @@ def _options(parsed: Parsed, settings: Settings, name: str, folder: str) -> dict
 def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
     """Return the option for a signal before the time limit, unless it would come at the start."""
     lead_s = settings.grace_period_s + _SAVING_S
-    limit = None if own.keys() & {"signal", "time"} else settings.time
-    if limit is None or job_seconds(limit) > lead_s + _EARLIER_S + _START_S:
+    limit_s = _seconds_of(own.get("time", ""))
+    if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:
         return {"signal": f"TERM@{lead_s}"}
     say(
-        f"note: the job gets no signal to save before its time limit: {limit} is too short "
+        f"note: the job gets no signal to save before its time limit: {own['time']} is too short "
         f"for one {lead_s} s ahead"
     )
     return {}
+
+
+def _seconds_of(time: str) -> float:
+    """Return the seconds of sbatch's option time; infinity where they are not known here."""
+    try:
+        return job_seconds(read_job_time(time))
+    except ValueError:  # SLURM's other forms, such as minutes
+        return float("inf")
 
 
 def _gpus(settings: Settings) -> dict[str, str]:
@@ -222,32 +219,6 @@ def _gpus(settings: Settings) -> dict[str, str]:
     if settings.are_user_set("num_processes"):
         count = settings.num_processes
     return {} if count is None else {"gpus-per-node": str(count)}
-
-
-def _own_options(parsed: Parsed) -> dict[str, str]:
-    """Return the options of --sbatch."""
-    options: dict[str, str] = {}
-    for word in parsed.sbatch or ():
-        key, _, value = word.partition("=")
-        key = key.removeprefix("--")
-        if not _KEY.fullmatch(key):
-            raise ConfigError(
-                f"--sbatch is {word!r}, which is not KEY=VALUE with a long option of sbatch",
-                where="flag --sbatch",
-                fix="write --sbatch gres=gpu:8, or --sbatch exclusive",
-            )
-        flags = ["--sbatch"] * (key in options)
-        flags += [f"--{key}"] * (key in OF_JOBS and getattr(parsed, key) is not None)
-        are_given = parsed.nodes is not None or parsed.num_machines is not None
-        flags += ["--nodes"] * (key == "nodes" and are_given)
-        if flags:
-            raise ConfigError(
-                f"{key} is given twice",
-                where=f"flags {flags[0]} and --sbatch {key}",
-                fix="keep one of the two",
-            )
-        options[key] = value
-    return options
 
 
 def _refuse_unwritable(key: str, value: str) -> None:
@@ -306,7 +277,7 @@ def _words(own: Sequence[str], program: Program) -> list[str]:
     public = [
         word for word, name, value in parts if name != _ENV.flag or masked_pairs([value]) == [value]
     ]
-    return words_elsewhere(public, program, _OWN_FLAGS)
+    return words_elsewhere(public, program, _HERE)
 
 
 def _print_notes(

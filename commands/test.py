@@ -28,7 +28,6 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.flag("--json", help="print one JSON object: {checks}")
     parser.flag("--cpu", help="the same as --device cpu")
-    parser.flag("--fit", help="adapt profile and environment to this machine")
     parser.shared_flags("--profile")
     parser.setting_flags()
     own, rest = parser.split(argv)

@@ -12,8 +12,8 @@ from headway.commands.flags import Parser, bad_words
 from headway.commands.ps import HEAD, print_runs, row_of, run_of
 from headway.commands.tables import print_table
 from headway.contract.figures_file import Alone, list_alone
-from headway.contract.memory_use import size
 from headway.contract.records import shown
+from headway.contract.sizes import size
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
 from headway.launcher.figures.figures import RunFigures
 

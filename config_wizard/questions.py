@@ -6,7 +6,7 @@ checks as a launch. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -25,32 +25,8 @@ from headway.settings.table import NO, TABLE, YES, Settings
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are not settings: which profile to write, ask more?, what to do with it."""
 
-TEXTS = {
-    "device": "Where should scripts run?",
-    "num_processes": "How many processes on this machine?",
-    "mixed_precision": "Which precision?",
-    "partition": "Which partition for jobs of --submit slurm?",
-    "time": "How long may a job take? (2h, 1d12h)",
-    "hostfile": "Run on the machines of a hostfile, over ssh?",
-    PLACE: "Where to keep the profile?",
-    MORE: "More settings?",
-    "devices": "Which GPUs?",
-    "gradient_accumulation_steps": "How many micro-batches for each optimizer step?",
-    "threads_per_process": "How many CPU threads for each process?",
-    "max_restarts": "How many restarts after a failure?",
-    "log_dir": "A folder for log files?",
-    "env": "Extra environment variables? (A=1 B=2)",
-    "num_machines": "How many machines in a run?",
-    "strategy": "How should ranks share a model?",
-    "shard_size": "How many ranks for one copy of the model?",
-    "activation_checkpointing": "Compute activations again in the backward pass?",
-    "wrap": "Which modules are gathered at a time?",
-    "cpu_offload": "Keep parameters on the CPU?",
-    "main_address": "The name or IP address of machine 0?",
-    "machine_rank": "Which of them is this one, from 0?",
-    "main_port": "Which port on machine 0?",
-    FINISH: "What now?",
-}
+PARTITION, TIME = "partition", "time"
+"""Options of sbatch: a profile holds them in the setting `sbatch`."""
 
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
@@ -64,11 +40,6 @@ NONE = "-"
 _ALWAYS = ("device", "num_processes", "mixed_precision")
 """Settings that every profile written here contains, asked or not."""
 
-_MORE = (
-    *("gradient_accumulation_steps", "threads_per_process", "max_restarts", "log_dir", "env"),
-    "num_machines",
-)
-_SHARING = ("strategy", "activation_checkpointing")
 _MULTI_MACHINE = ("main_address", "machine_rank", "main_port")
 
 _REQUIRED = ("main_address",)
@@ -81,9 +52,13 @@ _PROCESSES = ("device", "num_processes", "num_machines")
 _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 """Settings that are valid only for some numbers of processes."""
 
+
 _HELP = {
+    PARTITION: "It is sbatch's option partition, unless --sbatch has another.",
+    TIME: f"It is sbatch's option time. `{NONE}` for none.",
     PLACE: "A project's headway.yaml is read in every folder below it, and overrules yours.",
-    MORE: f"Asks for {', '.join((*_MORE, *_SHARING))}; all of them can also be set later.",
+    MORE: "Asks for GPUs, accumulation, threads, restarts, log files, variables, machines and "
+    "sharding; all of them can also be set later.",
     FINISH: "Nothing has been written yet.",
 }
 
@@ -135,109 +110,112 @@ class Facts(NamedTuple):
 Answers = Mapping[str, str]
 
 
+class State(NamedTuple):
+    """What a question depends on."""
+
+    facts: Facts
+    answers: Answers
+
+    @property
+    def known(self) -> dict[str, Raw]:
+        """What was given or answered."""
+        return {**self.facts.given, **self.answers}
+
+    @property
+    def place(self) -> str:
+        """Which profile is to be written: USER or PROJECT."""
+        return self.answers.get(PLACE) or next(iter(self.facts.paths))
+
+    @property
+    def asks_more(self) -> bool:
+        """Whether less usual settings are asked for, too."""
+        return self.answers.get(MORE) == YES
+
+    @property
+    def device(self) -> str:
+        """The device that was answered or given, otherwise the best one."""
+        return self.resolved({"device": self.known.get("device", AUTO)}).device
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the device is one of several GPUs."""
+        return kind_of(self.device).is_numbered
+
+    @property
+    def has_machines(self) -> bool:
+        """Whether a run with several machines was asked for."""
+        return _is_more_than_one(self.known.get("num_machines", AUTO))
+
+    @property
+    def gpus(self) -> dict[str, Raw]:
+        """The `devices` that were chosen; empty without GPUs."""
+        chosen = {**self.facts.profiles[self.place], **self.known}.get("devices")
+        return {"devices": chosen} if self.has_gpus and chosen is not None else {}
+
+    @property
+    def most_processes(self) -> int:
+        """The most processes to offer: one per GPU, or one per core of a CPU."""
+        if self.device == "cpu":
+            return self.facts.machine.cores
+        return self.resolved({"device": self.device}).num_processes
+
+    def resolved(self, values: Mapping[str, Raw]) -> Settings:
+        """Return settings for this machine with these values."""
+        layer = {name: Entry(raw, Origin(Layer.ANSWERS)) for name, raw in values.items()}
+        return resolve([layer], self.facts.machine, {})
+
+
+class Ask(NamedTuple):
+    """One question: its text, whether it is asked, and what there is to choose."""
+
+    name: str
+    text: str
+    when: Callable[[State], object] = lambda _: True
+    choices: Callable[[State], tuple[Choice, ...]] = lambda _: ()  # none: a line is typed
+
+
 def next_question(facts: Facts, answers: Answers) -> Question:
-    """Return the first question that has no answer yet; FINISH is the last."""
-    for name in _names(facts, answers):
-        if name not in answers and name not in facts.given:
-            choices = _choices(name, facts, answers)
-            default, reason = _default(name, facts, answers, choices)
-            about = _HELP.get(name) or _help(name)
-            return Question(name, TEXTS[name], default, about, choices, reason)
+    """Return the first question that has no answer yet; FINISH is the last.
+
+    One with a single answer is not asked.
+    """
+    state = State(facts, answers)
+    for ask in QUESTIONS:
+        name = ask.name
+        if name not in state.known and ask.when(state) and len(offered := ask.choices(state)) != 1:
+            default, reason = _default(name, state, offered)
+            return Question(name, ask.text, default, _help(name), offered, reason)
     raise AssertionError("FINISH has been answered already")
 
 
-def _names(facts: Facts, answers: Answers) -> Iterator[str]:
-    """Yield the names in order; each may depend on the answers before it."""
-    yield "device"
-    device = _device(facts, answers)
-    if _max_processes(facts, device) > 1:
-        yield "num_processes"
-    if device != "cpu":
-        yield "mixed_precision"
-    if facts.partitions:
-        yield from ("partition", "time")
-    elif facts.hostfiles and not any("hosts" in values for values in facts.profiles.values()):
-        yield "hostfile"
-    if len(facts.paths) > 1:
-        yield PLACE
-    yield MORE
-    asks_more = answers.get(MORE) == YES
-    if asks_more:
-        if kind_of(device).is_numbered:
-            yield "devices"
-        if device == "cpu":
-            yield "mixed_precision"
-        yield from _MORE
-    machines = profile_after(facts, answers).get("num_machines", AUTO)
-    if "num_machines" in {**facts.given, **answers} and _is_more_than_one(machines):
-        yield from _MULTI_MACHINE
-    if asks_more:
-        yield from _names_of_sharing(facts, answers, device)
-    yield FINISH
+def _help(name: str) -> str:
+    if name not in TABLE:
+        return _HELP[name]
+    row = TABLE[name]
+    optional = f" `{NONE}` for none." if is_optional(name) and name not in _REQUIRED else ""
+    return (
+        f"{name}: {row.help}.{optional}\n"
+        f"For one launch: {row.as_flag(row.metavar)}, or {row.variable}."
+    )
 
 
-def _names_of_sharing(facts: Facts, answers: Answers, device: str) -> Iterator[str]:
-    yield from _SHARING
-    strategy = {**facts.given, **answers}.get("strategy")
-    if strategy == HSDP:
-        yield "shard_size"
-    if strategy in SHARDED:
-        yield "wrap"
-        if kind_of(device).is_numbered:
-            yield "cpu_offload"
+def is_optional(name: str) -> bool:
+    """True for a setting that may be absent."""
+    if name in (*_REQUIRED, TIME):
+        return True
+    return name in TABLE and (TABLE[name].default is None or TABLE[name].shape is Shape.MAP)
 
 
 def _is_more_than_one(machines: Raw) -> bool:
     return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
 
-def _help(name: str) -> str:
-    row = TABLE[name]
-    optional = f" `{NONE}` for none." if is_optional(name) and name not in _REQUIRED else ""
-    return (
-        f"{name}: {row.help}.{optional}\n"
-        f"For one launch: {row.flag} {row.metavar}, or {row.variable}."
-    )
-
-
-def is_optional(name: str) -> bool:
-    """True for a setting that may be absent."""
-    if name in _REQUIRED:
-        return True
-    return name in TABLE and (TABLE[name].default is None or TABLE[name].shape is Shape.MAP)
-
-
-def _choices(name: str, facts: Facts, answers: Answers) -> tuple[Choice, ...]:
-    if name == "device":
-        return _devices_here(facts)
-    if name == "mixed_precision":
-        return _precisions_here(facts, answers)
-    if name == "partition":
-        return (*facts.partitions, Choice(NONE, "let SLURM choose"))
-    if name == "hostfile":
-        earlier = _previous(name, facts, answers)
-        seen = {NONE, *(choice.value for choice in facts.hostfiles)}
-        kept = [] if earlier in (None, *seen) else [Choice(str(earlier), "as before")]
-        return (Choice(NONE, "this machine alone"), *kept, *facts.hostfiles)
-    if name == PLACE:
-        reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
-        return tuple(
-            Choice(place, f"{path}, {reasons[place]}") for place, path in facts.paths.items()
-        )
-    if name == MORE:
-        return Choice(NO), Choice(YES)
-    if name == FINISH:
-        test = [Choice(TEST, "and run `headway test` with it")] if facts.can_test else []
-        return (Choice(WRITE), *test, Choice(BACK, "one question"), Choice(CANCEL))
-    return ()
-
-
-def _devices_here(facts: Facts) -> tuple[Choice, ...]:
+def _devices(state: State) -> tuple[Choice, ...]:
     """Return the devices that this machine can use, the best first."""
-    machine = facts.machine
+    machine = state.facts.machine
     best, why = machine.best_device()
     gpus = {name: kind for name, kind in KINDS.items() if kind.maker}
-    works = [name for name in gpus if not facts.problems({"device": name})]
+    works = [name for name in gpus if not state.facts.problems({"device": name})]
     cores = machine.cores_reason if works else f"{machine.cores_reason}; {why}"
     choices = [
         Choice(name, machine.describe_gpus() if gpus[name].is_numbered else machine.mps_reason)
@@ -247,13 +225,13 @@ def _devices_here(facts: Facts) -> tuple[Choice, ...]:
     return tuple(sorted(choices, key=lambda choice: choice.value != best))
 
 
-def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
+def _precisions(state: State) -> tuple[Choice, ...]:
     """Return the precisions that the device supports, the recommended one first."""
-    device = _device(facts, answers)
+    device = state.device
     fits = [
         name
         for name in TABLE["mixed_precision"].choices
-        if not facts.problems({"device": device, "mixed_precision": name})
+        if not state.facts.problems({"device": device, "mixed_precision": name})
     ]
     recommended = kind_of(device).recommended
     best = recommended if recommended in fits else "no"
@@ -264,95 +242,146 @@ def _precisions_here(facts: Facts, answers: Answers) -> tuple[Choice, ...]:
     )
 
 
-def _default(
-    name: str, facts: Facts, answers: Answers, choices: tuple[Choice, ...]
-) -> tuple[str, str]:
+def _hostfiles(state: State) -> tuple[Choice, ...]:
+    earlier = _previous("hostfile", state)
+    seen = {NONE, *(choice.value for choice in state.facts.hostfiles)}
+    kept = [] if earlier in (None, *seen) else [Choice(str(earlier), "as before")]
+    return (Choice(NONE, "this machine alone"), *kept, *state.facts.hostfiles)
+
+
+def _asks_hostfile(state: State) -> bool:
+    facts = state.facts
+    has_names = any("hosts" in values for values in facts.profiles.values())
+    return bool(facts.hostfiles) and not facts.partitions and not has_names
+
+
+def _asks_job(state: State) -> bool:
+    return bool(state.facts.partitions) and "sbatch" not in state.facts.given
+
+
+def _places(state: State) -> tuple[Choice, ...]:
+    reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
+    return tuple(
+        Choice(place, f"{path}, {reasons[place]}") for place, path in state.facts.paths.items()
+    )
+
+
+def _endings(state: State) -> tuple[Choice, ...]:
+    test = [Choice(TEST, "and run `headway test` with it")] if state.facts.can_test else []
+    return (Choice(WRITE), *test, Choice(BACK, "one question"), Choice(CANCEL))
+
+
+QUESTIONS = (
+    Ask("device", "Where should scripts run?", choices=_devices),
+    Ask("num_processes", "How many processes on this machine?", lambda of: of.most_processes > 1),
+    Ask("mixed_precision", "Which precision?", lambda of: of.device != "cpu", _precisions),
+    Ask(
+        PARTITION,
+        "Which partition for jobs of --submit slurm?",
+        _asks_job,
+        lambda of: (*of.facts.partitions, Choice(NONE, "let SLURM choose")),
+    ),
+    Ask(TIME, "How long may a job take? (2h, 1d12h)", _asks_job),
+    Ask("hostfile", "Run on the machines of a hostfile, over ssh?", _asks_hostfile, _hostfiles),
+    Ask(PLACE, "Where to keep the profile?", choices=_places),
+    Ask(MORE, "More settings?", choices=lambda _: (Choice(NO), Choice(YES))),
+    Ask("devices", "Which GPUs?", lambda of: of.asks_more and of.has_gpus),
+    Ask("mixed_precision", "Which precision?", lambda of: of.asks_more, _precisions),
+    Ask(
+        "gradient_accumulation_steps",
+        "How many micro-batches for each optimizer step?",
+        lambda of: of.asks_more,
+    ),
+    Ask("threads_per_process", "How many CPU threads for each process?", lambda of: of.asks_more),
+    Ask("max_restarts", "How many restarts after a failure?", lambda of: of.asks_more),
+    Ask("log_dir", "A folder for log files?", lambda of: of.asks_more),
+    Ask("env", "Extra environment variables? (A=1 B=2)", lambda of: of.asks_more),
+    Ask("num_machines", "How many machines in a run?", lambda of: of.asks_more),
+    Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
+    Ask("machine_rank", "Which of them is this one, from 0?", lambda of: of.has_machines),
+    Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
+    Ask("strategy", "How should ranks share a model?", lambda of: of.asks_more),
+    Ask(
+        "activation_checkpointing",
+        "Compute activations again in the backward pass?",
+        lambda of: of.asks_more,
+    ),
+    Ask(
+        "shard_size",
+        "How many ranks for one copy of the model?",
+        lambda of: of.asks_more and of.known.get("strategy") == HSDP,
+    ),
+    Ask(
+        "wrap",
+        "Which modules are gathered at a time?",
+        lambda of: of.asks_more and of.known.get("strategy") in SHARDED,
+    ),
+    Ask(
+        "cpu_offload",
+        "Keep parameters on the CPU?",
+        lambda of: of.asks_more and of.known.get("strategy") in SHARDED and of.has_gpus,
+    ),
+    Ask(FINISH, "What now?", choices=_endings),
+)
+"""All questions, in their order; each may depend on the answers before it."""
+
+
+def _default(name: str, state: State, choices: tuple[Choice, ...]) -> tuple[str, str]:
     """Return the answer on Enter, a previous one if valid, and for a typed line its reason."""
-    earlier = _previous(name, facts, answers)
+    facts, earlier = state.facts, _previous(name, state)
     if choices:
         values = [choice.value for choice in choices]
         if earlier is not None and name in TABLE:
             parsed = TABLE[name].parse(earlier)  # BF16 is bf16
-            earlier = _resolved({name: earlier}, facts).device if parsed == "gpu" else str(parsed)
+            earlier = state.resolved({name: earlier}).device if parsed == "gpu" else str(parsed)
         return (str(earlier) if earlier in values else values[0]), ""
     if name == "num_processes":
-        best, why = _best_processes(facts, answers)
-        asked = {**_gpus(facts, answers), "device": _device(facts, answers)}
-        if earlier is not None and not facts.problems({**asked, name: earlier}):
-            return str(earlier), why
-        return best, why
+        best, why = _best_processes(state)
+        asked = {**state.gpus, "device": state.device}
+        is_kept = earlier is not None and not facts.problems({**asked, name: earlier})
+        return (str(earlier) if is_kept else best), why
     if earlier is None:
         earlier = NONE if is_optional(name) else str(TABLE[name].default)
     elif name == "env" and earlier != NONE:
         earlier = Settings.env.kind(earlier)
     reason = ""
     if name == "devices":
-        profile = profile_after(facts, answers)
+        profile = profile_after(facts, state.answers)
         reason = f"for num_processes: {profile['num_processes']}"
         if _conflicts(name, facts, {**profile, name: earlier}):
             earlier = str(TABLE[name].default)
     return as_words(earlier), reason
 
 
-def _previous(name: str, facts: Facts, answers: Answers) -> Raw | None:
+def _previous(name: str, state: State) -> Raw | None:
     """Return the answer before going back, or the value in the profile to be changed."""
+    facts = state.facts
     if name in facts.removed:
         return facts.removed[name]
     if facts.redetect and name in _ALWAYS:
         return None
-    places = [place_of(facts, answers)] if PLACE in answers or len(facts.paths) == 1 else []
-    project = {} if USER in places else facts.profiles.get(PROJECT, {})
-    earlier = {**facts.profiles.get(USER, {}), **project}.get(name)
+    is_user = state.place == USER and (PLACE in state.answers or len(facts.paths) == 1)
+    project = {} if is_user else facts.profiles.get(PROJECT, {})
+    values = {**facts.profiles.get(USER, {}), **project}
+    if name in (PARTITION, TIME):
+        return Settings.sbatch.kind(values.get("sbatch", {})).get(name)
     given = {key: raw for key, raw in facts.given.items() if key.startswith(f"{name}.")}
     if not given:
-        return earlier
+        return values.get(name)
     variables = {key.partition(".")[2]: str(raw) for key, raw in given.items()}
-    return {**Settings.env.kind(earlier or {}), **variables}
+    return {**Settings.env.kind(values.get(name) or {}), **variables}
 
 
-def _device(facts: Facts, answers: Answers) -> str:
-    """Return the device that was answered or given, otherwise the best one."""
-    given = answers.get("device") or facts.given.get("device") or AUTO
-    return _resolved({"device": given}, facts).device
-
-
-def _max_processes(facts: Facts, device: str) -> int:
-    """Return the most processes to offer: one per GPU, or one per core of a CPU."""
-    if device == "cpu":
-        return facts.machine.cores
-    return _resolved({"device": device}, facts).num_processes
-
-
-def _best_processes(facts: Facts, answers: Answers) -> tuple[str, str]:
-    device = _device(facts, answers)
-    if device == "cpu":
+def _best_processes(state: State) -> tuple[str, str]:
+    if state.device == "cpu":
         return "1", "one process uses all cores; several divide them"
-    settings = _resolved({"device": device, **_gpus(facts, answers)}, facts)
-    reason = settings.origin("num_processes").reason
-    return str(settings.num_processes), reason
-
-
-def _resolved(values: Mapping[str, Raw], facts: Facts) -> Settings:
-    origin = Origin(Layer.ANSWERS)
-    layer = {name: Entry(raw, origin) for name, raw in values.items()}
-    return resolve([layer], facts.machine, {})
-
-
-def _gpus(facts: Facts, answers: Answers) -> dict[str, Raw]:
-    """Return the `devices` that were chosen; empty without CUDA."""
-    known = {**_current_profile(facts, answers), **facts.given, **answers}
-    if not kind_of(_device(facts, answers)).is_numbered or "devices" not in known:
-        return {}
-    return {"devices": known["devices"]}
-
-
-def _current_profile(facts: Facts, answers: Answers) -> Mapping[str, Raw]:
-    return facts.profiles[place_of(facts, answers)]
+    settings = state.resolved({"device": state.device, **state.gpus})
+    return str(settings.num_processes), settings.origin("num_processes").reason
 
 
 def place_of(facts: Facts, answers: Answers) -> str:
     """Return which profile is to be written: USER or PROJECT."""
-    return answers.get(PLACE) or next(iter(facts.paths))
+    return State(facts, answers).place
 
 
 def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
@@ -362,33 +391,38 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
     of a single machine. A default is only written if the profile contains it, or a weaker profile
     sets another value.
     """
-    values = dict(_current_profile(facts, answers))
-    weaker = facts.profiles.get(USER, {}) if place_of(facts, answers) == PROJECT else {}
+    state = State(facts, answers)
+    known = state.known
+    values = dict(facts.profiles[state.place])
+    weaker = facts.profiles.get(USER, {}) if state.place == PROJECT else {}
     own = {*values, *_ALWAYS}
-    keys = {*own, *weaker}
-    for name, raw in {**facts.given, **answers}.items():
+    for name, raw in known.items():
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
             values[setting] = {**Settings.env.kind(values.get(setting, {})), variable: str(raw)}
+        elif name in (PARTITION, TIME):
+            options = Settings.sbatch.kind(values.pop("sbatch", {}))
+            options = {key: text for key, text in options.items() if key != name}
+            options |= {} if raw == NONE else {name: str(raw)}
+            values |= {"sbatch": options} if options else {}
         if name not in TABLE:
             continue
         if raw == NONE and is_optional(name):
             values.pop(name, None)
-        elif name == "env":
-            values[name] = Settings.env.kind(raw)
+        elif TABLE[name].shape is Shape.MAP:
+            values[name] = TABLE[name].kind(raw)
         elif name in weaker and name not in own and TABLE[name].are_equal(raw, weaker[name]):
             continue  # it is in the user's profile already
-        elif name in keys or TABLE[name].parse(raw) != TABLE[name].default:
+        elif name in {*own, *weaker} or TABLE[name].parse(raw) != TABLE[name].default:
             values[name] = raw
     _drop_inherited(weaker, values)
     for name in _ALWAYS:
-        if name not in answers and name not in facts.given:
-            values[name] = _value_if_not_asked(name, facts, answers)
+        if name not in known:
+            values[name] = _value_if_not_asked(name, state)
     for name in _DEPEND_ON_PROCESSES:
-        if name not in answers and name not in facts.given and _conflicts(name, facts, values):
+        if name not in known and _conflicts(name, facts, values):
             del values[name]
-    machines = {**facts.given, **answers}.get("num_machines")
-    if machines is not None and not _is_more_than_one(machines):
+    if "num_machines" in known and not state.has_machines:
         for name in _MULTI_MACHINE:
             if name not in facts.given:
                 values.pop(name, None)
@@ -413,13 +447,14 @@ def _conflicts(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
     return bool(facts.problems({**chosen, name: values[name]}))
 
 
-def _value_if_not_asked(name: str, facts: Facts, answers: Answers) -> str:
+def _value_if_not_asked(name: str, state: State) -> str:
     """Return the value of a setting of _ALWAYS that was not asked."""
     if name == "device":
-        return _device(facts, answers)
-    if name == "num_processes" and _max_processes(facts, _device(facts, answers)) == 1:
+        return state.device
+    if name == "num_processes" and state.most_processes == 1:
         return "1"
-    return _default(name, facts, answers, _choices(name, facts, answers))[0]
+    offered = _precisions(state) if name == "mixed_precision" else ()
+    return _default(name, state, offered)[0]
 
 
 def problems_so_far(facts: Facts, answers: Answers) -> Sequence[Problem]:

@@ -210,11 +210,6 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "`--in-process` runs Python code, and the program is not Python.",
             "--in-process --no-python ls",
         ),
-        Code.NOT_IN_ACCELERATE: Example(
-            "The script trains with Accelerate's own runtime, which cannot do what a setting asks "
-            "for: sharding on the CPU, say.",
-            "--cpu --num-processes 2 --strategy fsdp train_with_accelerate.py",
-        ),
     },
 }
 

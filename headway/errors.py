@@ -64,7 +64,6 @@ class Code(Enum):
     SCRIPT_FROM_STREAM = auto()
     LAUNCHER_IN_PROCESS = auto()
     PROGRAM_IN_PROCESS = auto()
-    NOT_IN_ACCELERATE = auto()
 
 
 class Do(Enum):

@@ -186,7 +186,7 @@ def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> No
     signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     program = plan.program
     command = program.command(plan.python)
-    if plan.not_joined is None:
+    if plan.not_hooked is None:
         from headway.launcher.rank.worker import bootstrap_code
 
         code = bootstrap_code("rank.worker", "main_alone")

@@ -10,7 +10,8 @@ from typing import Any
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.build import build_plan
+from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine

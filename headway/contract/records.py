@@ -179,13 +179,6 @@ class Uses(NamedTuple):
     stopping: bool = False  # it saves and leaves when the job has to stop
 
 
-class MemoryUse(NamedTuple):
-    """The most that torch has held of one GPU's memory in a process, in bytes."""
-
-    allocated: int  # by tensors
-    reserved: int  # by the allocator, for them
-
-
 class End(NamedTuple):
     """A rank's program ended by itself; not sent after os._exit."""
 
@@ -195,7 +188,6 @@ class End(NamedTuple):
     exited_at: Frame | None = None  # the call of sys.exit; None: the end of the script
     groups: tuple[Group, ...] = ()
     uses: Uses | None = None
-    memory: MemoryUse | None = None  # None where it has used no GPU
 
 
 class Serving(NamedTuple):

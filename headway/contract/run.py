@@ -81,7 +81,6 @@ class RunContract(NamedTuple):
     activation_checkpointing: bool = False
     cpu_offload: bool = False
     replace_accelerate: bool = False
-    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
     library_hooks: bool = True  # training libraries that the script imports are joined
 
     def deadline(self) -> float | None:

@@ -150,10 +150,6 @@ class DeviceKind:
     def empty_cache(self) -> None:
         """Give back the memory that torch caches on it."""
 
-    def peaks(self, torch: Any) -> list[tuple[int, int]]:
-        """Return the most bytes that were allocated and reserved on each, if it is in use."""
-        return []
-
     def held_bytes(self, device: torch.device) -> int | None:
         """Return how much of the memory of `device` this process holds; None where it has none."""
         return None
@@ -221,15 +217,6 @@ class GpuKind(DeviceKind):
 
     def held_bytes(self, device: torch.device) -> int | None:
         return int(self._part.memory_reserved(device))
-
-    def peaks(self, torch: Any) -> list[tuple[int, int]]:
-        part = getattr(torch, self.name, None)
-        if part is None or not part.is_initialized():
-            return []
-        return [
-            (part.max_memory_allocated(index), part.max_memory_reserved(index))
-            for index in range(part.device_count())
-        ]
 
     def rng_state(
         self, device: torch.device | None = None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.contract.memory_use import size
+from headway.contract.sizes import size
 from headway.contract.strategies import DDP
 from headway.estimate.attempt import CATEGORIES, FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headway.history.launch import Launch
 from headway.history.record import RunRecord
 
-_NOT_OF_THE_RUN = ("record", "log_dir", "output", "partition", "account", "time", "snapshot")
+_NOT_OF_THE_RUN = ("record", "log_dir", "output", "sbatch", "snapshot")
 """Settings that change nothing of what is computed."""
 _MOST_LINES = 60  # of a diff
 _GONE = "-"

@@ -77,7 +77,7 @@ def take(root: str, commit: Commit | None, without: str, into: str) -> str:
         raise MachineError(
             f"the code could not be copied for the job: {error.strerror}",
             where=error.filename or into,
-            fix="free some space, or submit with --snapshot off",
+            fix="free some space, or submit with --set snapshot=off",
         ) from None
     return code
 
@@ -108,7 +108,7 @@ def _refuse_too_much(root: str, sizes: dict[str, int]) -> None:
             f"snapshot takes {MAX_BYTES >> 20}. The largest: {each}",
             where=root,
             fix="name what is no code in .gitignore, or run what is there when the job starts: "
-            "--snapshot off",
+            "--set snapshot=off",
         )
 
 

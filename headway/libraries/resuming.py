@@ -117,8 +117,8 @@ def tell_start(library: str, start: Start) -> None:
     """Print on rank 0 that a library is joined, and how its training starts."""
     if rank_and_size()[0] == 0:
         say_once(
-            f"hooked into {library}: it saves and exits when the job is stopped (--library-hooks no"
-            " disables this)"
+            f"hooked into {library}: it saves and exits when the job is stopped (--set"
+            " library_hooks=no disables this)"
         )
         for line in start.lines:
             say(line)

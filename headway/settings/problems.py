@@ -442,7 +442,7 @@ def _how_to(settings: Settings, step: Step) -> str:
     if step.do is Do.SET and layer is Layer.ENVIRONMENT:
         text = f"`export {row.variable}={step.value}`"
     elif step.do is Do.SET and not (is_profile or layer is Layer.ANSWERS):
-        text = f"pass {row.flag} {step.value}"
+        text = f"pass {row.as_flag(step.value)}"
     elif variable:
         held = {Layer.ENVIRONMENT: row.variable, Layer.FLAG: row.flag}.get(layer, f"`{name}`")
         text = f"remove {variable} from {held}"

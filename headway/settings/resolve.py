@@ -144,10 +144,10 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
     is_optional = row.default is None
     fix = {
-        Layer.FLAG: f"pass `{row.flag} {example}`" + ", or leave it out" * is_optional,
+        Layer.FLAG: f"pass `{row.as_flag(example)}`" + ", or leave it out" * is_optional,
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}",
-        Layer.CLUSTER: f"correct {entry.origin.variable}, or override it: {row.flag} {row.metavar}",
+        Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.as_flag(row.metavar)}",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`" + ", or remove it" * is_optional)
     if isinstance(error, SetTwice):
         fix = error.fix

@@ -25,6 +25,9 @@ _SLURM_TIME = r"((?P<d>\d{1,5})-)?(?P<h>\d{1,5}):(?P<m>\d{1,2}):(?P<s>\d{1,2})$"
 VARIABLE_PREFIX = "HEADWAY_"
 """Of the environment variables of settings."""
 
+SET = "--set"
+"""The flag that sets any setting: --set NAME=VALUE."""
+
 AUTO = "auto"
 """The value that is replaced by one detected from the machine."""
 
@@ -47,6 +50,22 @@ class Shape(Enum):
     MAP = auto()  # or a map of values, merged across layers
 
 
+class Obeyer(Enum):
+    """What obeys a setting; where a launch has none, a note says that the setting has no effect."""
+
+    LAUNCHER = auto()  # beside the script
+    MACHINES = auto()  # several of them
+    GPUS = auto()
+    MPS = auto()
+    ACCELERATOR = auto()  # made by the script
+    # an Accelerator with several ranks, with copies of shards, with shards, or with shards or
+    # recomputed activations
+    RANKS = auto()
+    HSDP = auto()
+    SHARDS = auto()
+    BLOCKS = auto()
+
+
 class HasValues(Protocol):
     """The table, as an instance."""
 
@@ -67,6 +86,8 @@ class Setting(Generic[T]):
         metavar: str = "",  # how the value is written in `--help`
         shape: Shape = Shape.ONE,
         needs_launcher: bool = False,  # to supervise the script, for other values than the default
+        obeyed_by: Obeyer | None = None,  # None: every launch
+        has_flag: bool = True,  # else it is set by --set NAME=VALUE, as any setting
         bare: str | None = None,  # the value of a flag that is given without one
         example: str | None = None,  # for messages; by default the default, or the metavar
     ) -> None:
@@ -77,6 +98,8 @@ class Setting(Generic[T]):
         self.metavar = metavar or ("{" + ",".join(self.choices) + "}" if self.choices else "")
         self.shape = shape
         self.needs_launcher = needs_launcher
+        self.obeyed_by = obeyed_by
+        self.has_flag = has_flag
         self.bare = bare
         has_default = default is not None and shape is not Shape.MAP
         self.example = example or (str(default) if has_default else metavar)
@@ -96,8 +119,12 @@ class Setting(Generic[T]):
 
     @property
     def flag(self) -> str:
-        """The flag of `headway launch`: --num-processes."""
-        return "--" + self.name.replace("_", "-")
+        """The flag of `headway launch`: --num-processes; --set for a setting without its own."""
+        return "--" + self.name.replace("_", "-") if self.has_flag else SET
+
+    def as_flag(self, value: object) -> str:
+        """Return the words that set it: --num-processes 2, or --set restart_delay=2."""
+        return f"{self.flag} {value}" if self.has_flag else f"{SET} {self.name}={value}"
 
     @property
     def variable(self) -> str:
@@ -288,10 +315,7 @@ def read_status(raw: Raw) -> str:
 
 
 def read_job_time(raw: Raw) -> str:
-    """Read 2h, 1d12h or SLURM's 1-12:00:00 and 02:00:00; return it as SLURM writes it.
-
-    A mere number is refused: it would be minutes for SLURM, and seconds for the other settings.
-    """
+    """Read 2h, 1d12h or SLURM's 1-12:00:00 and 02:00:00; return it as SLURM writes it."""
     text = _text(raw).strip()
     match = re.match(_JOB_TIME, text, re.ASCII) or re.match(_SLURM_TIME, text, re.ASCII)
     if match is None:
@@ -353,14 +377,6 @@ def read_host(raw: Raw) -> str:
     return host
 
 
-def read_line(raw: Raw) -> str:
-    """Read a name that another program is given: one line."""
-    line = _text(raw).strip()
-    if not line.isprintable():
-        raise ValueError("which has characters that cannot be printed")
-    return line
-
-
 class SetTwice(ValueError):
     """A map gives these names more than one value."""
 
@@ -372,23 +388,47 @@ class SetTwice(ValueError):
 
 def read_variables(raw: Raw) -> dict[str, str]:
     """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
-    if isinstance(raw, Mapping):
-        pairs = list(raw.items())
-    else:
-        import shlex
-
-        try:
-            words = shlex.split(raw) if isinstance(raw, str) else raw
-        except ValueError:
-            raise ValueError("in which a quote is not closed") from None
-        for number, word in enumerate(words, 1):
-            if "=" not in word:  # it may be part of a secret
-                raise ValueError(f"in which word {number} is not NAME=VALUE")
-        pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
-        names = [name for name, _ in pairs]
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise SetTwice(twice)
-    for name, value in pairs:
+    words = [] if isinstance(raw, Mapping) else _words(raw)
+    for number, word in enumerate(words, 1):
+        if "=" not in word:  # it may be part of a secret
+            raise ValueError(f"in which word {number} is not NAME=VALUE")
+    variables = _pairs(raw, words)
+    for name, value in variables.items():
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"in which {name!r} is not a valid variable name")
+    return variables
+
+
+def read_options(raw: Raw) -> dict[str, str]:
+    """Read long options of sbatch: a YAML map, or KEY=VALUE and KEY words quoted as in a shell."""
+    parts = [] if isinstance(raw, Mapping) else [raw] if isinstance(raw, str) else raw
+    words = [word.removeprefix("--") for part in parts for word in _words(part)]
+    options = _pairs(raw, words)
+    for key, value in options.items():
+        if not re.fullmatch(r"[a-z][a-z0-9-]+", key):
+            raise ValueError(f"in which {key!r} is not a long option of sbatch")
+        if not value.isprintable():
+            raise ValueError(f"in which {key} has characters that cannot be printed")
+    if re.fullmatch(r"\d+[smhd].*", time := options.get("time", "")):
+        options["time"] = read_job_time(time)
+    return options
+
+
+def _words(raw: str | Sequence[str]) -> Sequence[str]:
+    import shlex
+
+    try:
+        return shlex.split(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        raise ValueError("in which a quote is not closed") from None
+
+
+def _pairs(raw: Raw, words: Sequence[str]) -> dict[str, str]:
+    """Return the pairs of a map, or of words with = in them."""
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    pairs = [word.partition("=")[::2] for word in words]
+    names = [name for name, _ in pairs]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise SetTwice(twice)
     return dict(pairs)

@@ -24,14 +24,14 @@ from headway.settings.setting import (
     Count,
     MachineCount,
     Machines,
+    Obeyer,
     Seconds,
     Setting,
     Shape,
     Value,
     read_devices,
     read_host,
-    read_job_time,
-    read_line,
+    read_options,
     read_path,
     read_ranks,
     read_status,
@@ -53,8 +53,8 @@ CLUSTERS = (
 LINES, RAW = "lines", "raw"
 """How the ranks' output is shown."""
 
-OF_JOBS = ("partition", "account", "time")
-"""Settings of jobs for a scheduler, by the names of sbatch's options."""
+OF_JOBS = ("sbatch", "snapshot")
+"""Settings that only a job of a scheduler obeys."""
 
 OF_HOSTS = ("hosts", "hostfile")
 """Settings that name the hosts of a launch over ssh."""
@@ -63,9 +63,10 @@ OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 """Settings that say which machine of a run this is; not known before the run is there."""
 
 
-def _switch(help: str) -> Setting[str]:
+def _switch(help: str, *, obeyed_by: Obeyer | None = None, has_flag: bool = True) -> Setting[str]:
     """Return a setting that is off unless its flag is given, alone or with a value."""
-    return Setting(Choice(YES, NO, same=_YES_OR_NO), NO, help, bare=YES)
+    choice = Choice(YES, NO, same=_YES_OR_NO)
+    return Setting(choice, NO, help, bare=YES, obeyed_by=obeyed_by, has_flag=has_flag)
 
 
 class Settings:
@@ -82,6 +83,7 @@ class Settings:
         "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
         shape=Shape.LIST,
+        obeyed_by=Obeyer.GPUS,
     )
     num_processes = Setting(
         Count(1),
@@ -94,20 +96,28 @@ class Settings:
         Choice(*PRECISIONS, same={"false": "no", "off": "no"}),
         "no",
         "precision of the forward pass",
+        obeyed_by=Obeyer.ACCELERATOR,
     )
     mps_fallback = Setting(
         Choice("on", "strict", or_auto=True),
         AUTO,
         "operators not implemented for MPS: run on the CPU (on), or raise an error (strict)",
+        obeyed_by=Obeyer.MPS,
+        has_flag=False,
     )
     gradient_accumulation_steps = Setting(
-        Count(1), 1, "micro-batches for each optimizer step", metavar="N"
+        Count(1),
+        1,
+        "micro-batches for each optimizer step",
+        metavar="N",
+        obeyed_by=Obeyer.ACCELERATOR,
     )
     strategy = Setting(
         Choice(*STRATEGIES, or_auto=True),
         AUTO,
         "how ranks share a model: a copy each (ddp), a part of each parameter (fsdp), or parts on "
         "shard_size ranks, and copies of those (hsdp); auto is ddp",
+        obeyed_by=Obeyer.RANKS,
     )
     shard_size = Setting[int | None](
         Count(2),
@@ -116,6 +126,7 @@ class Settings:
         "machine",
         metavar="N",
         example="8",
+        obeyed_by=Obeyer.HSDP,
     )
     wrap = Setting[str](
         read_wrap,
@@ -125,13 +136,16 @@ class Settings:
         "(Block,Head), or with so many parameters (1000000)",
         metavar="auto|CLASSES|N",
         shape=Shape.LIST,
+        obeyed_by=Obeyer.BLOCKS,
     )
     activation_checkpointing = _switch(
-        "compute the activations of each block again in the backward pass, instead of keeping them"
+        "compute the activations of each block again in the backward pass, instead of keeping them",
+        obeyed_by=Obeyer.ACCELERATOR,
     )
     cpu_offload = _switch(
         "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
-        "CPU"
+        "CPU",
+        obeyed_by=Obeyer.SHARDS,
     )
     replace_accelerate = _switch(
         "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
@@ -162,6 +176,7 @@ class Settings:
         AUTO,
         "host name or IP address of machine 0 (auto: from the cluster's variables)",
         metavar="HOST",
+        obeyed_by=Obeyer.MACHINES,
     )
     main_port = Setting[int | None](
         Count(1, 65535),
@@ -169,6 +184,7 @@ class Settings:
         "port on machine 0 (auto: from the cluster's variables, else 29500; on one machine any "
         "free port)",
         metavar="PORT",
+        obeyed_by=Obeyer.MACHINES,
     )
     cluster = Setting(
         Choice(NO_CLUSTER, *CLUSTERS, or_auto=True),
@@ -182,6 +198,8 @@ class Settings:
         "seconds without a sign of life from another machine's launcher, after which that machine "
         "is lost, and the run ends or goes on without it",
         metavar="S",
+        obeyed_by=Obeyer.MACHINES,
+        has_flag=False,
     )
     max_restarts = Setting(
         Count(0),
@@ -196,6 +214,8 @@ class Settings:
         "seconds before the first restart; doubled with every failure up to 60, until the run "
         "makes progress",
         metavar="S",
+        obeyed_by=Obeyer.LAUNCHER,
+        has_flag=False,
     )
     grace_period_s = Setting(
         Seconds(0, 86400),
@@ -204,10 +224,13 @@ class Settings:
         "set, 5 at most for those that stop because another one failed. After a success, how long "
         "to wait for processes that the ranks have left",
         metavar="S",
+        obeyed_by=Obeyer.LAUNCHER,
     )
     leave_children = _switch(
         "after a success, let processes that the ranks have left run on (yes), instead of ending "
-        "them after the grace period"
+        "them after the grace period",
+        obeyed_by=Obeyer.LAUNCHER,
+        has_flag=False,
     )
     hang_timeout = Setting[int | None](
         Seconds(1),
@@ -240,6 +263,7 @@ class Settings:
         YES,
         "join the Trainer of transformers or Lightning when the script imports it, so that it "
         "saves and exits when the job has to stop; no leaves it alone",
+        has_flag=False,
     )
     status = Setting[str](
         read_status,
@@ -247,6 +271,7 @@ class Settings:
         "how the run is doing, where ranks tell of optimizer steps: a line below the output of a "
         "terminal, and elsewhere one each minute (auto); a line after each time like 60s; or off",
         metavar="off|auto|60s",
+        obeyed_by=Obeyer.LAUNCHER,
     )
     log_dir = Setting[str | None](
         read_path, None, "folder for one log file per process", metavar="DIR", needs_launcher=True
@@ -257,12 +282,14 @@ class Settings:
         "ranks whose output is shown on the console: 0,3 or 0-3 or all",
         metavar="0,3",
         shape=Shape.LIST,
+        obeyed_by=Obeyer.LAUNCHER,
     )
     output = Setting(
         Choice(LINES, RAW),
         LINES,
         "what ranks print: whole lines that start with the rank (lines), where a progress bar in "
         "a file is a line every 10 s; or every byte as it comes (raw)",
+        obeyed_by=Obeyer.LAUNCHER,
     )
     record = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
@@ -284,6 +311,8 @@ class Settings:
         AUTO,
         "how ranks start: forked from a process that has imported torch (fork), or each in a new "
         "interpreter (exec)",
+        obeyed_by=Obeyer.LAUNCHER,
+        has_flag=False,
     )
     hosts = Setting[Hosts | None](
         read_hosts,
@@ -299,24 +328,20 @@ class Settings:
         metavar="FILE",
         example="hosts.txt",
     )
-    partition = Setting[str | None](
-        read_line, None, "partition for --submit slurm", metavar="NAME", example="gpu"
-    )
-    account = Setting[str | None](
-        read_line, None, "account for --submit slurm", metavar="NAME", example="project"
-    )
-    time = Setting[str | None](
-        read_job_time,
-        None,
-        "how long a job of --submit slurm may take: 2h, 1d12h or 1-12:00:00",
-        metavar="T",
-        example="2h",
+    sbatch = Setting[dict[str, str]](
+        read_options,
+        {},
+        "with --submit slurm: options of sbatch, such as 'partition=gpu time=2h exclusive'",
+        metavar="KEY=VALUE",
+        shape=Shape.MAP,
+        example="partition=gpu",
     )
     snapshot = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
         ON,
         "with --submit: run a copy of the code as it is now, of what git tracks or does not "
         "ignore (on), or what is there when the job starts (off)",
+        has_flag=False,
     )
     env = Setting[dict[str, str]](
         read_variables,
@@ -376,6 +401,6 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
         *("leave_children", "library_hooks"),
     ),
     "output": ("output", "ranks", "status", "log_dir", "record", "debug_rank"),
-    "jobs": (*OF_JOBS, "snapshot"),
+    "jobs": OF_JOBS,
 }
 """The headings of `--help`, and the settings below each."""

@@ -19,7 +19,6 @@ from headway.distributed.handler import Handlers
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
-from headway.memory.device import tell_memory_at_exit
 from headway.precision.precision import (
     AutocastKwargs,
     GradScalerKwargs,
@@ -147,8 +146,6 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     if not world.is_main:
         return
     _tell_if_unused(settings.run.resume, settings.run.time_limit, progress)
-    if settings.run.estimated_bytes is not None:
-        tell_memory_at_exit(settings.run.estimated_bytes, progress)
     notes = settings.notes
     if strategy in SHARDED and world.ranks.world_size == 1:
         notes = (*notes, f"strategy {strategy!r} has no effect with one process")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.notes import named
-from headway.contract.records import STOPPED_AND_SAVED, Crash, MemoryUse, Uses
+from headway.contract.records import STOPPED_AND_SAVED, Crash, Uses
 from headway.contract.signals import shell_code
 from headway.launcher.diagnosis.reasons import (
     Evidence,
@@ -39,7 +39,6 @@ class RankExit(NamedTuple):
     message: str = ""  # the text of sys.exit("text")
     left_silently: bool = True  # reported neither an end nor an exception: os._exit, or a signal
     uses: Uses | None = None  # what its program used, if it came to its end
-    memory: MemoryUse | None = None  # of GPUs, if its program came to its end
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
 
     @property
@@ -278,7 +277,7 @@ class ServerDeath(NamedTuple):
     def fix(self) -> str:
         reason = find_reason(Evidence(self.code, memory_kills=self.memory_kills))
         if self.code > 0:
-            return f"{reason.fix}, or try --start-method exec"
+            return f"{reason.fix}, or try --set start_method=exec"
         return f"{reason.fix}; with --max-restarts 1 it is started again"
 
     @property

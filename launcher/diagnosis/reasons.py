@@ -90,7 +90,7 @@ REASONS = (
             and contains(seen.crash.message, NOT_ON_MPS)
         ),
         _EXCEPTION,
-        "let the CPU compute this operator: --mps-fallback on; it can be requested at "
+        "let the CPU compute this operator: --set mps_fallback=on; it can be requested at "
         f"{_PYTORCH_ISSUES}",
     ),
     Reason(

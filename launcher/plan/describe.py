@@ -29,7 +29,7 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
         ("processes", ranks, ""),
         ("how", *_how(plan)),
         ("port", *_port(plan)),
-        ("joins", *_joined(plan)),
+        ("hooks", *_hooked(plan)),
     ]
     if plan.gpus:
         start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
@@ -85,9 +85,9 @@ def _how(plan: LaunchPlan) -> tuple[str, str]:
     return "torch's elastic agent", plan.supervised
 
 
-def _joined(plan: LaunchPlan) -> tuple[str, str]:
-    if plan.not_joined is not None:
-        return "no library", plan.not_joined
+def _hooked(plan: LaunchPlan) -> tuple[str, str]:
+    if plan.not_hooked is not None:
+        return "no library", plan.not_hooked
     names = ", ".join(dict.fromkeys(hook.name for hook in HOOKS))
     return names, "once the script imports it"
 

@@ -2,158 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headway.contract.origin import Layer
 from headway.contract.run import ACCELERATE
 from headway.contract.strategies import HSDP, SHARDED
-from headway.contract.strategies import SETTINGS as SHARING
 from headway.devices.table import kind_of
 from headway.errors import described
-from headway.launcher.plan.accelerate import fsdp_variables, keeps_accelerate
-from headway.launcher.plan.program import LIGHTNING, Program
-from headway.launcher.plan.supervision import why_not_joined
+from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.program import LIGHTNING
 from headway.launcher.plan.variables import counts_fastest_first
-from headway.machine.facts import Machine
+from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings
 
 if TYPE_CHECKING:
     from headway.contract.records import Uses
 
 
-_FOR_ANY_RUNTIME = tuple(name for name in ACCELERATE if name != "device")
-"""Settings of the Accelerator that other libraries may read from Accelerate's variables."""
-
-
-def notes(
-    settings: Settings, machine: Machine, program: Program, supervised: str | None, in_process: bool
-) -> list[str]:
+def notes(plan: LaunchPlan) -> tuple[str, ...]:
     """Return one sentence for each note."""
-    return [
-        *_without_effect(settings, program, supervised),
-        *_of_another_runtime(settings, program),
-        *_of_a_trainer(settings, program),
-        *_of_unjoined_libraries(settings, program, supervised, in_process),
-        *_about_gpus(settings, machine),
-        *_unused_gpus(settings, machine),
-        *_of_debugging(settings, program, supervised),
-        *(_too_late(settings) if in_process else []),
-    ]
+    return tuple(note for rule in NOTES for note in rule(plan))
 
 
-def _unused_gpus(settings: Settings, machine: Machine) -> list[str]:
-    """Explain why a machine with GPUs uses its CPU by default."""
-    device, reason = machine.best_device()
-    origin = settings.origin("device")
-    is_best = origin.layer is Layer.DETECTED and not origin.variable
-    if not machine.gpus or device != "cpu" or not is_best:
-        return []
-    from headway.machine.gpus import how_to_use_gpus
+def _without_effect(plan: LaunchPlan) -> Iterator[str]:
+    """Name the settings of this launch that nothing in it obeys."""
+    settings, absent = plan.settings, _absent(plan)
+    where = {name: absent.get(row.obeyed_by, "") for name, row in TABLE.items()}
+    for names, place, is_so in _BESIDE:
+        if is_so(plan):
+            where |= {name: where[name] or place for name in names}
+    for name, place in where.items():
+        if place and (settings.origin(name).is_for_this_launch or name in ("devices", "strategy")):
+            yield f"{name} has no effect {place} ({settings.origin(name)})"
 
-    gpus = f"{len(machine.gpus)} GPU" + "s" * (len(machine.gpus) > 1)
-    return [f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(machine))}"]
+
+def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
+    """Return what obeys settings and is missing in this launch, and where that is so."""
+    settings = plan.settings
+    kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
+    recomputes = settings.activation_checkpointing != NO
+    is_moved = not kind.is_numbered and settings.is_overridden("devices", "device")
+    absent = {
+        Obeyer.LAUNCHER: (plan.supervised is None, "on one process without --supervise"),
+        Obeyer.MACHINES: (plan.is_one_machine, "on one machine"),
+        Obeyer.GPUS: (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
+        Obeyer.MPS: (settings.device != "mps", f"on {settings.device}"),
+        Obeyer.RANKS: (
+            settings.strategy in SHARDED and plan.is_alone,
+            "with one process: the model is not sharded",
+        ),
+        Obeyer.HSDP: (
+            settings.strategy != HSDP or plan.is_alone,
+            "without strategy hsdp and several processes",
+        ),
+        Obeyer.SHARDS: (not is_sharded, "where the model is not sharded"),
+        Obeyer.BLOCKS: (
+            not (is_sharded or recomputes),
+            "without sharding or activation_checkpointing",
+        ),
+    }
+    return {obeyer: place for obeyer, (is_absent, place) in absent.items() if is_absent}
 
 
-_OF_THE_LAUNCHER = (
-    "restart_delay",
-    "grace_period_s",
-    "leave_children",
-    "ranks",
-    "output",
-    "status",
-    "start_method",
+_BESIDE: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] = (
+    (("restart_delay",), "without max_restarts", lambda plan: plan.settings.max_restarts == 0),
+    (
+        ("ranks", "output", "status", "hang_timeout"),
+        "with debug_rank",
+        lambda plan: plan.supervised is not None and plan.settings.debug_rank is not None,
+    ),
+    (("status",), f"with output {RAW}", lambda plan: plan.settings.output == RAW),
+    (
+        ("start_method", "replace_accelerate"),
+        "with --no-python",
+        lambda plan: plan.program.kind == "program",
+    ),
 )
-"""Settings that only a launcher beside the script obeys, and that are no reason to have one."""
+"""Settings that another one makes useless, and how that is said."""
 
 
-def _without_effect(settings: Settings, program: Program, supervised: str | None) -> list[str]:
-    """List the settings for this launch that have no effect in it."""
-    where: dict[str, str] = {}
-    if supervised is None:
-        where |= dict.fromkeys(_OF_THE_LAUNCHER, "on one process without --supervise")
-    elif settings.max_restarts == 0:
-        where["restart_delay"] = "without max_restarts"
-    if supervised is not None and program.kind == "program":
-        where["start_method"] = "with --no-python"
-    if program.kind == "program" and settings.replace_accelerate != NO:
-        where["replace_accelerate"] = "with --no-python"
-    if settings.num_machines == 1:
-        names = ("main_address", "main_port", "machine_timeout_s")
-        where |= dict.fromkeys(names, "on one machine")
-    if not kind_of(settings.device).is_numbered and settings.is_overridden("devices", "device"):
-        where["devices"] = f"on {settings.device}, set by {settings.origin('device')}"
-    if settings.device != "mps":
-        where["mps_fallback"] = f"on {settings.device}"
-    where |= _of_sharing(settings)
-    if settings.debug_rank is not None and supervised is not None:
-        where |= dict.fromkeys(("ranks", "output", "status", "hang_timeout"), "with debug_rank")
-    elif settings.output == RAW and supervised is not None:
-        where["status"] = f"with output {RAW}"
-    return [
-        f"{name} has no effect {place} ({settings.origin(name)})"
-        for name, place in where.items()
-        if settings.origin(name).is_for_this_launch or name in ("devices", "strategy")
-    ]
-
-
-def _of_another_runtime(settings: Settings, program: Program) -> list[str]:
-    """Name what only Headway's Accelerator obeys, before a script that seems to make none."""
-    names = sharing_asked(settings)
-    is_obeyed = settings.replace_accelerate != NO or keeps_accelerate(settings, program)
-    if not names or not program.imports or is_obeyed:
-        return []
-    values = listed(f"{name} {settings.values[name].value}" for name in names)
-    hold = "holds" if len(names) == 1 else "hold"
-    return [
-        f"{values} {hold} for models that headway.Accelerator prepares; {program.name} trains with"
-        f" {program.imports}, without Headway, unless a module that it imports makes an Accelerator"
-        f" ({settings.where(*names)})"
-    ]
-
-
-def _of_a_trainer(settings: Settings, program: Program) -> list[str]:
-    """Name what Accelerate obeys, and transformers' Trainer has an argument of its own for."""
-    steps = settings.gradient_accumulation_steps
-    if steps == 1 or not (program.libraries and keeps_accelerate(settings, program)):
-        return []
-    return [
-        f"gradient_accumulation_steps {steps} holds for an Accelerator of the script; a Trainer"
-        f" takes its own argument of that name ({settings.where('gradient_accumulation_steps')})"
-    ]
-
-
-def _of_unjoined_libraries(
-    settings: Settings, program: Program, supervised: str | None, in_process: bool
-) -> list[str]:
-    """Say how a library is joined that only an installed module imports, if it is wanted."""
-    wanted = [name for name in ("resume", "time_limit") if settings.values[name].value is not None]
-    why = why_not_joined(settings, program, supervised, in_process)
-    if not (wanted and why and program.imports):
-        return []
-    return [
-        f"{listed(wanted)}: no Trainer of a library is joined in {program.name}: {why}"
-        f" ({settings.where(*wanted)})"
-    ]
-
-
-def _of_sharing(settings: Settings) -> dict[str, str]:
-    """Return which settings about sharding have no effect, and where."""
-    is_alone = settings.num_processes * settings.num_machines == 1
-    where = {}
-    if settings.strategy in SHARDED and is_alone:
-        where["strategy"] = "with one process: the model is not sharded"
-    is_sharded = settings.strategy in SHARDED and not is_alone
-    if settings.strategy != HSDP or is_alone:
-        where["shard_size"] = "without strategy hsdp and several processes"
-    if not is_sharded:
-        where["cpu_offload"] = "where the model is not sharded"
-    if not is_sharded and settings.activation_checkpointing == NO:
-        where["wrap"] = "without sharding or activation_checkpointing"
-    return where
-
-
-def _about_gpus(settings: Settings, machine: Machine) -> Iterator[str]:
+def _of_selection(plan: LaunchPlan) -> Iterator[str]:
+    """Say which GPUs a selection stands for, and which of them are not used."""
+    settings, machine = plan.settings, plan.machine
     if not kind_of(settings.device).is_numbered:
         return
     devices = settings.devices
@@ -175,31 +106,62 @@ def _about_gpus(settings: Settings, machine: Machine) -> Iterator[str]:
             f"{machine.scheduler} assigns the GPUs of this node: a count such as "
             f"--devices {len(selection.indices)} works on any node"
         )
-    mask = machine.mask or ""
-    if counts_fastest_first(machine) and any(part.strip().isdecimal() for part in mask.split(",")):
+
+
+def _of_order(plan: LaunchPlan) -> Iterator[str]:
+    """Warn of a mask whose numbers CUDA and nvidia-smi may read differently."""
+    machine, mask = plan.machine, plan.machine.mask or ""
+    is_numbered = any(part.strip().isdecimal() for part in mask.split(","))
+    if kind_of(plan.settings.device).is_numbered and counts_fastest_first(machine) and is_numbered:
         yield (
             f"CUDA_VISIBLE_DEVICES={mask} numbers the fastest GPU first, but nvidia-smi numbers by "
             "PCI bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID to make them equal"
         )
 
 
-def _of_debugging(settings: Settings, program: Program, supervised: str | None) -> Iterator[str]:
-    if settings.debug_rank is None or supervised is None:
+def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
+    """Explain why a machine with GPUs uses its CPU by default."""
+    device, reason = plan.machine.best_device()
+    origin = plan.settings.origin("device")
+    is_best = origin.layer is Layer.DETECTED and not origin.variable
+    if plan.machine.gpus and device == "cpu" and is_best:
+        from headway.machine.gpus import how_to_use_gpus
+
+        gpus = f"{len(plan.machine.gpus)} GPU" + "s" * (len(plan.machine.gpus) > 1)
+        yield f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(plan.machine))}"
+
+
+def _of_debugging(plan: LaunchPlan) -> Iterator[str]:
+    settings = plan.settings
+    if settings.debug_rank is None or plan.supervised is None:
         return
     if settings.log_dir is not None:
         yield f"rank {settings.debug_rank} writes to the terminal, not to a log file"
-    if program.kind == "program":
+    if plan.program.kind == "program":
         yield (
-            f"debug_rank does not disable timeouts in {program.name}, which is not a Python script"
+            f"debug_rank does not disable timeouts in {plan.program.name}, which is not a Python "
+            "script"
         )
 
 
-def _too_late(settings: Settings) -> list[str]:
-    return [
-        f"env sets {name}, which a process reads when it starts: no effect with --in-process"
-        for name in settings.env
-        if name.startswith(("PYTHON", "LD_", "DYLD_"))
-    ]
+def _too_late(plan: LaunchPlan) -> Iterator[str]:
+    for name in plan.settings.env if plan.in_process else ():
+        if name.startswith(("PYTHON", "LD_", "DYLD_")):
+            yield (
+                f"env sets {name}, which a process reads when it starts: no effect with "
+                "--in-process"
+            )
+
+
+NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
+    _without_effect,
+    _of_selection,
+    _of_order,
+    _unused_gpus,
+    _of_debugging,
+    _too_late,
+)
+"""What may be said before the start, in this order."""
 
 
 # ------------------------------------------------------------------ after a successful run
@@ -214,38 +176,34 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     known = [uses for uses in ranks if uses is not None]
     if len(known) < len(ranks):
         return []
-    has_reader = any(uses.readers for uses in known)
+    readers = {name for uses in known for name in uses.readers}
     parts = []
     if not any(uses.accelerator for uses in known):
-        has_accelerate = any("accelerate" in uses.readers for uses in known)
-        is_sharded = has_accelerate and bool(fsdp_variables(settings))
-        parts += _without_accelerator(settings, has_reader, is_sharded)
+        parts += _without_accelerator(settings, has_reader=bool(readers))
     if not any(uses.resuming for uses in known):
         parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
     if not any(uses.stopping for uses in known):
         parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
-    if not any(uses.group for uses in known):
-        has_lightning = any(one in LIGHTNING for uses in known for one in uses.readers)
-        if has_lightning or not has_reader:
-            parts += _without_group(settings, len(ranks), has_lightning)
+    has_lightning = not readers.isdisjoint(LIGHTNING)
+    if not any(uses.group for uses in known) and (has_lightning or not readers):
+        parts += _without_group(settings, len(ranks), has_lightning)
     return ["; ".join(parts)] if parts else []
 
 
-def sharing_asked(settings: Settings) -> list[str]:
-    """Return the settings that ask for more than a copy of the model on each rank."""
-    is_alone = settings.num_processes * settings.num_machines == 1
+def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
+    """Name what only Headway's Accelerator obeys; a reader may have read Accelerate's variables."""
+    is_alone = settings.num_processes * int(settings.num_machines) == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
-    asked = [name for name in SHARING if not _is_default(settings, name)]
-    if not is_sharded:  # the others have no effect, which a note before the start says
-        asked = [name for name in asked if name == "activation_checkpointing"]
-    return asked
-
-
-def _without_accelerator(settings: Settings, has_reader: bool, is_sharded: bool) -> list[str]:
+    obeyers = {Obeyer.ACCELERATOR}
+    if is_sharded:  # otherwise a note before the start says that they have no effect
+        obeyers |= {Obeyer.RANKS, Obeyer.HSDP, Obeyer.SHARDS, Obeyer.BLOCKS}
     names = [
-        name for name in (() if has_reader else _FOR_ANY_RUNTIME) if not _is_default(settings, name)
+        name
+        for name, row in TABLE.items()
+        if row.obeyed_by in obeyers
+        and not _is_default(settings, name)
+        and not (has_reader and name in ACCELERATE)
     ]
-    names += [] if is_sharded else sharing_asked(settings)
     if not names:
         return []
     values = listed(f"{name} {settings.values[name].value}" for name in names)
@@ -267,12 +225,13 @@ def _not_asked_for(settings: Settings, name: str, neither: str) -> list[str]:
         return []
     return [
         f"{name} was not used: the script calls {neither} accelerator.checkpoint(), and no Trainer"
-        f" of a library was joined ({settings.where(name)})"
+        f" of a library was hooked ({settings.where(name)})"
     ]
 
 
 def _is_default(settings: Settings, name: str) -> bool:
-    return bool(settings.values[name].value == TABLE[name].default)
+    default = TABLE[name].default
+    return bool(settings.values[name].value == default)
 
 
 def _without_group(settings: Settings, num_here: int, has_lightning: bool) -> list[str]:

@@ -1,53 +1,44 @@
-"""Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
-
-Settings that cannot be used are rejected, with all problems at once; none is changed silently. Each
-launch prints its plan in one line; `describe.py` has it in full.
-"""
+"""What one launch will be: a frozen value, and its summary in one line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from headway.contract.origin import Layer
 from headway.contract.run import Ranks
-from headway.devices.table import kind_of
-from headway.errors import Code, ConfigError, MachineError, Problem
-from headway.launcher.plan.accelerate import accelerate_problems
-from headway.launcher.plan.notes import notes
 from headway.launcher.plan.program import Program
-from headway.launcher.plan.supervision import (
-    is_world_of_one,
-    program_problems,
-    task_problems,
-    why_not_joined,
-    why_supervised,
-)
-from headway.launcher.plan.variables import variables_of
 from headway.machine.facts import Machine
-from headway.settings.problems import problems as settings_problems
 from headway.settings.setting import Value
-from headway.settings.table import NO_CLUSTER, TABLE, YES, Settings
+from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
 
 class LaunchPlan(NamedTuple):
-    """The plan of a launch; `describe` prints it, `run` executes it."""
+    """The plan of a launch; `build_plan` makes it, `describe` prints it, `run` executes it."""
 
     program: Program
     python: Sequence[str]  # and its own flags
     settings: Settings
+    machine: Machine
+    inherited: Mapping[str, str]  # the environment, which `environment` changes
     gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
     supervised: str | None  # why the launcher supervises the script; None: the script replaces it
     in_process: bool  # the script runs in the launcher's interpreter
-    environment: Mapping[str, Value]  # what changes; a value of None means removed
-    notes: tuple[str, ...]
     task: Ranks | None = None  # this process's place, where its scheduler starts each rank
-    estimated_bytes: int | None = None  # what tensors were estimated to take on each rank
-    not_joined: str | None = None  # why no training library is
+    began_at: float = 0.0  # from which the time limit counts, in seconds since the epoch
+    environment: Mapping[str, Value] = {}  # what changes; None removes a variable
+    notes: tuple[str, ...] = ()
+    not_hooked: str | None = None  # why no training library is
 
     @property
     def is_one_machine(self) -> bool:
         """Whether all ranks run on this machine and communicate over the loopback interface."""
         return self.settings.num_machines == 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the run has one rank."""
+        return self.is_one_machine and self.settings.num_processes == 1
 
     @property
     def is_told_elsewhere(self) -> bool:
@@ -63,76 +54,18 @@ class LaunchPlan(NamedTuple):
 
     @property
     def is_world_of_one(self) -> bool:
-        """Whether the script, without a launcher beside it, finds the variables of a rank."""
-        is_replaced = self.supervised is None and self.task is None
-        return is_replaced and is_world_of_one(self.settings)
+        """Whether a script that replaces the launcher finds the variables of a rank.
+
+        Only where the flag asks for one process. Otherwise the script is plain Python, and may make
+        its own processes: Lightning, for one, would take this process for one of several.
+        """
+        is_by_flag = self.settings.origin("num_processes").layer is Layer.FLAG
+        return self.supervised is None and self.task is None and is_by_flag and self.is_alone
 
     @property
     def is_rank(self) -> bool:
         """Whether the script finds the variables of a rank, whoever sets them."""
         return self.supervised is not None or self.task is not None or self.is_world_of_one
-
-
-def build_plan(
-    settings: Settings,
-    machine: Machine,
-    program: Program,
-    *,
-    python: Sequence[str],
-    environ: Mapping[str, str],
-    supervise: bool = False,
-    in_process: bool = False,
-    began_at: float = 0.0,
-    problems: Sequence[Problem] = (),
-    task: Ranks | None = None,
-    estimated_bytes: int | None = None,
-) -> LaunchPlan:
-    """Return the plan of one launch.
-
-    The processes inherit `environ`; `began_at`, from which the time limit counts, is in seconds
-    since the epoch; `problems`, those that `try_resolve` found, are reported with all others;
-    `task` is this process's place, if its scheduler has started it as one of several ranks.
-
-    Raises:
-        ConfigError: there are such problems, or settings contradict each other.
-        MachineError: this machine cannot do what they request.
-    """
-    supervised = why_supervised(settings, supervise, task)
-    if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
-        in_process = True  # before the script's first line
-    found = [
-        *problems,
-        *program_problems(
-            settings, program, python, supervise=supervise, in_process=in_process, task=task
-        ),
-        *accelerate_problems(settings, program),
-        *settings_problems(settings, machine),
-    ]
-    if task is not None:
-        found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
-        found += task_problems(task, settings, machine, supervised)
-    if found:
-        is_of_machine = all(problem.is_of_machine for problem in found)
-        raise (MachineError if is_of_machine else ConfigError).of(found)
-    gpus: tuple[int, ...] = ()
-    if kind_of(settings.device).is_numbered:
-        selected = settings.devices.select(machine.gpus_of(settings.device)).indices
-        gpus = selected[: settings.num_processes]
-    return LaunchPlan(
-        program=program,
-        python=python,
-        settings=settings,
-        gpus=gpus,
-        supervised=supervised,
-        in_process=in_process,
-        environment=variables_of(
-            settings, machine, gpus, supervised, environ, began_at, task, estimated_bytes
-        ),
-        notes=tuple(notes(settings, machine, program, supervised, in_process)),
-        task=task,
-        estimated_bytes=estimated_bytes,
-        not_joined=why_not_joined(settings, program, supervised, in_process),
-    )
 
 
 def summary(plan: LaunchPlan) -> str:

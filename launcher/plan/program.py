@@ -1,4 +1,4 @@
-"""The user's program, the libraries that it may train with, and the Python that runs it."""
+"""The user's program, the training libraries that can be hooked, and the Python that runs it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,6 @@ HOOKS = (
         for package in ("lightning.pytorch", "pytorch_lightning")
     ),
 )
-OF_ACCELERATE = (
-    *("transformers", "trl", "sentence_transformers", "setfit", "unsloth", "axolotl"),
-    "llamafactory",
-)
-"""Packages that train with transformers' Trainer, and so with Accelerate's runtime."""
-LIBRARIES = (*OF_ACCELERATE, "lightning", "pytorch_lightning")
-"""Packages whose import leads to that of a library of HOOKS."""
 
 
 class Program(NamedTuple):
@@ -46,8 +39,6 @@ class Program(NamedTuple):
     args: tuple[str, ...] = ()
     kind: str = "script"  # script, module, or program if it is not Python
     is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
-    imports: str = ""  # of a script without a word of Headway: what it trains with, as far as known
-    libraries: tuple[str, ...] = ()  # of LIBRARIES, that it imports, itself or by modules beside it
 
     def command(self, python: Sequence[str]) -> list[str]:
         """Return the argv that runs it."""

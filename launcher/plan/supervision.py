@@ -1,17 +1,15 @@
-"""Decides whether the launcher stays beside the script, and whether it joins a library; and checks
-that program and scheduler allow it.
+"""Decides whether the launcher stays beside the script, and whether training libraries are hooked;
+and checks that program and scheduler allow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from headway.contract.origin import Layer
-from headway.contract.run import Ranks
+from headway.contract.run import JOB_VARIABLE, Ranks
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, Problem
-from headway.launcher.plan.program import Program
-from headway.machine.facts import Machine
+from headway.launcher.plan.plan import LaunchPlan
 from headway.settings.problems import missing_ranks
 from headway.settings.table import TABLE, YES, Settings
 
@@ -39,14 +37,22 @@ def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
     return None
 
 
-def is_world_of_one(settings: Settings) -> bool:
-    """Return whether a script that replaces the launcher finds the variables of a rank.
+def why_not_hooked(plan: LaunchPlan) -> str | None:
+    """Return why no training library is hooked in the script's process; None: each is, once the
+    script imports it.
 
-    Only where the flag asks for one process. Otherwise the script is not told of a rank, since it
-    may make its own processes: Lightning, for one, then takes this process for one of several.
+    The rule: ranks under a launcher are hooked, and one process without a launcher is plain Python,
+    unless it is a job, which may be preempted, or a setting that a Trainer obeys is set for it.
     """
-    is_by_flag = settings.origin("num_processes").layer is Layer.FLAG
-    return is_by_flag and settings.num_processes == settings.num_machines == 1
+    settings = plan.settings
+    if settings.library_hooks != YES:
+        return settings.where("library_hooks")
+    if plan.program.kind == "program":
+        return "it is not a Python script"
+    asked = any(settings.are_user_set(name) for name in ("library_hooks", "resume", "time_limit"))
+    if asked or plan.supervised is not None or plan.in_process or JOB_VARIABLE in plan.inherited:
+        return None
+    return f"one process is plain Python ({TABLE['library_hooks'].as_flag(YES)} hooks them)"
 
 
 def refuse_missing_ranks(settings: Settings, world_size: int) -> None:
@@ -60,19 +66,11 @@ def refuse_missing_ranks(settings: Settings, world_size: int) -> None:
         raise ConfigError.of(found)
 
 
-def program_problems(
-    settings: Settings,
-    program: Program,
-    python: Sequence[str],
-    *,
-    supervise: bool,
-    in_process: bool,
-    task: Ranks | None = None,
-) -> Iterator[Problem]:
+def program_problems(plan: LaunchPlan) -> Iterator[Problem]:
     """Yield why the program cannot run in the requested way."""
-    supervised = why_supervised(settings, supervise, task)
-    if in_process and supervised is not None:
-        name = _setting_for_a_launcher(settings, is_rank=task is not None)
+    settings, program, supervised = plan.settings, plan.program, plan.supervised
+    if plan.in_process and supervised is not None:
+        name = _setting_for_a_launcher(settings, is_rank=plan.task is not None)
         origin = "flag --supervise" if name is None else settings.where(name)
         yield Problem(
             f"--in-process runs one process without a launcher, but {supervised}",
@@ -81,7 +79,7 @@ def program_problems(
             code=Code.LAUNCHER_IN_PROCESS,
             names=() if name is None else (name,),
         )
-    if in_process and program.kind == "program":
+    if plan.in_process and program.kind == "program":
         yield Problem(
             f"--in-process runs Python, but {program.name} is another program",
             "flag --in-process; flag --no-python",
@@ -96,7 +94,7 @@ def program_problems(
             "save the script to a file, or run one process without a launcher",
             code=Code.SCRIPT_FROM_STREAM,
         )
-    if supervised is not None and "-i" in python:
+    if supervised is not None and "-i" in plan.python:
         yield Problem(
             "python -i shows a prompt after the script, which ranks under a launcher cannot, "
             f"but {supervised}",
@@ -106,47 +104,23 @@ def program_problems(
         )
 
 
-def task_problems(
-    task: Ranks, settings: Settings, machine: Machine, supervised: str | None
-) -> list[Problem]:
-    """Return why this process cannot be the rank that its scheduler has started it as.
-
-    `supervised` is why a launcher would have to stay beside the rank.
-    """
-    cluster, tasks = settings.cluster, task.local_world_size
+def task_problems(plan: LaunchPlan, task: Ranks) -> list[Problem]:
+    """Return why this process cannot be the rank that its scheduler has started it as."""
+    settings = plan.settings
+    tasks = task.local_world_size
     what = []
     if settings.num_processes != tasks:
         what.append(f"num_processes is {settings.num_processes}")
     debugged = None if settings.debug_rank is None else f"debug_rank is {settings.debug_rank}"
-    if reason := supervised or debugged:
+    if reason := plan.supervised or debugged:
         what.append(f"{reason}, which needs one launcher for all ranks of a machine")
-    gpus = len(machine.gpus_of(settings.device))
+    gpus = len(plan.machine.gpus_of(settings.device))
     if kind_of(settings.device).is_numbered and gpus < tasks:
         what.append(f"this process sees {gpus} GPU{'s' * (gpus != 1)} only")
     started = (
-        f"{cluster} has started {tasks} task{'s' * (tasks != 1)} here, each of which is a rank"
+        f"{settings.cluster} has started {tasks} task{'s' * (tasks != 1)} here, each of which is "
+        "a rank"
     )
     where = settings.where("num_processes", "cluster")
     fix = f"start one task on each machine: {_ONE_EACH}"
     return [Problem(f"{one}, but {started}", where, fix, code=Code.TASKS) for one in what]
-
-
-def why_not_joined(
-    settings: Settings, program: Program, supervised: str | None, in_process: bool
-) -> str | None:
-    """Return why no library is joined in the script's process; None: each is, once imported.
-
-    One process without a launcher is plain Python, unless its script imports a library, itself or
-    by its own modules.
-    """
-    if settings.library_hooks != YES:
-        return settings.where("library_hooks")
-    if program.kind == "program":
-        return "it is no Python script"
-    if supervised is not None or in_process or settings.are_user_set("library_hooks"):
-        return None
-    if program.libraries:
-        return None
-    return (
-        f"one process whose script and its modules import none ({TABLE['library_hooks'].flag} asks)"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import (
@@ -11,13 +11,11 @@ from headway.contract.run import (
     KEY_VARIABLE,
     RANK_VARIABLES,
     WORLD_OF_ONE,
-    Ranks,
     RunContract,
     encode,
 )
 from headway.devices.table import CUDA, kind_of
-from headway.launcher.plan.accelerate import fsdp_variables
-from headway.launcher.plan.supervision import is_world_of_one
+from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by
 from headway.settings.setting import Value
@@ -26,94 +24,156 @@ from headway.settings.table import TABLE, YES, Settings
 LOOPBACK = "127.0.0.1"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
+Variables = dict[str, Value]
+"""Changes of the environment; a value of None removes a variable."""
 
-def variables_of(
-    settings: Settings,
-    machine: Machine,
-    gpus: tuple[int, ...],
-    supervised: str | None,
-    environ: Mapping[str, str],
-    began_at: float = 0.0,
-    task: Ranks | None = None,
-    estimated_bytes: int | None = None,
-) -> dict[str, Value]:
-    """Return the changes of the environment that the script inherits; None removes a variable.
 
-    `gpus` are indices among the visible ones; the other arguments are as for `build_plan`.
-    """
-    device, kind = settings.device, kind_of(settings.device)
-    run = _contract(settings, supervised, began_at)._replace(estimated_bytes=estimated_bytes)
-    changes = {
-        "HEADWAY_RUN": _ours(encode(run), "the launcher"),
-        "ACCELERATE_USE_CPU": _from(settings, "device", str(device == "cpu").lower()),
-        "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
-    }
-    if settings.origin("gradient_accumulation_steps").layer is not Layer.DEFAULT:
-        # Accelerate lets it override the script's own argument
-        steps = _from(settings, "gradient_accumulation_steps")
-        changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = steps
-    changes |= {
-        name: _from(settings, setting, text)
-        for name, (text, setting) in fsdp_variables(settings).items()
-    }
-    threads = threads_given_by(settings.env) or threads_given_by(environ)
-    if threads is None or settings.origin("threads_per_process").layer is not Layer.DETECTED:
-        changes["OMP_NUM_THREADS"] = _from(settings, "threads_per_process")
-    if device == "mps":
-        # torch parses it as a number when its library loads, and crashes on other text
-        on = "1" if settings.mps_fallback == "on" else "0"
-        changes["PYTORCH_ENABLE_MPS_FALLBACK"] = _from(settings, "mps_fallback", on)
-    there = kind_of(machine.gpu_kind)
-    if device == "cpu" and machine.visible_gpus and there.empty_mask is not None:
-        changes[there.mask] = _from(settings, "device", there.empty_mask)
-    if environ.keys().isdisjoint((kind.mask, *kind.variables)):
-        changes |= {name: _ours(text, reason) for name, (text, reason) in kind.variables.items()}
-    if gpus:
-        changes |= _gpu_mask(settings, machine, gpus)
-    stale = _ours(None, "left over from another launch")
-    changes |= {name: stale for name in RANK_VARIABLES if name in environ}
-    if KEY_VARIABLE in environ:
-        changes[KEY_VARIABLE] = _ours(None, "for launchers only")
-    if JOB_VARIABLE in environ:
-        job = _ours(f"{environ[JOB_VARIABLE]}:", "so that launches inside of ranks know their job")
-        changes[ALLOCATION_VARIABLE] = job
-    is_only_rank = supervised is None and task is None and is_world_of_one(settings)
-    if is_only_rank:
-        changes |= {
-            name: _from(settings, "num_processes", text) for name, text in WORLD_OF_ONE.items()
-        }
-    if supervised is not None and not environ.get("PYTHONUNBUFFERED"):
-        changes["PYTHONUNBUFFERED"] = _ours("1", "output goes through pipes")
-    if settings.num_processes * settings.num_machines > 1 and not environ.get(_FLIGHT_RECORDER):
-        reason = "records the last collectives, to explain a hang"
-        changes[_FLIGHT_RECORDER] = _ours("2000", reason)
-    if (is_only_rank or task is not None or supervised is not None) and _is_local(settings):
-        changes |= _loopback_interfaces(settings, machine, environ)
-    if settings.debug_rank is not None:
-        for name, text in kind.debug_variables.items():
-            changes[name] = _from(settings, "debug_rank", text)
-    for name in settings.env:
-        changes[name] = _from(settings, "env", settings.env[name])
-    if task is not None:
-        changes |= _of_task(task, settings)
+def variables_of(plan: LaunchPlan) -> Variables:
+    """Return the changes of the environment that the script inherits."""
+    changes: Variables = {}
+    for rule in RULES:
+        changes |= rule(plan)
     return changes
 
 
-def _contract(settings: Settings, supervised: str | None, began_at: float) -> RunContract:
-    """Return the settings that a script obeys, by their names."""
+def _contract(plan: LaunchPlan) -> Variables:
+    """Set HEADWAY_RUN: the settings that a script obeys, by their names."""
+    settings = plan.settings
     names = [name for name in RunContract._fields if name in TABLE]
     values = {name: settings.values[name].value for name in names}
     yes = {name: value == YES for name, value in values.items() if YES in TABLE[name].choices}
     run = RunContract(
         **{**values, **yes},
         origins={name: settings.origin(name) for name in names},
-        began_at=began_at,
+        began_at=plan.began_at,
     )
-    return run if supervised is not None else run._replace(debug_rank=None)
+    if plan.supervised is None:
+        run = run._replace(debug_rank=None)
+    return {"HEADWAY_RUN": _ours(encode(run), "the launcher")}
 
 
-def _of_task(task: Ranks, settings: Settings) -> dict[str, Value]:
-    """Return the variables of this process's rank, as torch's launcher sets them."""
+def _accelerate(plan: LaunchPlan) -> Variables:
+    """Set the variables of `accelerate launch`, which its own runtime reads."""
+    settings = plan.settings
+    on_cpu = str(settings.device == "cpu").lower()
+    changes = {
+        "ACCELERATE_USE_CPU": _from(settings, "device", on_cpu),
+        "ACCELERATE_MIXED_PRECISION": _from(settings, "mixed_precision"),
+    }
+    steps = "gradient_accumulation_steps"
+    if settings.origin(steps).layer is not Layer.DEFAULT:  # it overrides the script's argument
+        changes["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = _from(settings, steps)
+    return changes
+
+
+def _threads(plan: LaunchPlan) -> Variables:
+    settings, name = plan.settings, "threads_per_process"
+    threads = threads_given_by(settings.env) or threads_given_by(plan.inherited)
+    if threads is not None and settings.origin(name).layer is Layer.DETECTED:
+        return {}
+    return {"OMP_NUM_THREADS": _from(settings, name)}
+
+
+def _mps(plan: LaunchPlan) -> Variables:
+    if plan.settings.device != "mps":
+        return {}
+    # torch parses it as a number when its library loads, and crashes on other text
+    on = "1" if plan.settings.mps_fallback == "on" else "0"
+    return {"PYTORCH_ENABLE_MPS_FALLBACK": _from(plan.settings, "mps_fallback", on)}
+
+
+def _hidden_gpus(plan: LaunchPlan) -> Variables:
+    """Hide the GPUs from a script on the CPU, which may look for them itself."""
+    there = kind_of(plan.machine.gpu_kind)
+    has_gpus = plan.settings.device == "cpu" and plan.machine.visible_gpus
+    if not has_gpus or there.empty_mask is None:
+        return {}
+    return {there.mask: _from(plan.settings, "device", there.empty_mask)}
+
+
+def _of_device(plan: LaunchPlan) -> Variables:
+    kind = kind_of(plan.settings.device)
+    if not plan.inherited.keys().isdisjoint((kind.mask, *kind.variables)):
+        return {}
+    return {name: _ours(text, reason) for name, (text, reason) in kind.variables.items()}
+
+
+def _gpu_mask(plan: LaunchPlan) -> Variables:
+    """Select the GPUs of the ranks, and the order in which they are counted."""
+    machine, gpus = plan.machine, plan.gpus
+    changes: Variables = {}
+    if not gpus:
+        return changes
+    visible = machine.visible_gpus
+    has_slices = any(visible[index].slice_of for index in gpus)
+    if has_slices or gpus != tuple(range(len(visible))):
+        changes[kind_of(machine.gpu_kind).mask] = _from(
+            plan.settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
+        )
+    if counts_fastest_first(machine) and machine.mask is None:
+        reason = "different GPU models: same order as in nvidia-smi"
+        changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
+    return changes
+
+
+def _outer_launch(plan: LaunchPlan) -> Variables:
+    """Remove what another launch has left, and what is for launchers only."""
+    stale = _ours(None, "left over from another launch")
+    changes = {name: stale for name in RANK_VARIABLES if name in plan.inherited}
+    if KEY_VARIABLE in plan.inherited:
+        changes[KEY_VARIABLE] = _ours(None, "for launchers only")
+    if JOB_VARIABLE in plan.inherited:
+        job = f"{plan.inherited[JOB_VARIABLE]}:"
+        changes[ALLOCATION_VARIABLE] = _ours(job, "so that launches inside of ranks know their job")
+    return changes
+
+
+def _world_of_one(plan: LaunchPlan) -> Variables:
+    if not plan.is_world_of_one:
+        return {}
+    return {
+        name: _from(plan.settings, "num_processes", text) for name, text in WORLD_OF_ONE.items()
+    }
+
+
+def _of_ranks(plan: LaunchPlan) -> Variables:
+    changes: Variables = {}
+    if plan.supervised is not None and not plan.inherited.get("PYTHONUNBUFFERED"):
+        changes["PYTHONUNBUFFERED"] = _ours("1", "output goes through pipes")
+    if not plan.is_alone and not plan.inherited.get(_FLIGHT_RECORDER):
+        reason = "records the last collectives, to explain a hang"
+        changes[_FLIGHT_RECORDER] = _ours("2000", reason)
+    return changes
+
+
+def _loopback(plan: LaunchPlan) -> Variables:
+    """Keep ranks that are all on this machine, possibly under several agents, on loopback."""
+    address = plan.settings.main_address or ""
+    is_local = plan.is_one_machine or address == "localhost" or address.startswith("127.")
+    if not (plan.is_rank and is_local):
+        return {}
+    interface = "lo0" if plan.machine.system == "Darwin" else "lo"
+    local = _ours(interface, "all ranks are on this machine")
+    names = kind_of(plan.settings.device).interfaces
+    return {name: local for name in names if name not in plan.inherited}
+
+
+def _debugging(plan: LaunchPlan) -> Variables:
+    if plan.settings.debug_rank is None:
+        return {}
+    variables = kind_of(plan.settings.device).debug_variables
+    return {name: _from(plan.settings, "debug_rank", text) for name, text in variables.items()}
+
+
+def _env(plan: LaunchPlan) -> Variables:
+    return {name: _from(plan.settings, "env", text) for name, text in plan.settings.env.items()}
+
+
+def _task(plan: LaunchPlan) -> Variables:
+    """Set the variables of the rank that the scheduler has started, as torch's launcher does."""
+    task, settings = plan.task, plan.settings
+    if task is None:
+        return {}
     origin = settings.origin("cluster")
     rank, world_size = str(task.rank), str(task.world_size)
     variables = {
@@ -132,6 +192,25 @@ def _of_task(task: Ranks, settings: Settings) -> dict[str, Value]:
     return {name: Value(text, origin) for name, text in variables.items()} | place
 
 
+RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
+    _contract,
+    _accelerate,
+    _threads,
+    _mps,
+    _hidden_gpus,
+    _of_device,
+    _gpu_mask,
+    _outer_launch,
+    _world_of_one,
+    _of_ranks,
+    _loopback,
+    _debugging,
+    _env,
+    _task,
+)
+"""Where two set the same variable, the later one holds."""
+
+
 def _ours(value: str | None, reason: str) -> Value:
     """Return the value of a variable that does not come from a setting."""
     return Value(value, Origin(Layer.DEFAULT, reason=reason))
@@ -140,20 +219,6 @@ def _ours(value: str | None, reason: str) -> Value:
 def _from(settings: Settings, name: str, value: str | None = None) -> Value:
     text = str(settings.values[name].value) if value is None else value
     return Value(text, settings.origin(name))
-
-
-def _gpu_mask(settings: Settings, machine: Machine, gpus: tuple[int, ...]) -> dict[str, Value]:
-    visible = machine.visible_gpus
-    has_slices = any(visible[index].slice_of for index in gpus)
-    changes = {}
-    if has_slices or gpus != tuple(range(len(visible))):
-        changes[kind_of(machine.gpu_kind).mask] = _from(
-            settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
-        )
-    if counts_fastest_first(machine) and machine.mask is None:
-        reason = "different GPU models: same order as in nvidia-smi"
-        changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
-    return changes
 
 
 def counts_fastest_first(machine: Machine) -> bool:
@@ -173,18 +238,3 @@ def _mask(gpus: tuple[int, ...], machine: Machine, *, by_uuid: bool) -> str:
     if machine.mask is None:
         return ",".join(map(str, gpus))
     return ",".join(machine.mask_entries[index] for index in gpus)
-
-
-def _is_local(settings: Settings) -> bool:
-    """Return whether all ranks are on this machine, possibly under several agents."""
-    address = settings.main_address or ""
-    return settings.num_machines == 1 or address == "localhost" or address.startswith("127.")
-
-
-def _loopback_interfaces(
-    settings: Settings, machine: Machine, environ: Mapping[str, str]
-) -> dict[str, Value]:
-    interface = "lo0" if machine.system == "Darwin" else "lo"
-    local = _ours(interface, "all ranks are on this machine")
-    names = kind_of(settings.device).interfaces
-    return {name: local for name in names if name not in environ}

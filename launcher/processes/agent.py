@@ -242,7 +242,7 @@ class Agent(LocalElasticAgent):
         settings = self.plan.settings
         if settings.leave_children == YES:
             if left := self._starter.left_processes():
-                say(f"leaving {describe_left(left, self._ranks_by_pid())} (--leave-children)")
+                say(f"leaving {describe_left(left, self._ranks_by_pid())} (leave_children)")
             self._starter.close(leave_children=True)
         else:
             wait_for_left_processes(self._starter, self._ranks_by_pid(), settings.grace_period_s)

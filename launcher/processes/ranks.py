@@ -151,7 +151,7 @@ class RankProcesses(PContext):
                     self._output.keep(rank, record.traceback)
                 end = end._replace(crash=record)
             else:
-                end = end._replace(message=record.message, uses=record.uses, memory=record.memory)
+                end = end._replace(message=record.message, uses=record.uses)
             end = end._replace(time=record.time, left_silently=False)
             if record.code:
                 end = end._replace(was_stopping=record.time > self._stopped_at)

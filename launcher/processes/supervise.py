@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from headway.contract import signals
-from headway.contract.memory_use import describe_memory_use
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
@@ -226,12 +225,9 @@ def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
 
 
 def _print_notes(agent: Agent) -> None:
-    """Print what the ranks left unused, and how much memory they took if it was estimated."""
+    """Print what the ranks left unused."""
     for note in unused(agent.plan.settings, [end.uses for end in agent.exits]):
         _say(agent, f"note: {note}")
-    memory = {end.rank: end.memory for end in agent.exits if end.memory is not None}
-    if memory and agent.plan.estimated_bytes is not None:
-        _say(agent, describe_memory_use(agent.plan.estimated_bytes, memory))
 
 
 def _say(agent: Agent, text: str) -> None:

@@ -124,7 +124,7 @@ def _warn_of_changes(variables: Mapping[str, str]) -> None:
         say(
             f"note: the script sets {', '.join(changed)}, which torch read before the "
             "script began; set it with `env:` in the profile or --env NAME=VALUE, or pass "
-            "--start-method exec"
+            "--set start_method=exec"
         )
 
 

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from headway.contract import process_groups, signals
-from headway.contract.memory_use import read_memory_use
 from headway.contract.progress import process_progress
 from headway.contract.records import Crash, End, Frame, Heartbeat
 from headway.contract.run import read_ranks, read_run
@@ -219,7 +218,6 @@ def _report_end(stop: SystemExit | None) -> None:
         code=0,
         groups=_attempt(rank_monitor.read_groups, ()),
         uses=process_progress().uses._replace(readers=readers),
-        memory=_attempt(read_memory_use, None),
     )
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands import program
 from headway.errors import ConfigError
 from headway.settings import profile_edit
 from headway.settings.profile_files import chmod_fix, group_may_not_set_env
@@ -84,18 +83,10 @@ def of_read_only_profile(path: str) -> str:
     return caught.value.problems[0].fix
 
 
-def of_program(path: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        program._executable(path)
-    return caught.value.problems[0].fix
-
-
 MADE_BY: dict[str, Callable[[str], str]] = {
     "o-w": lambda path: chmod_fix("o-w", path),
     "g-w": lambda path: group_may_not_set_env(path, "lab").problems[0].fix,
     "u+w": of_read_only_profile,
-    "u+r": program._permission_fix,
-    "+x": of_program,
 }
 
 

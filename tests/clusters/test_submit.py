@@ -46,15 +46,17 @@ def test_a_job_of_two_nodes_is_run_again_once_it_has_saved_and_followed_to_its_c
 ) -> None:
     Path("p%j %%A").mkdir()
     monkeypatch.chdir("p%j %%A")  # what sbatch would replace in the path of the log
-    words = ["--nodes", "2", "--time", "10m", "--num-processes", "2", "--cpu", script(RANK)]
-    done = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "--follow", "-q", *words, "it's $x")
+    words = ["--num-machines=2", "--sbatch", "time=10m", "--num-processes=2", "--cpu"]
+    words += [script(RANK), "it's $x"]
+    submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "-q", *words)
+    follow = (*HEADWAY, "logs", "--follow", submitted.stdout.strip())
+    done = slurm.run(*follow)
     seen = {*re.findall(r"attempt .*", done.stdout)}  # the report repeats some
     places = [f'rank {rank} of 4 ["it\'s $x"]' for rank in range(4)]
     assert seen == {f"attempt {n} {place}" for n in (0, 1) for place in places}, done.stderr
     assert done.returncode == 3
     (log,) = Path("headway-jobs").glob("*.log")
-    again = slurm.run(*HEADWAY, "logs", "--follow", log.stem.rpartition("-")[2])
-    assert again.stdout == log.read_text()
+    assert slurm.run(*follow).stdout == log.read_text()
 
 
 STARTS = """
@@ -66,7 +68,7 @@ time.sleep(600)  # loads, and has nothing to save yet
 
 @pytest.mark.long
 def test_a_job_that_is_preempted_before_it_has_anything_to_save_starts_anew(slurm: Slurm) -> None:
-    words = ["--nodes", "2", "--sbatch", "exclusive", "-q", "--cpu", script(STARTS)]
+    words = ["--num-machines", "2", "--sbatch", "exclusive", "-q", "--cpu", script(STARTS)]
     submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", *words)
     job = Job(slurm, submitted.stdout.strip())
     log = Path(f"headway-jobs/script-{job.number}.log")
@@ -83,7 +85,7 @@ def test_a_job_that_is_preempted_before_it_has_anything_to_save_starts_anew(slur
 def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled(
     nodes: str, slurm: Slurm
 ) -> None:
-    words = ["--nodes", nodes, "-q", "--cpu", script(SAVES)]
+    words = ["--num-machines", nodes, "-q", "--cpu", script(SAVES)]
     submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", *words)
     assert submitted.returncode == 0, submitted.stderr
     job = Job(slurm, submitted.stdout.strip())

@@ -265,7 +265,6 @@ def test_a_machine_without_a_writable_temporary_folder_is_an_error(
     [
         "test --cpu",
         f"estimate --devices 4xcpu {__file__}",
-        f"launch --fit-memory --cpu --num-processes 2 {__file__}",
     ],
 )
 def test_a_training_without_torch_is_refused_before_it_starts(
@@ -473,7 +472,7 @@ def test_a_first_machine_that_is_not_reached_is_an_error(
     [
         ("devise: cpu\n", "error profile unknown setting 'devise'; did you mean 'device'?"),
         ("devise: cpu\n", "headway.yaml, line 1"),
-        ("device: cuda\n", "headway launch --fit"),
+        ("device: cuda\n", "device is 'cuda', but no GPU is visible"),
         ("ranks: 0,1\n", "error profile ranks contains rank 1, but the only rank is 0"),
     ],
 )

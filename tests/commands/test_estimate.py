@@ -1,10 +1,9 @@
-"""`headway estimate` and `headway launch --fit-memory`: what they print, and what they refuse."""
+"""`headway estimate`: what it prints, and what it refuses."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.contract.memory_use import size
+from headway.contract.sizes import size
 from headway.errors import ConfigError, LaunchError
 from headway.estimate.attempt import FAKE, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices, devices_of, parse_devices
@@ -134,11 +133,6 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
         ["estimate", "--devices", "H100", "--time-limit", "0", "script.py"],
         ["estimate", "--devices", "H100", "missing.py"],
         ["estimate", "--devices", "H100"],
-        ["launch", "--machine", MACHINE, "--dry-run", "--fit-memory", "--no-python", "ls"],
-        [
-            *("launch", "--machine", MACHINE, "--dry-run", "--fit-memory"),
-            *("--strategy", "hsdp", "--shard-size", "2", "script.py"),
-        ],
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_is_run(words: list[str]) -> None:
@@ -289,35 +283,3 @@ def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu() ->
     assert code == 2
     assert "script.py leaves its model on the CPU" in printed
     assert "fits" not in printed
-
-
-PREPARED = """
-import torch
-from headway import Accelerator
-accelerator = Accelerator()
-width = {width}
-net = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(8)])
-optimizer = torch.optim.AdamW(net.parameters())
-net, optimizer = accelerator.prepare(net, optimizer)
-for _ in range(2):
-    accelerator.backward(net(torch.ones(4, width, device=accelerator.device)).sum())
-    optimizer.step()
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.wording
-def test_a_launch_takes_the_cheapest_strategy_that_fits_and_names_it() -> None:
-    pytest.importorskip("torch")
-    on = ("launch", "--machine", MACHINE, "--dry-run", "--fit-memory")
-    Path("small.py").write_text(PREPARED.format(width=100))
-    code, printed = run(*on, "small.py")
-    assert code == 0, printed
-    assert "--fit-memory: ddp takes" in printed
-    Path("large.py").write_text(PREPARED.format(width=25_000))  # 20 GB of weights
-    code, printed = run(*on, "large.py")
-    assert code == 0, printed
-    assert "--fit-memory: fsdp takes" in printed
-    assert re.search(r"strategy +fsdp +flag --fit-memory", printed), printed
-    code, printed = run(*on, "--strategy", "ddp", "large.py")
-    assert (code, "no strategy fits 80.00 GiB on each rank: ddp " in printed) == (2, True), printed

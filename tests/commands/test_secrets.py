@@ -40,7 +40,6 @@ PROFILES = {
 
 COMMANDS = [
     ["launch", "--dry-run", "--machine", LAPTOP, "train.py"],
-    ["launch", "--dry-run", "--fit", "--machine", LAPTOP, "train.py"],
     ["launch", "--dry-run", "--machine", LAPTOP, "--env", "HF_TOKEN=" + OTHER, "train.py"],
     ["launch", "--dry-run", "--machine", LAPTOP, "--env", "HF_TOKEN= " + OTHER, "train.py"],
     ["launch", "--dry-run", "--env", "HF_TOKEN", "--env", OTHER, "train.py"],

@@ -80,8 +80,8 @@ def options_in(script: str) -> dict[str, str]:
 
 
 def test_a_job_asks_slurm_for_what_flags_profile_and_sbatch_options_say(script: str) -> None:
-    Path("headway.yaml").write_text("partition: cpu\naccount: physics\ntime: 1d\n")
-    words = ["--nodes", "4", "--time", "2h", "--sbatch", "exclusive", "--sbatch", "qos=a=b"]
+    Path("headway.yaml").write_text("sbatch: {partition: cpu, account: physics, time: 1d}\n")
+    words = ["--num-machines", "4", "--sbatch", "time=2h exclusive", "--sbatch", "qos=a=b"]
     options = options_in(submitted(*words, script))
     assert options["nodes"] == "4"
     assert options["time"] == "0-02:00:00"
@@ -92,7 +92,7 @@ def test_a_job_asks_slurm_for_what_flags_profile_and_sbatch_options_say(script: 
 
 
 def test_sbatch_options_replace_those_of_headway_and_of_profiles(script: str) -> None:
-    Path("headway.yaml").write_text("time: 1d\n")
+    Path("headway.yaml").write_text("sbatch: time=1d\n")
     words = [f"--sbatch={word}" for word in ("time=unlimited", "no-requeue", "signal=USR1@9")]
     options = options_in(submitted(*words, script))
     assert (options["time"], options["signal"]) == ("unlimited", "USR1@9")
@@ -114,11 +114,16 @@ def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(script: str) ->
 def test_the_signal_comes_early_enough_for_the_grace_period(script: str) -> None:
     assert options_in(submitted("--grace-period-s", "10m", script))["signal"] == "TERM@690"
     assert options_in(submitted(script))["signal"] == "TERM@120"
-    assert options_in(submitted("--time", "1h", script))["signal"] == "TERM@120"
+    assert options_in(submitted("--sbatch", "time=1h", script))["signal"] == "TERM@120"
 
 
 @pytest.mark.parametrize(
-    "flags", [("--time", "1m"), ("--time", "4m"), ("--time", "10m", "--grace-period-s", "600")]
+    "flags",
+    [
+        ("--sbatch", "time=1m"),
+        ("--sbatch", "time=4m"),
+        ("--sbatch", "time=10m", "--grace-period-s", "600"),
+    ],
 )
 def test_a_job_too_short_for_a_signal_has_none_and_is_told_so(
     script: str, flags: tuple[str, ...]
@@ -132,8 +137,8 @@ def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(
     script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
-    odd = ["a b", "it's", "$HOME", "--nodes=3", "two\nlines"]
-    text = submitted("--nodes", "2", "--num_processes", "2", script, *odd)
+    odd = ["a b", "it's", "$HOME", "--sbatch=3", "two\nlines"]
+    text = submitted("--num-machines", "2", "--num_processes", "2", script, *odd)
     assert "export HEADWAY_MIXED_PRECISION=bf16\n" in text
     command = text[text.index("-m headway launch") : text.index("\ncode=$?")]
     assert shlex.split(command)[2:] == ["launch", "--quiet", "--num-processes=2", script, *odd]
@@ -194,21 +199,16 @@ def test_a_job_of_a_job_inherits_nothing_of_the_outer_one_but_where_slurm_is(
 @pytest.mark.parametrize(
     "words",
     [
-        ["--time", "600"],
-        ["--time", "0h"],
-        ["--nodes", "2", "--num-machines", "2"],
-        ["--nodes", "0"],
+        ["--sbatch", "time=0h"],
+        ["--num-machines", "0"],
         ["--sbatch", "p=x"],
-        ["--sbatch", "time=1", "--time", "2h"],
         ["--sbatch", "nodes=1", "--num-machines", "2"],
         ["--sbatch", "qos=a", "--sbatch", "qos=b"],
         ["--sbatch", "comment=a\nb"],
-        ["--partition", "a\nb"],
         ["--machine-rank", "1"],
         ["--main-address", "a"],
         ["--hosts", "a,b"],
         ["--in-process"],
-        ["--follow", "--sbatch", "array=0-3"],
         ["--submit", "pbs"],
         ["--mixed-precision", "fp16", "--cpu"],
         ["--sbatch", "export=NONE", "--env", f"A_KEY={SECRET}"],
@@ -223,7 +223,7 @@ def test_what_no_job_can_be_is_refused_before_it_is_submitted(
     assert SECRET not in text
 
 
-@pytest.mark.parametrize("words", [["--time", "2h"], ["--sbatch", "a=b"], ["--follow"]])
+@pytest.mark.parametrize("words", [["--sbatch", "time=2h"], ["--set", "sbatch=qos=b"]])
 def test_flags_of_jobs_are_refused_for_a_launch_that_is_none(words: list[str], script: str) -> None:
     code, text = run("launch", *words, script)
     assert code == 2
@@ -537,7 +537,7 @@ def test_a_second_job_does_not_copy_the_first_ones_code(repository: Path, sbatch
 def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_script(
     repository: Path, sbatch: Path, tmp_path: Path
 ) -> None:
-    _, text = run("launch", "--submit", "slurm", "--snapshot", "off", "--cpu", "train.py")
+    _, text = run("launch", "--submit", "slurm", "--set", "snapshot=off", "--cpu", "train.py")
     assert "the code as it is now" not in text
     Path("data/own.py").write_text("")
     assert "git does not know the script" in run("launch", "--submit", "slurm", "data/own.py")[1]
@@ -545,9 +545,9 @@ def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_s
     _, text = run("launch", "--submit", "slurm", str(tmp_path / "own.py"))
     assert "the script is in no git repository" in text
     assert not [*repository.glob("headway-jobs/*/code")]
-    code, text = run("launch", "--snapshot", "off", "train.py")
+    code, text = run("launch", "--set", "snapshot=off", "train.py")
     assert code == 2
-    assert "--snapshot is for jobs of a scheduler" in text
+    assert "--set snapshot is for jobs of a scheduler" in text
 
 
 def test_code_that_is_too_large_is_refused_with_what_to_exclude(

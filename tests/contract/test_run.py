@@ -14,9 +14,7 @@ ORIGINS = {
     "device": Origin(Layer.FLAG, flag="--cpu"),
     "mixed_precision": Origin(Layer.USER_PROFILE, "~/default.yaml", 3, 1),
 }
-RUN = RunContract(
-    "cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60, estimated_bytes=7
-)
+RUN = RunContract("cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60)
 
 
 def test_a_contract_survives_the_way_through_the_environment() -> None:

@@ -53,7 +53,7 @@ def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in
     way: str, stops: str
 ) -> None:
     name = script(SCRIPT.replace("breakpoint()", stops))
-    words = [*WORDS, "--start-method", way, "--log-dir", "logs", name]
+    words = [*WORDS, "--set", f"start_method={way}", "--log-dir", "logs", name]
     done = launch("-q", *words, typed="p secret\nc\n", PYTHONBREAKPOINT="pdb.set_trace")
     assert done.returncode == 0, done.stderr
     assert "(Pdb) 42" in done.stdout

@@ -69,7 +69,7 @@ def steps_of(attempt: int, world: int) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_a_lost_machine_of_a_range_costs_no_sample_and_changes_no_global_batch() -> None:
-    place = [*on_loopback("2:3", "--restart-delay", "0"), "--machine-rank"]
+    place = [*on_loopback("2:3", "--set", "restart_delay=0"), "--machine-rank"]
     name = script(TRAINS)
     others = [start(*place, rank, name) for rank in ("1", "2")]
     for one in others:

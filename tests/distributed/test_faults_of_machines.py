@@ -42,7 +42,7 @@ def begin(
     net: Network, rank: int, name: str, *words: str, **variables: str
 ) -> subprocess.Popen[str]:
     place = ["--num-machines", "2", "--machine-rank", str(rank), "--main-address", "n1"]
-    timeout = ["--machine-timeout-s", str(TIMEOUT_S)]
+    timeout = ["--set", f"machine_timeout_s={TIMEOUT_S}"]
     return net.launch(rank + 1, "-q", "--cpu", *place, *timeout, *words, name, **variables)
 
 

@@ -24,8 +24,8 @@ pytestmark = [
 WAYS = {
     "python": [sys.executable],
     "one process": [*HEADWAY, "-q", "--cpu"],
-    "forked": [*HEADWAY, "-q", "--cpu", "--num-processes", "2", "--start-method", "fork"],
-    "fresh": [*HEADWAY, "-q", "--cpu", "--num-processes", "2", "--start-method", "exec"],
+    "forked": [*HEADWAY, "-q", "--cpu", "--num-processes", "2", "--set", "start_method=fork"],
+    "fresh": [*HEADWAY, "-q", "--cpu", "--num-processes", "2", "--set", "start_method=exec"],
 }
 
 ALLOWED = {  # what may differ from plain python, and why
@@ -94,7 +94,7 @@ def test_a_script_sees_the_same_however_it_was_started(way: str) -> None:
     "way",
     [
         [],
-        ["--supervise", "--start-method", "fork"],
+        ["--supervise", "--set", "start_method=fork"],
         pytest.param(["--supervise"], marks=pytest.mark.long),
     ],
 )
@@ -135,7 +135,7 @@ def test_warning_filters_come_with_the_import_of_their_package() -> None:
     plain = subprocess.run([sys.executable, name], capture_output=True, text=True, timeout=120)
     for when in ("at first", "after numpy", "within", "at the end"):
         assert when in plain.stdout
-    done = launch("-q", "--cpu", "--supervise", "--start-method", "fork", name)
+    done = launch("-q", "--cpu", "--supervise", "--set", "start_method=fork", name)
     assert done.stdout == plain.stdout
 
 
@@ -175,7 +175,7 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         [sys.executable, "-u", name], capture_output=True, text=True, timeout=120
     )
     assert plain.returncode == code
-    done = launch("-q", "--cpu", "--supervise", "--start-method", way, name)
+    done = launch("-q", "--cpu", "--supervise", "--set", f"start_method={way}", name)
     assert done.returncode == (code if code >= 0 else 128 - code)
     assert done.stdout == plain.stdout
     if end != "an interrupt":  # whoever pressed Ctrl-C knows
@@ -194,7 +194,17 @@ def test_a_module_runs_as_under_python_m_in_a_rank(way: str) -> None:
     plain = subprocess.run(
         [sys.executable, "-m", "package.tool", "-m", "x"], capture_output=True, text=True
     )
-    words = ["-q", "--cpu", "--supervise", "--start-method", way, "-m", "package.tool", "-m", "x"]
+    words = [
+        "-q",
+        "--cpu",
+        "--supervise",
+        "--set",
+        f"start_method={way}",
+        "-m",
+        "package.tool",
+        "-m",
+        "x",
+    ]
     assert launch(*words).stdout == plain.stdout
 
 
@@ -204,7 +214,7 @@ def test_a_directory_with_a_main_runs_in_a_rank(way: str) -> None:
     Path("folder/__main__.py").write_text("import sys, side; print(sys.argv, __name__, side.X)")
     Path("folder/side.py").write_text("X = 1")
     plain = subprocess.run([sys.executable, "folder", "a"], capture_output=True, text=True)
-    done = launch("-q", "--cpu", "--supervise", "--start-method", way, "folder", "a")
+    done = launch("-q", "--cpu", "--supervise", "--set", f"start_method={way}", "folder", "a")
     assert done.stdout == plain.stdout == "['folder', 'a'] __main__ 1\n"
 
 
@@ -234,7 +244,7 @@ def test_the_title_of_a_rank_names_the_script_and_the_rank() -> None:
     name = script(
         "print(open('/proc/self/cmdline', 'rb').read().rstrip(b'\\0').decode())", "train.py"
     )
-    done = launch("-q", "--cpu", "--num-processes", "2", "--start-method", "fork", name)
+    done = launch("-q", "--cpu", "--num-processes", "2", "--set", "start_method=fork", name)
     assert sorted(done.stdout.splitlines()) == ["[0] train.py rank 0", "[1] train.py rank 1"]
 
 
@@ -287,7 +297,7 @@ def test_a_variable_that_torch_has_read_already_is_told_once(first: str) -> None
     assert len(notes) == 1
     assert "OMP_NUM_THREADS, TORCH_LOGS," in notes[0]
     assert "--env NAME=VALUE" in notes[0]
-    assert "--start-method exec" in notes[0]
-    fresh = launch("--cpu", "--num-processes", "2", "--start-method", "exec", name)
+    assert "--set start_method=exec" in notes[0]
+    fresh = launch("--cpu", "--num-processes", "2", "--set", "start_method=exec", name)
     assert fresh.returncode == 0, fresh.stderr
     assert "the script sets" not in fresh.stderr

@@ -60,7 +60,7 @@ def ended(way: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_rank_that_sleeps_is_named_with_collective_number_and_line(
     method: str, timeout: str
 ) -> None:
-    options = ["--hang-timeout", timeout, "--start-method", method, "--log-dir", "logs"]
+    options = ["--hang-timeout", timeout, "--set", f"start_method={method}", "--log-dir", "logs"]
     done = ended("sleep", *options)
     assert done.returncode == 124
     behind = f"rank 1 has not entered all_reduce #6, at {line_of('sleeps')}"

@@ -78,7 +78,7 @@ def test_nothing_survives_launcher_and_fork_server_killed_together(count: int) -
 @pytest.mark.parametrize("method", ["fork", "exec"])
 def test_nothing_survives_launcher_and_fork_server_killed_together_fifty_times(method: str) -> None:
     counts = itertools.islice(itertools.cycle([1, 2, 8, 2, 2]), 25)
-    left = [kill_launcher_and_server(count, "--start-method", method) for count in counts]
+    left = [kill_launcher_and_server(count, "--set", f"start_method={method}") for count in counts]
     assert not any(left)
 
 

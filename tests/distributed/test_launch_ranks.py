@@ -127,7 +127,7 @@ def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
         "print('sum', total.item())\n"
         "dist.destroy_process_group()\n"
     )
-    words += ["--max-restarts", "1", "--restart-delay", "0"]
+    words += ["--max-restarts", "1", "--set", "restart_delay=0"]
     machines = [start(*words, "--machine-rank", rank, name) for rank in ("0", "1")]
     for machine in machines:
         out, errors = machine.communicate(timeout=120)
@@ -198,7 +198,7 @@ def test_ranks_are_restarted_together_and_each_restart_is_one_line() -> None:
         "if attempt == '0' and os.environ['RANK'] == '1': sys.exit(3)\n"
         "if attempt == '0': time.sleep(60)\n"
     )
-    words = ["--num-processes", "2", "--max-restarts", "2", "--restart-delay", "0"]
+    words = ["--num-processes", "2", "--max-restarts", "2", "--set", "restart_delay=0"]
     done = launch("--cpu", *words, script(text))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("attempt 1") == 2
@@ -214,7 +214,7 @@ def test_each_rank_has_its_own_log_file_for_each_attempt() -> None:
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(3)\n"
     )
     done = launch(
-        *("--cpu", "--num-processes", "2", "--max-restarts", "1", "--restart-delay", "0"),
+        *("--cpu", "--num-processes", "2", "--max-restarts", "1", "--set", "restart_delay=0"),
         *("--log-dir", "logs", script(text)),
     )
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: l
 
 @pytest.mark.long
 def test_leave_children_leaves_them_running() -> None:
-    done = launch(*WORDS, "--leave-children", script(UPLOADING))
+    done = launch(*WORDS, "--set", "leave_children=yes", script(UPLOADING))
     assert done.returncode == 0
     assert not list(Path.cwd().glob("uploaded_?"))
     Path("go").touch()
@@ -97,7 +97,8 @@ def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
         "print('left', sum(one.name() == 'sh' for one in beside))\n"
         "open('go', 'w').close()\n"
     )
-    words = ["--supervise", "--max-restarts", "1", "--restart-delay", "0", "--leave-children"]
+    words = ["--supervise", "--max-restarts", "1", "--set", "restart_delay=0"]
+    words += ["--set", "leave_children=yes"]
     done = launch("-q", "--cpu", *words, script(text))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left 0\n"

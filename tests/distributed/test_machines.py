@@ -182,7 +182,7 @@ def test_machines_with_different_scripts_are_refused_with_a_table_before_a_rank_
 
 
 def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
-    place = on_loopback("2:3", "--restart-delay", "0")
+    place = on_loopback("2:3", "--set", "restart_delay=0")
     machines = [start(*place, script(TRAINS)) for _ in range(3)]
     wait_until(are_up(1), *machines)
     world = int(Path("up_0_0").read_text().split()[1])  # 2 where the third came late
@@ -244,7 +244,7 @@ def in_network(
     net: Network, main_address: str = "n1", timeout_s: int = 5
 ) -> list[subprocess.Popen[str]]:
     name = script(TRAINS)
-    place = ["--main-address", main_address, "--machine-timeout-s", str(timeout_s)]
+    place = ["--main-address", main_address, "--set", f"machine_timeout_s={timeout_s}"]
     return [
         net.launch(
             rank + 1,

@@ -155,7 +155,7 @@ def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_wei
     count: int, tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     job, dice = Job(tmp_path / "job", *TWO), random.Random()
-    process = job.start(flags=("--max-restarts", str(count), "--restart-delay", "0"))
+    process = job.start(flags=("--max-restarts", str(count), "--set", "restart_delay=0"))
     killed: set[int] = set()
     for step in sorted(dice.randrange(STEPS - 3) for _ in range(count)):
         wait_until(

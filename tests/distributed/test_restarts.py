@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
 ]
 
-NO_DELAY = ["--restart-delay", "0"]
+NO_DELAY = ["--set", "restart_delay=0"]
 
 
 def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> None:
@@ -32,7 +32,7 @@ def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> No
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
 def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(number: int, code: int) -> None:
-    words = ["--supervise", "--max-restarts", "1", "--restart-delay", "60"]
+    words = ["--supervise", "--max-restarts", "1", "--set", "restart_delay=60"]
     process = start("-q", "--cpu", *words, script("print('tried')\nraise SystemExit(7)"))
     wait_for_lines(process, "restart 1 of 1 in 60 s")
     process.send_signal(number)

@@ -78,7 +78,7 @@ def attacks(port: int, dice: random.Random) -> Iterator[None]:
 
 def test_a_stranger_changes_nothing_while_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_RUN_KEY", "the key of this run")
-    place = on_loopback("2", "--machine-timeout-s", "60", "--machine-rank")
+    place = on_loopback("2", "--set", "machine_timeout_s=60", "--machine-rank")
     port = int(place[place.index("--main-port") + 1])
     machines = [start(*place, str(rank), script(TRAINS)) for rank in range(2)]
     wait_until(are_up(2), *machines)

@@ -67,7 +67,7 @@ def test_each_rank_is_as_it_was_within_2_s_and_a_machine_that_is_cut_off_is_show
     tmp_path: Path,
 ) -> None:
     words = ["-q", "--cpu", "--num-processes", "2", "--num-machines", "1:2", "--main-address", "n1"]
-    words += ["--machine-timeout-s", "5", "--restart-delay", "5"]
+    words += ["--set", "machine_timeout_s=5", "--set", "restart_delay=5"]
     name = script(TRAINS)
     with network(2, tmp_path) as net:
         machines = [net.launch(one, *words, "--machine-rank", str(one - 1), name) for one in (1, 2)]

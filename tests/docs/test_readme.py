@@ -27,7 +27,6 @@ COMMANDS = {  # each once, and none that a page shows with its output
 
 WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person, or trains for long
     "--num-machines": "--dry-run",
-    "--fit-memory": "--dry-run",
     "idle:": "--dry-run --machine gpu_8_h100.json",
     "--device cuda": "--dry-run --machine laptop_cpu.json",
 }

@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.contract.origin import Layer, Origin
-from headway.launcher.plan.variables import variables_of
+from headway.launcher.plan.build import build_plan
+from headway.launcher.plan.program import Program
 from headway.machine.devices import ALL, DeviceSpec, Name, parse_devices
 from headway.machine.facts import EXCLUSIVE, PROHIBITED, Gpu, GpuUse, Machine
 from headway.settings.profile import Entry
@@ -178,7 +179,9 @@ def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
     entry = Entry([str(name) for name in wanted], Origin(Layer.FLAG, flag="--devices"))
     chosen = resolve([{"devices": entry}], machine, {})
     selected = chosen.devices.select(visible).indices
-    changes = variables_of(chosen, machine, selected, None, {})
+    plan = build_plan(chosen, machine, Program("a.py"), python=["python"], environ={})
+    assert plan.gpus == selected
+    changes = plan.environment
     if "CUDA_VISIBLE_DEVICES" in changes:
         machine = machine._replace(cuda_visible_devices=changes["CUDA_VISIBLE_DEVICES"].value)
     assert list(machine.visible_gpus) == [visible[index] for index in selected]

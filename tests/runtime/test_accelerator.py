@@ -60,6 +60,11 @@ def test_prepare_keeps_the_order_and_passes_strangers_through() -> None:
     assert prepared[4] is model
 
 
+def test_prepare_of_one_object_returns_it_alone() -> None:
+    model = torch.nn.Linear(3, 1)
+    assert Accelerator(cpu=True).prepare(model) is model
+
+
 def test_preparing_twice_changes_nothing() -> None:
     accelerator = Accelerator(cpu=True)
     objects = make()
@@ -311,6 +316,16 @@ def test_accumulation_steps_can_be_changed() -> None:
     assert accelerator.gradient_accumulation_steps == 3
     with pytest.raises(UsageError):
         accelerator.gradient_accumulation_steps = 0
+
+
+def test_clipping_bounds_the_gradients_and_returns_the_norm() -> None:
+    accelerator = Accelerator(cpu=True)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    accelerator.backward((weight * torch.tensor([3.0, 4.0])).sum())
+    assert accelerator.clip_grad_norm_([weight], 1.0) == pytest.approx(5.0)
+    accelerator.clip_grad_value_(weight, 0.7)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == pytest.approx([0.6, 0.7])
 
 
 def test_bf16_computes_in_bf16_and_returns_fp32() -> None:

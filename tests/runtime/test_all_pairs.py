@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import product
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway import Accelerator
 from headway.checkpoint.values import encode
 from headway.errors import CheckpointError
+from tests.checkpoint.saved import rewrite
 
 pytestmark = pytest.mark.slow
 
@@ -143,15 +145,21 @@ SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
 
 
 def outcomes(
-    makers: Mapping[str, Callable[[int], Run]], tmp_path: Path
+    makers: Mapping[str, Callable[[int], Run]], tmp_path: Path, change: Callable[[Path], object]
 ) -> dict[str, set[tuple[str, str]]]:
-    """Return which pairs, saved and loading, end how; `makers` return a training with this seed."""
+    """Return which pairs, saved and loading, end how.
+
+    Args:
+        makers: return a training with this seed.
+        change: called with the folder of each checkpoint.
+    """
     saved: dict[str, str] = {}
     ends: dict[str, str] = {}
     for name, make in makers.items():
         run = make(0)
         run.step(2)
         saved[name] = run.accelerator.save_state(tmp_path / name)
+        change(Path(saved[name]))
         run.step(3)
         ends[name] = run.all()
     found: dict[str, set[tuple[str, str]]] = {}
@@ -190,7 +198,7 @@ def test_each_of_torchs_optimizers_goes_on_alike_and_refuses_the_state_of_all_ot
     tmp_path: Path,
 ) -> None:
     makers = {name: with_optimizer(name) for name in OPTIMIZERS}
-    assert outcomes(makers, tmp_path) == equal_alone(makers)
+    assert outcomes(makers, tmp_path, bool) == equal_alone(makers)
 
 
 def test_each_of_torchs_schedulers_goes_on_alike_and_refuses_the_state_of_all_others(
@@ -198,4 +206,39 @@ def test_each_of_torchs_schedulers_goes_on_alike_and_refuses_the_state_of_all_ot
 ) -> None:
     makers = {name: with_scheduler(make) for name, make in SCHEDULERS.items()}
     assert subclasses(lr_scheduler, LRScheduler).keys() - makers.keys() <= {"_LRScheduler"}
-    assert outcomes(makers, tmp_path) == equal_alone(makers)
+    assert outcomes(makers, tmp_path, bool) == equal_alone(makers)
+
+
+def without_kinds(folder: Path) -> None:
+    """Make a checkpoint one of a version that did not say what each object was."""
+    path = folder / "values.json"
+    shared = json.loads(path.read_text())
+    for _, objects in shared["dict"]:
+        for one in objects if isinstance(objects, list) else ():
+            if isinstance(one, dict) and "dict" in one:
+                one["dict"] = [each for each in one["dict"] if each[0] not in ADDED]
+    path.write_text(json.dumps(shared))
+    rewrite(folder)
+
+
+ADDED = ("kind", "parameters")
+
+
+def test_an_older_checkpoint_of_each_of_torchs_optimizers_is_refused_by_all_others(
+    tmp_path: Path,
+) -> None:
+    makers = {name: with_optimizer(name) for name in OPTIMIZERS}
+    assert outcomes(makers, tmp_path, without_kinds) == equal_alone(makers)
+
+
+def test_an_older_checkpoint_of_each_of_torchs_schedulers_is_refused_by_other_classes(
+    tmp_path: Path,
+) -> None:
+    # their states look like those of others: the parts are in a list, the factor is a function
+    alike = ("SequentialLR", "ChainedScheduler", "MultiplicativeLR")
+    makers = {
+        name: with_scheduler(make)
+        for name, make in SCHEDULERS.items()
+        if not name.startswith(alike)
+    }
+    assert outcomes(makers, tmp_path, without_kinds) == equal_alone(makers)

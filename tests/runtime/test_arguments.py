@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headway.contract.origin import Layer, Origin
@@ -34,60 +32,60 @@ RUN = RunContract(
 )
 
 KNOWN = ("mixed_precision", "cpu")
-TYPED = RUN._replace(origins={"device": Origin(Layer.FLAG, flag="--device")})
-PROFILED = RUN._replace(origins={"device": PROFILE})
+
+
+def test_without_launcher_and_arguments_the_defaults_hold() -> None:
+    agreed = merge_arguments(None)
+    assert agreed.run[:3] == ("auto", "no", 1)
+    assert agreed.notes == ()
+
+
+def test_launcher_s_settings_hold_where_the_script_says_nothing() -> None:
+    agreed = merge_arguments(RUN)
+    assert agreed.run[:3] == ("cuda", "fp16", 4)
+    assert agreed.where("mixed_precision") == str(PROFILE)
+    assert agreed.notes == ()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def test_argument_beats_profile_and_says_so_in_one_line(precision: str) -> None:
+    agreed = merge_arguments(RUN, mixed_precision=precision)
+    assert agreed.run.mixed_precision == precision
+    assert agreed.notes == (
+        f"Accelerator(mixed_precision='{precision}') overrides mixed_precision='fp16' ({PROFILE})",
+    )
+
+
+def test_cpu_beats_a_detected_device_without_a_line() -> None:
+    agreed = merge_arguments(RUN, cpu=True)
+    assert agreed.run.device == "cpu"
+    assert agreed.notes == ()
+
+
+def test_argument_that_contradicts_a_flag_is_refused_naming_both() -> None:
+    with pytest.raises(UsageError) as refused:
+        merge_arguments(RUN, gradient_accumulation_steps=2)
+    assert "gradient_accumulation_steps=2" in str(refused.value)
+    assert "--gradient-accumulation-steps" in str(refused.value)
+
+
+def test_cpu_that_contradicts_a_flag_is_refused() -> None:
+    typed = RUN._replace(origins={"device": Origin(Layer.FLAG, flag="--device")})
+    with pytest.raises(UsageError, match=r"cpu=True.*contradicts device='cuda'"):
+        merge_arguments(typed, cpu=True)
+
+
+def test_argument_that_repeats_a_flag_is_fine() -> None:
+    assert merge_arguments(RUN, gradient_accumulation_steps=4).notes == ()
 
 
 @pytest.mark.parametrize(
-    ("run", "given", "expected", "overridden"),
-    [
-        (None, {}, ("auto", "no", 1), ""),
-        (None, {"device": "gpu"}, ("gpu", "no", 1), ""),
-        (RUN, {}, ("cuda", "fp16", 4), ""),
-        (RUN, {"mixed_precision": "bf16"}, ("cuda", "bf16", 4), "mixed_precision='fp16'"),
-        (RUN, {"mixed_precision": "no"}, ("cuda", "no", 4), "mixed_precision='fp16'"),
-        (RUN, {"cpu": True}, ("cpu", "fp16", 4), ""),  # the device was detected, not set
-        (RUN, {"gradient_accumulation_steps": 4}, ("cuda", "fp16", 4), ""),
-        (PROFILED, {"device": "cpu"}, ("cpu", "fp16", 4), "device='cuda'"),
-        (TYPED, {"device": "auto"}, ("cuda", "fp16", 4), ""),
-        (TYPED, {"device": "gpu"}, ("cuda", "fp16", 4), ""),
-        (TYPED._replace(device="mps"), {"device": "gpu"}, ("mps", "fp16", 4), ""),
-    ],
+    ("name", "meant"), [("fp32", "no"), ("float16", "fp16"), ("fp8", "bf16"), ("", "bf16")]
 )
-def test_the_script_s_arguments_override_a_profile_in_one_line(
-    run: RunContract | None, given: dict[str, Any], expected: tuple[object, ...], overridden: str
-) -> None:
-    agreed = merge_arguments(run, **given)
-    assert agreed.run[:3] == expected
-    written = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    line = f"Accelerator({written}) overrides {overridden} ({PROFILE})"
-    assert agreed.notes == ((line,) if overridden else ())
-
-
-def test_a_setting_s_origin_is_known() -> None:
-    assert merge_arguments(RUN).where("mixed_precision") == str(PROFILE)
-    assert merge_arguments(RUN, mixed_precision="no").where("mixed_precision") == arguments.CALL
-
-
-@pytest.mark.parametrize(
-    ("run", "given", "said"),
-    [
-        (RUN, {"gradient_accumulation_steps": 2}, r"steps=2[\s\S]*--gradient-accumulation-steps"),
-        (TYPED, {"cpu": True}, "cpu=True.*contradicts device='cuda' from the command line"),
-        (TYPED, {"device": "cpu"}, "contradicts device='cuda' from the command line"),
-        (None, {"device": "tpu"}, "'tpu', not one of auto, cpu, cuda, gpu, mps"),
-        (None, {"cpu": True, "device": "mps"}, "cpu=True and device='mps' contradict"),
-        *(
-            (None, {"mixed_precision": name}, rf"no, fp16, bf16[\s\S]*mixed_precision='{meant}'")
-            for name, meant in {"fp32": "no", "float16": "fp16", "fp8": "bf16", "": "bf16"}.items()
-        ),
-    ],
-)
-def test_arguments_that_contradict_a_flag_or_are_impossible_are_refused(
-    run: RunContract | None, given: dict[str, Any], said: str
-) -> None:
+def test_an_unknown_precision_is_refused_with_the_one_that_was_meant(name: str, meant: str) -> None:
+    said = rf"not one of no, fp16, bf16[\s\S]*pass mixed_precision='{meant}'"
     with pytest.raises(UsageError, match=said):
-        merge_arguments(run, **given)
+        merge_arguments(None, mixed_precision=name)
 
 
 @pytest.mark.parametrize("steps", [0, -1, True, 1.5])
@@ -96,21 +94,20 @@ def test_impossible_accumulation_is_refused(steps: int) -> None:
         merge_accumulation(steps, None)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"even_batches": False}, r"'even_batches'[\s\S]*DataLoaderConfiguration"),
-        ({"logging_dir": "runs"}, r"'logging_dir'[\s\S]*project_dir="),
-        ({"mixed_precison": None}, "did you mean mixed_precision="),
-    ],
-)
-def test_other_arguments_are_refused_with_a_way_out(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        reject_unsupported(given, KNOWN)
+def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match=r"'even_batches'[\s\S]*DataLoaderConfiguration"):
+        reject_unsupported({"even_batches": False}, KNOWN)
+    with pytest.raises(UsageError, match=r"'logging_dir'[\s\S]*project_dir="):
+        reject_unsupported({"logging_dir": "runs"}, KNOWN)
 
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:
     reject_unsupported({"fsdp_plugin": None, "megatron_lm_plugin": None}, KNOWN)
+
+
+def test_a_mistyped_argument_is_refused_with_a_guess() -> None:
+    with pytest.raises(UsageError, match="did you mean mixed_precision="):
+        reject_unsupported({"mixed_precison": None}, KNOWN)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -173,3 +170,36 @@ def test_under_a_launcher_the_script_must_agree_with_what_was_started() -> None:
     assert gpu_named_by(4, "cuda", ranks) is None
     with pytest.raises(UsageError, match="the launcher started 4 process"):
         gpu_named_by(2, "cuda", ranks)
+
+
+def run(device: str, origin: Origin = PROFILE) -> RunContract:
+    return RunContract(device, "no", 1, origins={"device": origin})
+
+
+def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
+    agreed = merge_arguments(run("cuda"), device="cpu")
+    assert agreed.run.device == "cpu"
+    assert agreed.notes == (f"Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",)
+    with pytest.raises(UsageError, match="contradicts device='cuda' from the command line"):
+        merge_arguments(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_gpu_is_what_the_launcher_found(device: str) -> None:
+    agreed = merge_arguments(run(device), device="gpu")
+    assert (agreed.run.device, agreed.notes) == (device, ())
+    assert merge_arguments(None, device="gpu").run.device == "gpu"
+
+
+def test_auto_in_the_script_leaves_it_to_the_launcher() -> None:
+    assert (
+        merge_arguments(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").run.device
+        == "cpu"
+    )
+
+
+def test_a_device_that_does_not_exist_and_two_that_contradict_are_refused() -> None:
+    with pytest.raises(UsageError, match="'tpu', not one of auto, cpu, cuda, gpu, mps"):
+        merge_arguments(None, device="tpu")
+    with pytest.raises(UsageError, match="cpu=True and device='mps' contradict"):
+        merge_arguments(None, cpu=True, device="mps")

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from headway.contract.memory_use import read_memory_use
-from headway.contract.records import MemoryUse
 from headway.contract.run import Ranks
 from headway.distributed import world
 from headway.distributed.rng import generator_states, set_generator_states
@@ -80,12 +78,11 @@ def test_ranks_exchange_tensors_by_xccl(xpu: list[Any], monkeypatch: pytest.Monk
     assert world.message_device() == joined.device
 
 
-def test_its_generator_its_memory_and_its_cache_are_known(xpu: list[Any]) -> None:
+def test_its_generator_and_its_cache_are_known(xpu: list[Any]) -> None:
     states = generator_states(torch.device("xpu", 1))
     set_generator_states(states, torch.device("xpu", 0))
     set_generator_states(states, torch.device("cpu"))
     assert xpu == [([1], 0)]
-    assert read_memory_use() == MemoryUse(4, 5)
     clear_device_cache()
     assert xpu[1:] == ["emptied"]
 

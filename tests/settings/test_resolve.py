@@ -47,7 +47,7 @@ def two_values(name: str) -> Sequence[str]:
     if row.choices:
         return [word for word in row.choices if word != AUTO][:2]
     if row.shape is Shape.MAP:
-        return ["A=1", "A=2"]
+        return ["aa=1", "aa=2"]
     return ["20", "30"] if row.reads("20") else ["2h", "3h"]
 
 

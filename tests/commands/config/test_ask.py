@@ -214,7 +214,7 @@ def test_values_in_another_spelling_are_the_defaults_and_stay_as_they_are(
 def test_an_answer_that_is_not_utf_8_is_asked_again(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed(monkeypatch, "\n\n\nyes\n\n\n\n\nl\udcfcg\nlogs\n" + ENTERS)
+    typed(monkeypatch, "\n\nyes\n\n\n\n\nl\udcfcg\nlogs\n" + ENTERS)
     assert main(["config"]) == 0
     assert "'l\\udcfcg' is not UTF-8" in capsys.readouterr().out
     assert profile()["log_dir"] == "logs"

@@ -15,7 +15,7 @@ from headway.errors import LaunchError
 from headway.launcher.clusters.slurm import address_of_node
 from headway.launcher.machines import connect
 from headway.launcher.machines.connect import listen_as_machine_0
-from headway.launcher.plan.plan import build_plan
+from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry

@@ -9,7 +9,8 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError, MachineError
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.build import build_plan
+from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry

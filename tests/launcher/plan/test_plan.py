@@ -18,7 +18,7 @@ from headway.launcher.run import changed
 from headway.machine.facts import Gpu, Machine
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
-from tests.launcher.plan.planning import LAPTOP, SCRIPT, plan, set_by
+from tests.launcher.plan.planning import LAPTOP, plan, set_by
 
 H100 = Gpu("NVIDIA H100", "GPU-h", 80 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", "GPU-t", 16 * 2**30, (7, 5))
@@ -374,92 +374,18 @@ def test_the_summary_is_one_line_with_all_that_matters() -> None:
     assert line == "train.py: 3 processes on cpu, precision bf16, 2 threads each"
 
 
-@pytest.mark.parametrize(
-    ("program", "num_notes"), [(SCRIPT._replace(imports="transformers"), 1), (SCRIPT, 0)]
-)
-def test_sharding_is_said_to_need_the_accelerator_before_a_script_that_makes_none(
-    program: Program, num_notes: int
-) -> None:
-    asked: dict[str, Any] = {"strategy": "fsdp", "activation_checkpointing": "yes"}
-    launch = plan(program=program, num_processes="2", **asked)
-    assert len(launch.notes) == num_notes
-    assert all("--strategy" in note and "transformers" in note for note in launch.notes)
-    assert plan(program=program, num_processes="2", strategy="ddp").notes == ()
-
-
-TRAINER = Program("train.py", imports="transformers", libraries=("transformers",))
-
-
-def test_a_note_names_the_setting_that_a_trainer_has_its_own_argument_for() -> None:
-    (note,) = plan(program=TRAINER, gradient_accumulation_steps="2").notes
-    assert "gradient_accumulation_steps 2 holds for an Accelerator of the script" in note
-    asked: Any = {"gradient_accumulation_steps": "2", "replace_accelerate": "yes"}
-    assert plan(program=TRAINER, **asked).notes == (), "the Accelerator refuses another number"
-    assert plan(program=TRAINER._replace(libraries=()), gradient_accumulation_steps="2").notes == ()
-
-
-@pytest.mark.parametrize("wrap", ["auto", "Block,Head", "1000"])
-def test_accelerates_own_runtime_is_told_to_shard_as_the_settings_say(
-    wrap: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: Any = {"strategy": "fsdp", "wrap": wrap, "activation_checkpointing": "yes"}
-    told = set_by(plan(SERVER, program=TRAINER, num_processes="8", cpu_offload="yes", **asked))
-    assert plan(SERVER, program=TRAINER, num_processes="8", **asked).notes == ()
-    plugins = pytest.importorskip("accelerate.utils")
-    for name, text in told.items():
-        if name.startswith("FSDP_") and text is not None:
-            monkeypatch.setenv(name, text)
-    plugin = plugins.FullyShardedDataParallelPlugin()
-    assert told["ACCELERATE_USE_FSDP"] == "true"
-    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, True)
-    assert (bool(plugin.cpu_offload), plugin.activation_checkpointing) == (True, True)
-    policy = "size_based_auto_wrap_policy" if wrap == "1000" else "transformer_auto_wrap_policy"
-    assert plugin.auto_wrap_policy.__name__ == policy
-    assert plugin.min_num_params == (1000 if wrap == "1000" else None)
-    layers = ["Block", "Head"] if wrap == "Block,Head" else None
-    assert plugin.transformer_cls_names_to_wrap == layers
-
-
-def test_copies_of_shards_are_told_in_accelerates_first_version() -> None:
-    machines = {"num_machines": "2", "machine_rank": "0", "main_address": "a"}
-    asked: Any = {**machines, "num_processes": "8", "strategy": "hsdp"}
-    told = set_by(plan(SERVER, program=TRAINER, **asked))
-    assert (told["FSDP_VERSION"], told["FSDP_SHARDING_STRATEGY"]) == ("1", "HYBRID_SHARD")
-
-
-def test_a_script_without_sharding_finds_no_variable_of_it() -> None:
-    for strategy in ("auto", "ddp"):
-        told = set_by(plan(SERVER, program=TRAINER, num_processes="8", strategy=strategy))
-        assert not [name for name in told if "FSDP" in name]
-    assert "ACCELERATE_USE_FSDP" not in set_by(plan(num_processes="2", strategy="fsdp"))
+def test_the_ranks_of_a_launcher_are_hooked_and_one_process_is_plain_python() -> None:
+    assert plan(num_processes="2").not_hooked is None
+    assert plan(in_process=True).not_hooked is None
+    assert "--set library_hooks=yes" in (plan().not_hooked or "")
+    assert "plain Python" in describe(plan())
 
 
 @pytest.mark.parametrize(
-    ("machine", "asked"),
-    [
-        (LAPTOP, {"strategy": "fsdp"}),
-        (SERVER, {"strategy": "hsdp", "shard_size": "4"}),
-        (SERVER, {"activation_checkpointing": "yes"}),
-    ],
+    "asked", [{"library_hooks": "yes"}, {"resume": "latest"}, {"time_limit": "60"}]
 )
-def test_what_accelerates_own_runtime_cannot_do_is_refused_before_its_script_starts(
-    machine: Machine, asked: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match=r"train\.py trains with transformers, without Headway"):
-        plan(machine, program=TRAINER, num_processes="8", **asked)
-    plan(machine, program=TRAINER._replace(imports=""), num_processes="8", **asked)
-
-
-def test_a_launch_says_which_libraries_it_joins_and_why_it_joins_none() -> None:
-    assert "joins" in describe(plan(program=TRAINER))
-    assert plan(program=TRAINER).not_joined is None
-    assert plan(num_processes="2").not_joined is None, "whatever its modules import"
-    assert plan(program=TRAINER, library_hooks="no").not_joined == (
-        "library_hooks: flag --library-hooks"
-    )
-    alone = plan(time_limit="60", program=SCRIPT._replace(imports="torch"))
-    assert alone.not_joined is not None
-    (note,) = alone.notes
-    assert "time_limit" in note
-    assert "--library-hooks" in note
-    assert plan(library_hooks="yes").not_joined is None
+def test_what_a_trainer_obeys_hooks_one_process_too(asked: dict[str, Any]) -> None:
+    assert plan(**asked).not_hooked is None
+    assert plan(environ={"SLURM_JOB_ID": "7"}).not_hooked is None, "a job may be preempted"
+    values: dict[str, Any] = {**asked, "library_hooks": "no"}
+    assert plan(**values).not_hooked == "library_hooks: flag --set"

@@ -8,8 +8,9 @@ import pytest
 
 from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import Code, ConfigError
+from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.describe import describe
-from headway.launcher.plan.plan import LaunchPlan, build_plan
+from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
 from tests.launcher.clusters.test_cluster import settings_in
 from tests.launcher.clusters.test_detection import STEP

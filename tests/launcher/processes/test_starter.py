@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import LaunchError
-from headway.launcher.plan.plan import build_plan
+from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.launcher.processes import starter as starting
 from headway.launcher.rank import worker
