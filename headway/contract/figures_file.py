@@ -1,6 +1,6 @@
-"""The file in which a process without a launcher leaves its figures, for `headway top`.
+"""The file in which a process without a launcher keeps its figures, for `headway top`.
 
-It lies in a folder that only its user may enter, and the process has it locked for as long as it
+It is in a folder that only its user may enter, and the process has it locked for as long as it
 lives: whoever gets the lock knows that the process has ended, and removes the file. Locks are those
 of fcntl, which children do not inherit.
 """
@@ -26,7 +26,6 @@ from headway.contract.user_folders import runtime_folder
 
 _PREFIX = "steps-"
 _SIZE = 4096  # bytes of a file; written at once
-_YOUNG_S = 5.0  # a file that is not locked may be about to be
 
 
 class Alone(NamedTuple):
@@ -64,17 +63,19 @@ class FiguresFile:
 
     def __init__(self, program: str) -> None:
         self._state = Alone(os.getpid(), program[-1000:], time.time())
-        folder = runtime_folder()
+        folder, name = runtime_folder(), os.urandom(8).hex()
         make_private(folder)
-        self._path = os.path.join(folder, f"{_PREFIX}{os.urandom(8).hex()}")
+        unlocked = os.path.join(folder, name)
+        self._path = os.path.join(folder, _PREFIX + name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o600)
+        self._fd = os.open(unlocked, flags, 0o600)
         fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._identity = identity(self._fd)
         self._write()
+        os.rename(unlocked, self._path)
 
     def tell(self, figures: Figures) -> None:
-        """Replace what the file says; what goes wrong is not the script's problem."""
+        """Replace the figures in the file; errors are ignored."""
         self._state = self._state._replace(figures=figures)
         with suppress(OSError):
             self._write()
@@ -101,39 +102,20 @@ def leave_figures(progress: Progress) -> None:
 
 
 def list_alone() -> list[Alone]:
-    """Return this user's processes here that train without a launcher; removes what others left."""
+    """Return this user's processes here that train without a launcher; remove what others left."""
     folder = runtime_folder()
-    found: list[Alone] = []
-    with suppress(OSError):
-        names = os.listdir(folder) if is_private(folder) else []
-        for name in sorted(names):
-            if name.startswith(_PREFIX):
-                found += _read(os.path.join(folder, name))
+    names = os.listdir(folder) if is_private(folder) else []
+    paths = [os.path.join(folder, name) for name in names if name.startswith(_PREFIX)]
+    found = [alone for path in paths for alone in _read(path)]
     return sorted(found, key=lambda one: one.began_at)
 
 
 def _read(path: str) -> Iterator[Alone]:
-    with suppress(OSError, ValueError, RecursionError):  # it has ended, or is of another version
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with suppress(OSError, ValueError), open(path, "r+b") as file:  # of another version, or ended
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                return
-            if _is_left(fd):
-                if time.time() - status.st_mtime > _YOUNG_S:
-                    os.unlink(path)
-                return
-            line = os.pread(fd, _SIZE, 0)
-        finally:
-            os.close(fd)
-        found: Alone = decode(_KINDS, line)
-        yield found
-
-
-def _is_left(fd: int) -> bool:
-    """Return whether the process that made a file has ended."""
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            found: Alone = decode(_KINDS, file.read(_SIZE))
+            yield found
+        else:
+            os.unlink(path)

@@ -20,6 +20,7 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from headway.contract.figures_file import is_private, make_private
+from headway.contract.typed import read
 from headway.contract.user_folders import runtime_folder
 from headway.launcher.diagnosis.process_state import read_state
 
@@ -102,15 +103,15 @@ class RunSocket:
                     time.sleep(_PAUSE_S)
 
     def _answer(self, connection: socket.socket) -> None:
-        with closing(connection), suppress(OSError, ValueError, RecursionError):
+        with closing(connection), suppress(OSError, ValueError, TypeError, RecursionError):
             if not _is_same_user(connection):
                 return
             connection.settimeout(_TIMEOUT_S)
             request = json.loads(connection.recv(_LONGEST_REQUEST))
-            answer = self._run._asdict()
-            if isinstance(request, dict) and request.get("wants_stacks"):
-                answer["stacks"] = self.describe(bool(request.get("interrupts")))
-            if isinstance(request, dict) and request.get("wants_figures"):
+            answer: dict[str, Any] = {"run": self._run._asdict()}
+            if "stacks" in request:
+                answer["stacks"] = self.describe(request["stacks"] == "interrupt")
+            if "figures" in request:
                 answer["figures"] = self.figures()
             connection.sendall(json.dumps(answer).encode())
 
@@ -145,7 +146,7 @@ def ask_for_stacks(pid: int, interrupts: bool, timeout_s: float) -> str | None:
         run = _run_at(address)
         if run is not None and run.pid == pid:
             try:
-                request = {"wants_stacks": True, "interrupts": interrupts}
+                request = {"stacks": "interrupt" if interrupts else "ask"}
                 return _ask(address, request, timeout_s)[1].get("stacks")
             except _NoAnswer:
                 raise TimeoutError from None
@@ -157,9 +158,9 @@ def ask_for_figures() -> list[tuple[Run, dict[str, Any]]]:
     answers = []
     for address in _addresses():
         with suppress(_NoAnswer):
-            run, answer = _ask(address, {"wants_figures": True}, _TIMEOUT_S)
+            run, answer = _ask(address, {"figures": "all"}, _TIMEOUT_S)
             if run is not None:
-                answers.append((run, answer.get("figures") or {}))
+                answers.append((run, answer["figures"]))
     return sorted(answers, key=lambda one: one[0].began_at)
 
 
@@ -175,11 +176,11 @@ def _ask(
                 return None, {}
             connection.sendall(json.dumps(request).encode())
             answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
-            run = Run(**{name: answer[name] for name in Run._fields if name in answer})
+            run = read(Run, answer["run"])
             return run._replace(pid=_peer(connection)[0] or run.pid), answer
         except TimeoutError:
             raise _NoAnswer(_peer(connection)[0]) from None
-        except (OSError, ValueError, TypeError):  # it has just ended, or is of another version
+        except (OSError, ValueError, TypeError, KeyError):  # it has ended, or is another version
             return None, {}
 
 

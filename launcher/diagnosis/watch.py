@@ -39,7 +39,6 @@ _STACKS_WITHIN_S = 2.0  # faulthandler, after its signal
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
-_STILL_S = 5.0  # after which ranks that told of steps are asked how far they are
 _QUIET_S = 0.5  # stacks that have not grown for so long are complete, whatever they end with
 _READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes of one descriptor at a time, more than a pipe or socket usually holds
@@ -251,7 +250,7 @@ class Watch:
         asked_at = time.monotonic()
         while not self._is_closing:
             began = time.monotonic()
-            ask_at = min(asked_at + every_s, self._still_at(since=asked_at))
+            ask_at = asked_at + every_s
             wait_s = max(ask_at - began, 0.0)
             ready = self._selector.select(None if wait_s == inf else wait_s)
             if time.monotonic() > began + wait_s + _SUSPENDED_S:
@@ -266,15 +265,6 @@ class Watch:
                 self._is_asked = False
                 self._begin_report()
             self._look_for_a_hang()
-
-    def _still_at(self, since: float) -> float:
-        """Return when the ranks will have been still for so long that they are worth a question.
-
-        They tell of steps once a second, and of those after the last time only if they are asked.
-        """
-        with self._lock:
-            tells = any(one.tells_steps for one in self._ranks.values())
-        return self._progress_at + _STILL_S if tells and self._progress_at > since else inf
 
     def _begin_report(self) -> None:
         """Print where the ranks are, by a thread of its own: the ranks are watched meanwhile."""
@@ -466,11 +456,6 @@ class RankChannel:
     @property
     def has_trained(self) -> bool:
         return self.step > 0
-
-    @property
-    def tells_steps(self) -> bool:
-        """Whether it tells what its steps take."""
-        return self._figures is not None
 
     @property
     def status(self) -> RankStatus:

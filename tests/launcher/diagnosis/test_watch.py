@@ -178,20 +178,10 @@ def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Ran
     assert status.process.letter in "RSD"
 
 
-def test_a_rank_that_told_of_steps_and_is_still_is_asked_how_far_it_is(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "_STILL_S", 0.05)
-    rank.channel.settimeout(10)
+def test_steps_after_the_last_figures_are_known_by_a_heartbeat(rank: Rank) -> None:
     figures = Figures(1e9, 2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 100, 0.5)
-    rank.tell(Ready(), figures)
-    for _ in range(2):  # its answer is news
-        assert rank.channel.recv(1) == b"?"
-        rank.tell(Answer(1.0, (), ProgressSnapshot(98, total=100, loss=0.25), 0, (), False))
+    rank.tell(figures, Heartbeat(ProgressSnapshot(98, total=100, loss=0.25)))
     wait_until(lambda: len(rank.figures) == 2)
     told, moved = rank.figures
     assert told == figures
     assert (moved.step, moved.loss, moved.num_steps, moved.seconds) == (98, 0.25, 0, 0)
-    rank.channel.settimeout(0.3)
-    with pytest.raises(TimeoutError):  # it has not moved
-        rank.channel.recv(1)
