@@ -72,11 +72,11 @@ class Output:
 
     def add(self, rank: int, pipes: dict[int, int]) -> None:
         """Read a new rank's pipes, {1: fd of stdout, 2: fd of stderr}; closes them at their end."""
-        log = None
-        if self.folder is not None and pipes:
-            log = Log(self._log_of(rank), len(pipes), self._report_lost_logs)
         tail = self._tails[rank] = Tail()
         for target, fd in pipes.items():
+            log = None
+            if self.folder is not None:
+                log = Log(self._log_of(rank), self._report_lost_logs)
             self._added.append(_Stream(fd, rank, target, self.console, log, tail))
         self._wake()
 
@@ -243,21 +243,20 @@ class _Stream:
             self._view.finish()
         os.close(self.fd)
         if self._log is not None:
-            self._log.release()
+            self._log.close()
 
 
 class Log:
-    """One rank's file, until each of the streams that share it has called `release`.
+    """One rank's file, which its stdout and its stderr append to.
 
     `on_error` is called when it cannot be written; nothing more is written to it then.
     """
 
-    def __init__(self, path: str, users: int, on_error: Callable[[OSError], None]) -> None:
-        self._users = users
+    def __init__(self, path: str, on_error: Callable[[OSError], None]) -> None:
         self._on_error = on_error
         self._file: BinaryIO | None = None
         try:
-            self._file = open(path, "wb", buffering=0)  # noqa: SIM115  closed with its last stream
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  closed with its stream
         except OSError as error:
             on_error(error)
 
@@ -268,16 +267,10 @@ class Log:
             while data:
                 data = data[write_some(self._file.fileno(), data) :]
         except OSError as error:
-            self._close()
+            self.close()
             self._on_error(error)
 
-    def release(self) -> None:
-        """Close the file, once each stream has called this."""
-        self._users -= 1
-        if not self._users:
-            self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -9,8 +9,8 @@ from headway.launcher.diagnosis.torch_messages import RANK_PREFIX
 from headway.launcher.output.console import Console
 
 LONGEST = 2**20  # bytes; a longer line is shown in pieces
-_IDLE_S = 0.1  # an unfinished line that stops growing is shown on a terminal after this
-_UNFINISHED_S = 1.0  # and elsewhere after this, though it grows
+_SOON_S = 0.1  # an unfinished line is shown on a terminal after this
+_UNFINISHED_S = 1.0  # and elsewhere after this
 _BAR_S = 10.0  # between two states of a progress bar, where there is no terminal
 _NEVER = float("inf")
 _UP = b"\x1b[A"  # what bars below each other write to go up a line; they go down by line feeds
@@ -36,6 +36,7 @@ class View:
         self._rank = rank
         self._target = target
         self._rest = b""  # of the last line, which is unfinished
+        self._due = _NEVER
         torchs_prefix = RANK_PREFIX.text.format(rank=rank).encode()
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
@@ -46,7 +47,7 @@ class View:
     @property
     def due(self) -> float:
         """When `show_due` has something to show, on the monotonic clock."""
-        return _NEVER
+        return self._due
 
     def show_due(self) -> None:
         """Show what has waited long enough to be finished."""
@@ -70,13 +71,8 @@ class FileView(View):
 
     def __init__(self, console: Console, rank: int, target: int) -> None:
         super().__init__(console, rank, target)
-        self._due = _NEVER
         self._shown_state = b""  # of the bar
         self._shown_at = -_BAR_S
-
-    @property
-    def due(self) -> float:
-        return self._due
 
     def take(self, data: bytes) -> None:
         text = self._rest + data
@@ -153,23 +149,9 @@ def _last_state(rest: bytes) -> bytes:
 
 
 class TerminalView(View):
-    """Lines, and one rank's progress bar."""
-
-    def __init__(self, console: Console, rank: int, target: int) -> None:
-        super().__init__(console, rank, target)
-        self._began_at = 0.0  # the unfinished line
-        self._read_at = 0.0
-
-    @property
-    def due(self) -> float:
-        if not self._rest:
-            return _NEVER
-        return min(self._read_at + _IDLE_S, self._began_at + _UNFINISHED_S)
+    """Lines as they come, and one rank's progress bar, which moves."""
 
     def take(self, data: bytes) -> None:
-        self._read_at = time.monotonic()
-        if not self._rest or b"\n" in data:
-            self._began_at = self._read_at
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._show_line(line)
@@ -179,13 +161,17 @@ class TerminalView(View):
                 self._console.write(self._rank, self._target, drawn)
             self._rest = b"\r" + last
         if len(self._rest) > LONGEST:
-            self._show_unfinished()
+            self.show_due()
+        elif not self._rest:
+            self._due = _NEVER
+        elif lines or self._due == _NEVER:
+            self._due = time.monotonic() + _SOON_S
 
     def show_due(self) -> None:
+        self._due = _NEVER
         if not self._rest.startswith(b"\r") or self._console.may_draw(self._rank):
-            self._show_unfinished()
-        else:
-            self._read_at = self._began_at = _NEVER  # until the next state
+            self._console.write(self._rank, self._target, self._rest)
+            self._rest = b""
 
     def finish(self) -> None:
         if self._rest:
@@ -197,7 +183,3 @@ class TerminalView(View):
             line = line.rstrip(b"\r").rpartition(b"\r")[2]
         line = self._without_torchs_prefix(line)
         self._console.write(self._rank, self._target, line + b"\n")
-
-    def _show_unfinished(self) -> None:
-        self._console.write(self._rank, self._target, self._rest)
-        self._rest = b""
