@@ -144,10 +144,10 @@ class Progress:
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase, which the time from now on counts for."""
-        self.phase = phase.name
+        self.phase, counted = phase
         clock = self.clock
-        if clock.is_on and clock.phase != phase.counted:
-            clock.switch(phase.counted)
+        if clock.is_on and clock.phase != counted:
+            clock.switch(counted)
             if clock.mark > self._beat_at:
                 self._beat()
 

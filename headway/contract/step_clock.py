@@ -62,7 +62,10 @@ class Event(Protocol):
 
 
 class Tally:
-    """What some steps took, one after the other."""
+    """What some steps took, one after the other.
+
+    Of several optimizers, those whose steps have one number make one step.
+    """
 
     __slots__ = ("num_steps", "samples", "spent", "step")
 
@@ -71,12 +74,6 @@ class Tally:
         self.num_steps = 0
         self.samples = 0
         self.spent = [0.0] * _NUM_PHASES  # seconds of each phase
-
-    def end_step(self, step: int, samples: int) -> None:
-        """Count a step; of several optimizers, those with one number make one step."""
-        self.num_steps += step != self.step
-        self.step = step
-        self.samples += samples
 
 
 class _Timed:
@@ -163,7 +160,9 @@ class QueueTimes:
 
     def _finish(self, step: _Timed) -> None:
         finished = self.finished
-        finished.end_step(step.step, step.samples)
+        finished.num_steps += step.step != finished.step
+        finished.step = step.step
+        finished.samples += step.samples
         finished.spent = [sum(pair) for pair in zip(finished.spent, step.spent, strict=True)]
         if step.then is not None:
             step.then()
@@ -194,13 +193,14 @@ class StepClock:
     """Adds up what steps take, until `take`."""
 
     __slots__ = (
-        *("is_on", "tally", "phase", "mark", "due_at", "queue", "device", "num_workers"),
+        *("is_on", "tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
         *("batch_samples", "num_samples", "stolen_time", "device_bytes", "_is_warm"),
     )
 
     def __init__(self) -> None:
         self.is_on = False  # somebody reads; before, what each step pays for need not be called
         self.tally = Tally()  # of the script's time
+        self.spent = self.tally.spent
         self.phase, self.mark = SCRIPT, _now()
         self.due_at = 0.0  # the next record
         self.device: Any = None  # the `torch.device` of the training, once it is known
@@ -222,7 +222,7 @@ class StepClock:
     def switch(self, phase: int) -> int:
         """Count the time from now on for `phase`; return the phase before."""
         now, before = _now(), self.phase
-        self.tally.spent[before] += now - self.mark
+        self.spent[before] += now - self.mark
         self.mark, self.phase = now, phase
         if self.queue is not None:
             self.queue.mark(before)
@@ -255,10 +255,12 @@ class StepClock:
     def end_step(self, step: int) -> bool:
         """Note the end of an optimizer step; return whether a record of the steps is due."""
         self.switch(SCRIPT)
-        self.tally.end_step(step, self.num_samples)
+        tally, samples, self.num_samples = self.tally, self.num_samples, 0
+        tally.num_steps += step != tally.step
+        tally.step = step
+        tally.samples += samples
         if self.queue is not None:
-            self.queue.end_step(step, self.num_samples)
-        self.num_samples = 0
+            self.queue.end_step(step, samples)
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
@@ -273,6 +275,7 @@ class StepClock:
         if not tally.num_steps:
             return None
         self.tally = Tally(self.tally.step)
+        self.spent = self.tally.spent
         if queue is not None:
             queue.finished = Tally(queue.finished.step)
         stolen_s = self.stolen_time.take()

@@ -91,7 +91,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             try:
                 self.step_was_skipped = self._precision.step(self.optimizer, closure)
             finally:
-                progress.enter(SCRIPT)
+                progress.phase = SCRIPT.name
             if not self.step_was_skipped:
                 self.step_count += 1
                 progress.end_step(self.step_count)

@@ -111,7 +111,7 @@ def test_waiting_amid_saving_is_waiting(time: Time) -> None:
     clock.switch(before)
     time.now += 3
     clock.switch(with_save)
-    assert (clock.tally.spent[SAVE], clock.tally.spent[SYNC]) == (4, 2)
+    assert (clock.spent[SAVE], clock.tally.spent[SYNC]) == (4, 2)
 
 
 @pytest.fixture

@@ -63,11 +63,11 @@ def passes(model: torch.nn.Module, progress: Progress, count: int) -> list[tuple
         clock.switch(FORWARD)
         loss = model(torch.ones(2, 4)).sum()
         clock.switch(BACKWARD)
-        before = clock.tally.spent[BACKWARD], clock.tally.spent[SYNC]
+        before = clock.spent[BACKWARD], clock.tally.spent[SYNC]
         loss.backward()
         clock.end_backward()
         progress.num_trained += 1
-        taken.append((clock.tally.spent[BACKWARD] - before[0], clock.tally.spent[SYNC] - before[1]))
+        taken.append((clock.spent[BACKWARD] - before[0], clock.tally.spent[SYNC] - before[1]))
     return taken
 
 
@@ -101,21 +101,21 @@ def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
     note_buffers(model, clock)
     monkeypatch.setattr(model, "_sync_buffers", lambda: time.sleep(SLOW_S))
     clock.switch(FORWARD)
-    before = clock.tally.spent[FORWARD], clock.tally.spent[SYNC]
+    before = clock.spent[FORWARD], clock.tally.spent[SYNC]
     model(torch.ones(2, 4))
     clock.switch(FORWARD)
-    assert clock.tally.spent[SYNC] - before[1] >= SLOW_S > clock.tally.spent[FORWARD] - before[0]
+    assert clock.spent[SYNC] - before[1] >= SLOW_S > clock.tally.spent[FORWARD] - before[0]
 
 
 def plain_pass(model: DistributedDataParallel, clock: StepClock) -> tuple[float, float]:
     """Return what a backward pass that no Accelerator begins takes, and what of it is waiting."""
     loss = model(torch.ones(2, 4)).sum()
     clock.switch(SCRIPT)
-    before = sum(clock.tally.spent), clock.tally.spent[SYNC]
+    before = sum(clock.spent), clock.tally.spent[SYNC]
     loss.backward()
     assert clock.phase == SCRIPT
     clock.switch(SCRIPT)
-    return sum(clock.tally.spent) - before[0], clock.tally.spent[SYNC] - before[1]
+    return sum(clock.spent) - before[0], clock.tally.spent[SYNC] - before[1]
 
 
 @pytest.mark.parametrize("static_graph", [False, True])
