@@ -19,7 +19,7 @@ from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.history.beginning import script_path
-from headway.history.code import files_of, read_commit, take, top_of
+from headway.history.code import files_of, read_commit, take
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
 from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
@@ -99,18 +99,22 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
         return Moved(program, {})
     *_, environ = request
     script = script_path(program.kind, program.name, environ)
-    root = top_of(os.path.dirname(script) or folder)
-    name = os.path.relpath(os.path.realpath(script), root) if script and root else ""
-    if not root or (script and name not in [*files_of(root)]):
-        reason = "git does not know the script" if root else "the script is in no git repository"
-        _note(request, f"{reason}: the job runs what is there when it starts")
+    commit = read_commit(os.path.dirname(script) or folder)
+    if commit is None:
+        _note(
+            request, "the script is in no commit of git: the job runs what is there when it starts"
+        )
+        return Moved(program, {})
+    name = os.path.relpath(os.path.realpath(script), commit.root)
+    if script and name not in [*files_of(commit.root)]:
+        _note(request, "git does not know the script: the job runs what is there when it starts")
         return Moved(program, {})
     if request.parsed.dry_run:
         _note(request, "the job will run a copy of the code, taken when it is submitted")
         return Moved(program, {})
-    code = take(root, read_commit(root), os.path.dirname(into), into)
+    code = take(commit, os.path.dirname(into), into)
     said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
-    frozen = moved(program, folder, root, code)
+    frozen = moved(program, folder, commit.root, code)
     in_place = "(--set snapshot=off: in place)"
     _note(request, f"the job runs the code as it is now: {shown(code)} {in_place}")
     return frozen._replace(variables={**said, **frozen.variables, CODE_VARIABLE: code})

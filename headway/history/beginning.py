@@ -14,7 +14,7 @@ from typing import Any
 from headway.contract.secrets import masked, masked_line
 from headway.contract.typed import plain
 from headway.history import store
-from headway.history.code import read_commit, snapshot_at
+from headway.history.code import copied_commit, read_commit
 from headway.history.launch import Launch
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
@@ -25,9 +25,9 @@ _VALUE = 400  # characters of a variable
 
 def begin(path: str, start: Launch, diff_within_s: float) -> dict[str, Any]:
     """Write what is known of a run at its start, and return the record's fields; raises OSError."""
-    copy = snapshot_at(start.snapshot) if start.snapshot else None
     folder = os.path.dirname(start.script) or start.folder
-    commit = copy.commit if copy is not None else read_commit(folder, diff_within_s)
+    copied = copied_commit(start.snapshot) if start.snapshot else None
+    commit = copied or read_commit(folder, diff_within_s)
     record: dict[str, Any] = {
         "path": path,
         "start": plain(start),

@@ -16,6 +16,7 @@ from headway.contract.notes import say
 from headway.contract.progress import Progress
 from headway.contract.records import Kept
 from headway.contract.run import RECORD_VARIABLE
+from headway.contract.secrets import masked_output, secrets_among
 from headway.contract.signals import shell_code
 from headway.contract.typed import plain
 from headway.errors import ConfigError
@@ -82,23 +83,16 @@ def end(code: int | None, report: str, progress: Progress) -> None:
         return
     _process.has_ended = True
     exit_code = None if code is None else shell_code(code)
+    report = masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
     try:
         record = store.read_record(folder)
         record = record._replace(
             kept=tuple(Kept(what, path) for what, path in progress.kept.items()),
             ranks=_process.series.ranks({}),
-            end=Outcome(time.time(), exit_code, _masked(report), progress.step),
+            end=Outcome(time.time(), exit_code, report, progress.step),
         )
         store.write(folder, plain(record))
     except OSError as error:
         say(store.lost(error))
     except ConfigError as error:
         say(f"note: {error.problems[0].what}")
-
-
-def _masked(report: str) -> str:
-    if not report:
-        return ""
-    from headway.contract.secrets import masked_output, secrets_among
-
-    return masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))

@@ -141,11 +141,8 @@ def decode(text: bytes) -> RunRecord:
     try:
         fields = parse(text)
         found = fields.pop("format")
+        if found == FORMAT:
+            return read(RunRecord, fields)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is damaged: {error}") from None
-    if found != FORMAT:
-        raise ValueError(f"has format {found!r:.20}, and this Headway reads {FORMAT}")
-    try:
-        return read(RunRecord, fields)
-    except ValueError as error:
-        raise ValueError(f"is damaged: {error}") from None
+    raise ValueError(f"has format {found!r:.20}, and this Headway reads {FORMAT}")

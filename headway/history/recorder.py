@@ -75,10 +75,6 @@ class Recorder:
         if self._thread.is_alive():
             say(f"note: the record of this run is not complete: {self.path} does not answer")
 
-    def wait(self) -> None:
-        """Wait until all is written, however long that takes."""
-        self._thread.join()
-
     def _write(self, start: Callable[[], Launch]) -> None:
         try:
             record = begin(self.path, start(), _DIFF_WITHIN_S)

@@ -48,14 +48,9 @@ def write(path: str, record: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT, **record}, separators=(",", ":"))
     partial = os.path.join(path, f".{_FILE}-{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(partial, flags, 0o600), "wb") as file:
-            file.write(text.encode())
-        os.replace(partial, os.path.join(path, _FILE))
-    except OSError:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
+    with open(os.open(partial, flags, 0o600), "wb") as file:
+        file.write(text.encode())
+    os.replace(partial, os.path.join(path, _FILE))
 
 
 def lost(error: OSError) -> str:
@@ -98,20 +93,13 @@ def is_running(record: RunRecord) -> bool:
 
 
 def read_record(path: str) -> RunRecord:
-    """Return the record in a run's folder.
-
-    Raises:
-        FileNotFoundError: it has none.
-        ConfigError: it cannot be read.
-    """
+    """Return the record in a run's folder; raises ConfigError if it cannot be read."""
     from headway.history.record import decode
 
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with open(os.open(os.path.join(path, _FILE), flags), "rb") as file:
             return decode(file.read(MAX_BYTES))._replace(path=path)
-    except FileNotFoundError:
-        raise
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         what = f"the record of run {os.path.basename(path)} {reason}"
@@ -123,10 +111,10 @@ def read_all() -> tuple[list[RunRecord], list[str]]:
     folder = runs_folder()
     found, refused = [], []
     for name in names_in(folder):
-        with suppress(FileNotFoundError):  # it has just begun, or been removed
-            try:
-                found.append(read_record(os.path.join(folder, name)))
-            except ConfigError as error:
+        try:
+            found.append(read_record(os.path.join(folder, name)))
+        except ConfigError as error:
+            if os.path.lexists(os.path.join(folder, name, _FILE)):  # it has not just begun
                 refused.append(error.problems[0].what)
     return sorted(found, key=lambda one: (one.start.began_at, one.name)), refused
 
@@ -139,31 +127,21 @@ def find(word: str | None) -> RunRecord:
     folder = runs_folder()
     names = names_in(folder)
     if not names:
-        raise ConfigError(
-            "no run has a record",
-            where=folder,
-            fix="`headway launch` leaves one of each run, unless the setting record is off",
-        )
+        fix = "`headway launch` leaves one of each run, unless the setting record is off"
+        raise ConfigError("no run has a record", where=folder, fix=fix)
     if word is None:
         found, _ = read_all()
         if not found:
             raise ConfigError("no record can be read", where=folder, fix=_FIX)
         return found[-1]
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
-    if len(meant) != 1:
+    if len(meant) == 1:
+        return read_record(os.path.join(folder, meant[0]))
+    what = f"{word!r} may mean {len(meant)} runs: {', '.join(meant[-5:])}"
+    if not meant:
         close = did_you_mean(word, names)
-        raise ConfigError(
-            f"{word!r} is the name of no run" + (f"; did you mean {close!r}?" if close else "")
-            if not meant
-            else f"{word!r} may mean {len(meant)} runs: {', '.join(meant[-5:])}",
-            where="the command line",
-            fix=_FIX,
-        )
-    path = os.path.join(folder, meant[0])
-    try:
-        return read_record(path)
-    except FileNotFoundError:
-        raise ConfigError(f"run {meant[0]} has no record", where=path, fix=_FIX) from None
+        what = f"{word!r} is the name of no run" + (f"; did you mean {close!r}?" if close else "")
+    raise ConfigError(what, where="the command line", fix=_FIX)
 
 
 def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:

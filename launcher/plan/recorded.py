@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from headway._version import __version__
 from headway.contract.run import CODE_VARIABLE, job_of
 from headway.contract.secrets import masked_command
 from headway.history.beginning import script_path, variables_of
-from headway.history.code import snapshot_at
+from headway.history.code import copied_commit
 from headway.history.launch import Launch
 from headway.launcher.plan.describe import text_of, without_secrets
 from headway.launcher.plan.plan import LaunchPlan
@@ -38,10 +39,10 @@ def start_of(
     script = script_path(program.kind, program.name, environ)
     name, arguments = program.name, _short(program.args)
     code = environ.get(CODE_VARIABLE, "")
-    if code and (copy := snapshot_at(code)) is not None:
-        name, *words_typed = map(copy.typed, (name, *arguments))
-        arguments, words = tuple(words_typed), [*map(copy.typed, words)]
-        script = copy.original(script)
+    if code and (commit := copied_commit(code)) is not None:
+        here = partial(_as_typed, code, commit.root)
+        name, arguments, words = here(name), tuple(map(here, arguments)), [*map(here, words)]
+        script = script.replace(code, commit.root)
     return Launch(
         began_at=began_at,
         pid=pid,
@@ -71,6 +72,14 @@ def start_of(
         snapshot=code,
         is_rank=plan.is_rank,
     )
+
+
+def _as_typed(code: str, root: str, word: str) -> str:
+    """Return a word of a command line as it was before a copy of the code was made."""
+    before, found, name = word.partition(code + os.sep)
+    path = os.path.join(root, name)
+    near = os.path.relpath(path)
+    return f"{before}{path if near.startswith(os.pardir) else near}" if found else word
 
 
 def _short(words: Sequence[str]) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ LOCAL = "import near, sys\nprint('code', near.X, open(sys.argv[1]).read(), flush
 def test_edits_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
     for name, text in {"near.py": "X = 1\n", "conf": "conf 1", "script.py": LOCAL}.items():
         Path(name).write_text(text)
-    subprocess.run(["git", "init", "-q"], check=True)
+    for git in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=a@b", *git], check=True)
     words = ["-q", "--cpu", "script.py", "conf"]
     assert "code 1 conf 1" in slurm.run(*HEADWAY, "launch", *words).stdout
     assert wait_for(lambda: num_recorded() == 1)

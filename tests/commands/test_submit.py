@@ -543,7 +543,7 @@ def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_s
     assert "git does not know the script" in run("launch", "--submit", "slurm", "data/own.py")[1]
     (tmp_path / "own.py").write_text("")
     _, text = run("launch", "--submit", "slurm", str(tmp_path / "own.py"))
-    assert "the script is in no git repository" in text
+    assert "the script is in no commit of git" in text
     assert not [*repository.glob("headway-jobs/*/code")]
     code, text = run("launch", "--set", "snapshot=off", "train.py")
     assert code == 2

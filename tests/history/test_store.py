@@ -74,7 +74,7 @@ def test_a_run_that_has_just_begun_is_in_no_list() -> None:
     record = write_run()
     record_file(record).unlink()
     assert store.read_all() == ([], [])
-    with pytest.raises(ConfigError, match="has no record"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         store.find(record.name)
 
 
