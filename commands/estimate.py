@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from headway.commands.flags import Parsed, Parser, bad_words
@@ -48,10 +48,20 @@ def main(argv: Sequence[str]) -> int:
     program = program_from(parsed, rest)
     devices = _devices(parsed)
     batches = None if parsed.batch_size is None else _batch_sizes(parsed.batch_size)
-    attempt = _attempt_at(program, devices)._replace(time_limit_s=_time_limit(parsed.time_limit))
+    attempt = Attempt(
+        program=program.name,
+        args=program.args,
+        is_module=program.kind == "module",
+        device=devices.kind,
+        device_name=devices.name,
+        device_bytes=devices.memory_bytes,
+        world_size=devices.world_size,
+        local_world_size=devices.per_machine,
+        time_limit_s=_time_limit(parsed.time_limit),
+    )
     rows = _rows(parsed.strategy, devices)
-    given = {name: getattr(parsed, name) for name in _COUNTED}
-    environ = {**os.environ, **_variables_for(given)}
+    given = {ACCELERATE[name]: getattr(parsed, name) for name in _COUNTED}
+    environ = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
     require_torch()
     with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
         found = [planner.judge(row, attempt, devices, batches) for row in rows]
@@ -152,27 +162,6 @@ def _time_limit(text: str | None) -> float:
         where="--time-limit",
         fix="pass such as --time-limit 60",
     )
-
-
-# ------------------------------------------------------------------ for both commands
-
-
-def _attempt_at(program: Program, devices: Devices) -> Attempt:
-    return Attempt(
-        program=program.name,
-        args=program.args,
-        is_module=program.kind == "module",
-        device=devices.kind,
-        device_name=devices.name,
-        device_bytes=devices.memory_bytes,
-        world_size=devices.world_size,
-        local_world_size=devices.per_machine,
-    )
-
-
-def _variables_for(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables by which an Accelerator gets these settings; those of None are none."""
-    return {ACCELERATE[name]: str(value) for name, value in settings.items() if value is not None}
 
 
 def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""What a byte is for. Activations are all that is none of the others, such as batches."""
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
+"""What a byte is for. Activations are made in the passes of modules; other tensors, such as
+batches, outside of them."""
 
 OFFLOADED = ("parameters", "gradients", "optimizer")
 """What FSDP keeps in the memory of the CPU; what it gathers of it for a while is an activation."""
@@ -30,7 +31,6 @@ class Attempt(NamedTuple):
     sharded: bool = False  # by `fully_shard`, over the ranks
     checkpointed: bool = False  # activations of repeated blocks are recomputed
     offloaded: bool = False  # what is sharded lies in the memory of the CPU
-    wrap: str = "auto"  # what the units are; see `headway.strategies.units`
     time_limit_s: float = 300.0
     memory_limit_bytes: int | None = None  # for REAL: what tensors may take here
 
@@ -47,6 +47,7 @@ class Outcome(NamedTuple):
 
     rung: str = ""  # FAKE, REAL or STATES; empty where nothing could be said
     peak_bytes: int = 0  # at the highest point of the steps; for STATES the sum of the states
+    peak_at: str = ""  # when that was, and at which line
     categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     modules: tuple[Part, ...] = ()  # those that take most at the peak, largest first
     units: tuple[str, ...] = ()  # the modules that are sharded or recomputed, by their names

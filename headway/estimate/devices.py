@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
-from headway.machine.facts import Gpu, Machine
+from headway.machine.facts import Machine
 
 GB = 10**9
-ESTIMATED = ("cuda", "cpu")
-"""The kinds of devices whose memory is estimated."""
 _UNITS = {"GB": GB, "GIB": 2**30}
 
 KNOWN = {
@@ -40,7 +37,7 @@ _FORM = re.compile(
 class Devices(NamedTuple):
     """Equal devices on one machine or more."""
 
-    kind: str  # one of ESTIMATED
+    kind: str  # cuda or cpu: those whose memory is estimated
     name: str  # as it is printed, and for a GPU what `torch.cuda.get_device_name()` gives
     memory_bytes: int  # of each; for CPUs of each machine
     per_machine: int = 1  # as many ranks
@@ -83,13 +80,9 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
     return Devices("cuda", shown, memory or _known_bytes(name), count, machines)
 
 
-def devices_of(machine: Machine, selected: Sequence[Gpu] | None = None) -> Devices:
-    """Return the devices of a machine: its CUDA GPUs, the smallest memory of them, or its CPU.
-
-    `selected` are the GPUs that count, if not all that are visible; none stands for the CPU.
-    """
-    gpus = machine.gpus_of(ESTIMATED[0]) if selected is None else selected
-    if gpus:
+def devices_of(machine: Machine) -> Devices:
+    """Return the devices of a machine: its CUDA GPUs, the smallest memory of them, or its CPU."""
+    if gpus := machine.gpus_of("cuda"):
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
     return Devices("cpu", "CPU", _host_bytes(machine))

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 CHECKED = "checked against CPU runs only"
 _LONGEST_LINE = 300  # characters of a script's output
 
-_COLOURS = dict(zip(CATEGORIES, ("blue", "magenta", "yellow", "green", "cyan"), strict=True))
-_LETTERS = dict(zip(CATEGORIES, "pgoab", strict=True))
+_COLOURS = dict(
+    zip(CATEGORIES, ("blue", "magenta", "yellow", "green", "cyan", "white"), strict=True)
+)
+_LETTERS = dict(zip(CATEGORIES, "pgoabx", strict=True))
 _RUNGS = {
     FAKE: "the script's own steps, on fake tensors",
     REAL: "the script's own steps, for real on this CPU: tensors of the host are counted, too",
@@ -75,7 +77,11 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
     outcome = judged.outcome
-    rank = {"peak_bytes": outcome.peak_bytes, "parts": outcome.categories}
+    rank = {
+        "peak_bytes": outcome.peak_bytes,
+        "peak_at": outcome.peak_at,
+        "parts": outcome.categories,
+    }
     data = {
         "strategy": judged.row.name,
         "rung": outcome.rung,
@@ -132,6 +138,8 @@ def _show_peak(console: Console, devices: Devices, judged: Judged) -> None:
         f"\n{what} of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
         f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}",
     )
+    if outcome.peak_at:
+        _say(console, f"the peak is {outcome.peak_at}")
     width = max(20, min(console.width, 100) - 2)
     whole = max(sum(outcome.categories.values()), 1)
     bar, key = Text("["), Text()

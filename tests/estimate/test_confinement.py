@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from headway.estimate.attempt import Outcome
-from headway.estimate.child.confinement import landlock_version
 from tests.estimate.following import Follow
 
 pytestmark = pytest.mark.processes
@@ -43,7 +40,7 @@ def goes_on_and_notes(outcome: Outcome) -> bool:
     assert (outcome.steps, outcome.failed_at) == (2, ""), outcome
     lines = enumerate(Path("script.py").read_text().splitlines(), 1)
     expected = [number for number, line in lines if NOTED in line]
-    notes = [note for note in outcome.notes if "Landlock" not in note]
+    notes = outcome.notes
     assert len(notes) == len(expected), notes
     return all(any(f"line {one})" in note for note in notes) for one in expected)
 
@@ -149,30 +146,6 @@ def test_what_goes_other_ways_is_refused_with_its_line(follow: Follow, results: 
 def test_a_refusal_that_the_script_does_not_expect_names_its_line(follow: Follow) -> None:
     text = "import socket\nsocket.create_connection(('127.0.0.1', 9))\n"
     assert "script.py, line 2" in follow(written(text)).failed_at
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
-def test_native_code_is_held_back_by_the_kernel_or_a_note_says_that_it_is_not(
-    follow: Follow,
-) -> None:
-    # the folder of shared memory is open to it, and the tests' own may be there
-    results = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="headway-test-"))
-    path = results / "model.txt"
-    path.write_text("weights")
-    script = written(
-        "import ctypes, os, sys\n"
-        "libc = ctypes.CDLL(None)\n"
-        "assert libc.unlink(sys.argv[1].encode()) == -1\n"
-        "assert libc.truncate(sys.argv[1].encode(), 0) == -1\n"
-        "assert not libc.fopen(sys.argv[1].encode(), b'w')\n"
-        f"assert {landlock_version()} < 6 or libc.kill(os.getppid(), 0) == -1\n"
-    )
-    outcome = follow(script, str(path))
-    left = listing(results)
-    shutil.rmtree(results)
-    if not any("Landlock" in note for note in outcome.notes):
-        assert outcome.steps == 2, outcome
-        assert left == {str(path): "weights"}
 
 
 SHARED = """

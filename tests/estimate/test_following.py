@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES
-from tests.estimate.following import ROOT, Follow
+from tests.estimate.following import ROOT, Follow, follower
 from tests.estimate.test_confinement import TRAINING as SMALL
 
 pytestmark = pytest.mark.processes
@@ -46,6 +46,10 @@ TWO = {**GPU, "world_size": 2, "local_world_size": 2}
 FOUR = {**GPU, "world_size": 4, "local_world_size": 4}
 
 
+def line_of(path: Path, text: str) -> int:
+    return 1 + path.read_text().splitlines().index(text)
+
+
 def script(*changes: tuple[str, str], text: str = TRAINING) -> Path:
     """Write a training with these parts of it replaced, to a file of its own."""
     for old, new in changes:
@@ -75,6 +79,31 @@ def test_the_peak_is_the_sum_of_its_parts_and_they_are_what_they_are_called(
     assert 2 * WEIGHTS <= found.categories["optimizer"] <= 4.1 * WEIGHTS
     assert found.modules[0].module == "blocks.*.*"
     assert found.modules[0].bytes["parameters"] == WEIGHTS - 4 * (WIDTH * 10 + 10)
+
+
+def test_when_the_peak_was_is_said_and_tensors_outside_of_modules_are_other(
+    follow: Follow,
+) -> None:
+    assert follow(script()).peak_at.startswith("in step 2, at script_")
+    data = "data = torch.empty(2**28)"
+    path = script(("net = Net()", f"{data}\ndel data\nnet = Net()"))
+    found = follow(path)
+    where = f"{path}, line {line_of(path, data)}"
+    assert found.peak_at == f"before the first forward pass, at {where}"
+    assert found.categories["other"] == found.peak_bytes == 2**30
+
+
+def test_what_is_assumed_of_unknown_numbers_is_noted_with_its_line(follow: Follow) -> None:
+    lines = ("loss = net(torch.ones(2, 4)).sum()", "if loss < 3: break", "float(loss)")
+    text = "\n    ".join((*lines, "loss.backward()"))
+    path = script(("net(torch.ones(2, 4)).sum().backward()", text), text=SMALL)
+    found = follow(path)
+    assert (found.rung, found.steps) == (FAKE, 2)
+    numbers = [line_of(path, f"    {line}") for line in lines]
+    assert found.notes == (
+        f"assumed: a condition on unknown numbers is False ({path}, line {numbers[1]})",
+        f"assumed: unknown numbers that the script reads are 1; first ({path}, line {numbers[2]})",
+    )
 
 
 def test_data_parallel_training_takes_a_copy_of_the_gradients_more(follow: Follow) -> None:
@@ -187,7 +216,7 @@ def test_a_script_that_fails_has_its_states_alone_and_its_line(follow: Follow) -
     path = script(("for _ in range(3):", "for _ in range(3):\n    raise KeyError('x')"))
     found = follow(path, **GPU)
     assert found.rung == STATES
-    line = 1 + path.read_text().splitlines().index("    raise KeyError('x')")
+    line = line_of(path, "    raise KeyError('x')")
     assert f"{path}, line {line}: KeyError" in found.failed_at
     assert found.categories["parameters"] == found.categories["gradients"] == WEIGHTS
     # AdamW's two moments, and a count of steps for each parameter, which stays on the host
@@ -196,12 +225,16 @@ def test_a_script_that_fails_has_its_states_alone_and_its_line(follow: Follow) -
     assert found.peak_bytes == sum(found.categories.values())
 
 
-def test_a_script_without_end_is_stopped_at_its_line(follow: Follow) -> None:
+def test_a_script_without_end_says_where_it_is_and_is_stopped_at_its_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     path = script(("for _ in range(3):", "while True: pass\nfor _ in range(3):"))
-    found = follow(path, time_limit_s=5)
+    with follower() as follow:
+        found = follow(path, time_limit_s=12)
     assert (found.rung, found.is_late) == (STATES, True)
-    line = 1 + path.read_text().splitlines().index("while True: pass")
-    assert f"{path}, line {line}" in found.failed_at
+    where = f"{path}, line {line_of(path, 'while True: pass')}"
+    assert where in found.failed_at
+    assert f"the script is at {where}" in capfd.readouterr().err
 
 
 def test_real_steps_stop_at_the_memory_that_they_may_take(follow: Follow) -> None:

@@ -3,7 +3,7 @@
 Files opened for writing, and folders made, are those of the same path below the scratch folder;
 what was written is read from there. Removing and renaming what is outside is noted and not done;
 modes, owners and times of all files stay. An audit hook refuses what goes other ways, processes
-and the network; the kernel keeps native code from changing files (Landlock).
+and the network. Native code, which raises no audit events, is not held back.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import _multiprocessing  # type: ignore[import-not-found]
 import _posixshmem  # type: ignore[import-not-found]
 import _posixsubprocess
 import builtins
-import ctypes
 import io
 import os
 import shutil
-import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn
@@ -75,8 +73,6 @@ class Confinement:
         starting = "fork_exec: no other processes are started"  # it raises no audit event
         _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)
         sys.addaudithook(self._audit)
-        if not restrict_by_kernel((self._scratch, "/dev/null", _SHARED_MEMORY)):
-            self._note("this kernel has no Landlock: native code can change files")
 
     # ------------------------------------------------------------------ another place
 
@@ -276,43 +272,3 @@ class Confinement:
     def _refuse(self, what: str) -> NoReturn:
         self._note(what)
         raise Refused(13, f"`headway estimate` lets a script change nothing: {what}; {line_now()}")
-
-
-# Landlock. Source: landlock(7), linux/landlock.h.
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
-_GET_VERSION = _BENEATH = 1
-_NO_NEW_PRIVILEGES = 38  # prctl(2)
-_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
-_OF_FILES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # REMOVE_DIR to MAKE_SYM
-_TCP, _SIGNALS = 0b11, 0b10  # bind and connect; the scope of signals
-
-
-def restrict_by_kernel(writable: Iterable[str]) -> bool:
-    """Refuse this process, for good, to change files elsewhere, to use TCP, and to signal others.
-
-    Linux 5.13 has it for files, 6.7 for TCP, 6.12 for signals. Return whether this kernel has.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = landlock_version()
-    changes = _OF_FILES | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    attributes = struct.pack("=QQQ", changes, _TCP, _SIGNALS)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    if not version or (ruleset := libc.syscall(_CREATE_RULESET, attributes, size, 0)) < 0:
-        return False
-    for path in filter(os.path.exists, writable):
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = changes if os.path.isdir(path) else changes & (_WRITE_FILE | _TRUNCATE)
-        libc.syscall(_ADD_RULE, ruleset, _BENEATH, struct.pack("=Qi", allowed, fd), 0)
-        os.close(fd)
-    refused: int = libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    refused = refused or libc.syscall(_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
-    return refused == 0
-
-
-def landlock_version() -> int:
-    """Return the kernel's version of Landlock; 0 where it has none."""
-    if sys.platform != "linux":
-        return 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, _GET_VERSION)))

@@ -1,8 +1,8 @@
 """torch's FakeTensorMode, as ordinary training scripts need it: they look at values, too.
 
 A value that is known is used: of batches, indices and lengths, on which shapes often depend.
-Otherwise a number is 1, and a condition is what it is while training goes well: finite, equal, not
-NaN. A shape that depends on unknown values is as large as it can be, which is noted.
+Otherwise a number is 1, a condition is what it is while training goes well (finite, equal, not
+NaN), and a shape is as large as it can be. Each of these assumptions is noted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
+
+from headway.estimate.child.patching import is_read_by_user
 
 _MOST_ELEMENTS = 2**16  # of a value that is kept
 _aten = torch.ops.aten
@@ -48,6 +50,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True)
         self._note = note
         self.values = Values()
+        self._has_assumed_numbers = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -90,7 +93,13 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
         value = self.values.get(tensor)
         if value is None:
-            fill = _truth(tensor) if tensor.dtype is torch.bool else 1
+            fill = 1
+            if tensor.dtype is torch.bool:
+                fill = _truth(tensor)
+                self._note(f"assumed: a condition on unknown numbers is {fill}")
+            elif not self._has_assumed_numbers and is_read_by_user():
+                self._has_assumed_numbers = True
+                self._note("assumed: unknown numbers that the script reads are 1; first")
             value = torch.full(tuple(tensor.shape), fill, dtype=tensor.dtype)
         return value
 

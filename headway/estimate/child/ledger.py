@@ -22,9 +22,10 @@ from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from headway.estimate.attempt import CATEGORIES, Part
-from headway.estimate.child.patching import replace
+from headway.estimate.child.patching import line_now, replace
 
-ACTIVATIONS = "activations"
+ACTIVATIONS, OTHER = "activations", "other"
+UNCLASSIFIED = (ACTIVATIONS, OTHER)
 _MOST_PARTS = 8
 _OUTSIDE = "(outside of modules)"
 
@@ -76,8 +77,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._current = 0
         self._peak_at = self._began_at = 0
         self.peak_bytes = 0
+        self.peak_when = ""
+        self.phase = "before the first forward pass"
         self.modules: list[Any] = []  # weak references to those whose forward is being run
-        self.default_category = ACTIVATIONS
+        self.in_step = False  # of an optimizer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -111,11 +114,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(entry, max(storage.nbytes(), entry.least_bytes) if counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str, owner: Any = None) -> None:
-        """Say what the storages of a tensor are for; the first word counts."""
+        """Set what the storages of a tensor are for, where it is not known yet."""
         self.see(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
-            if entry.category == ACTIVATIONS:
+            if entry.category in UNCLASSIFIED:
                 entry.category = category
             if entry.category == category:
                 entry.owner = owner or entry.owner
@@ -145,6 +148,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.start_anew()
             if self._all[number].category not in categories:
                 self._change(number, change)
+        self.peak_when = ""  # the line of this peak was not noted
 
     def live(self) -> list[Entry]:
         """Return what lives now."""
@@ -162,7 +166,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _new_entry(self, storage: torch.UntypedStorage) -> Entry:
         owner = self.modules[-1] if self.modules else None
-        entry = Entry(len(self._all), self.default_category, owner)
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        category = ACTIVATIONS if owner is not None or is_in_backward else OTHER
+        entry = Entry(len(self._all), "optimizer" if self.in_step else category, owner)
         entry.gone = weakref.ref(storage, lambda _: self._count(entry, 0))
         self._all.append(entry)
         self._entries[storage] = entry
@@ -182,6 +188,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._current += change
         if self._current > self.peak_bytes:
             self.peak_bytes, self._peak_at = self._current, len(self._changes)
+            line = line_now()
+            self.peak_when = f"{self.phase}, at {line}" if line else self.phase
 
 
 def totals(entries: Iterable[Entry]) -> dict[str, int]:
@@ -251,6 +259,8 @@ class Models:
                 # what is recomputed in a backward pass calls its parts by themselves
                 self._called.update((id(one), one) for one in module.modules())
                 self._before_first_call(module)
+            if not any(self._steps.values()):
+                self._ledger.phase = "in step 1"
             running.append(weakref.ref(module))
             try:
                 return called(module, *args, **kwargs)
@@ -325,11 +335,12 @@ class Models:
         self.classify()
         for group in optimizer.param_groups:
             self._classify_trained(group["params"])
-        self._ledger.default_category = "optimizer"
+        self._ledger.in_step = True
 
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._ledger.default_category = ACTIVATIONS
+        self._ledger.in_step = False
         self._classify_states(optimizer)
         self._steps[id(optimizer)] += 1
+        self._ledger.phase = f"in step {max(self._steps.values()) + 1}"
         if self.ends_steps:
             self._after_step()

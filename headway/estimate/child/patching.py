@@ -11,14 +11,18 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 _PACKAGE = f"{Path(os.path.abspath(__file__)).parents[2]}{os.sep}"
 _OTHERS = tuple(
     os.path.realpath(sysconfig.get_path(name)) + os.sep
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_PASSED_THROUGH = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -50,6 +54,13 @@ def line_now() -> str:
     return _first((frame.f_code.co_filename, line) for frame, line in frames)
 
 
+def is_read_by_user() -> bool:
+    """Return whether the user's own code calls what is run now, directly or through torch."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    caller = next((file for file in files if not file.startswith(_PASSED_THROUGH)), "<")
+    return _is_of_user(caller)
+
+
 def line_of(error: BaseException) -> str:
     """Return the line that an exception went through."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -68,6 +79,7 @@ def _first(places: Iterable[tuple[str, int]]) -> str:
     return next((_shown(file, line) for file, line in places if _is_of_user(file)), "")
 
 
+@cache
 def _is_of_user(file: str) -> bool:
     if file.startswith(("<", _PACKAGE)) or any(folder in file for folder in _INSTALLED):
         return False

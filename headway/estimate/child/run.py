@@ -30,11 +30,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from headway.contract import signals
 from headway.contract.forking import become_new, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
+from headway.contract.notes import say
 from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome
 from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
-from headway.estimate.child.ledger import Entry, Ledger, Models, largest_parts, totals
+from headway.estimate.child.ledger import (
+    UNCLASSIFIED,
+    Entry,
+    Ledger,
+    Models,
+    largest_parts,
+    totals,
+)
 from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.strategies.units import checkpoint_activations, units_of
 
@@ -87,7 +95,7 @@ def _outcome(
             Run(attempt, scratch).to_the_end()
         finally:
             os._exit(1)
-    status = _wait(child, wake_fds[0], deadline)
+    status = _wait(child, wake_fds[0], deadline, os.path.join(scratch, _PROGRESS))
     output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
     text = output.read().decode(errors="replace")
     with suppress(OSError, ValueError), open(os.path.join(scratch, OUTCOME), "rb") as file:
@@ -99,12 +107,20 @@ def _outcome(
     return Outcome(failed_at=f"{line}: {ended}" if line else ended, output=text)
 
 
-def _wait(child: int, woken: int, deadline: float) -> int:
-    """Return the status of a child that has ended, or is ended at the deadline."""
+def _wait(child: int, woken: int, deadline: float, progress: str) -> int:
+    """Return the status of a child that has ended, or is ended at the deadline.
+
+    Meanwhile print where the script is, which the child writes to the file `progress`.
+    """
     ended = status = 0
+    began = time.monotonic()
     try:
         while not ended and (left := deadline - time.monotonic()) > 0:
-            ready = select.select([woken, sys.stdin], [], [], left)[0]
+            ready = select.select([woken, sys.stdin], [], [], min(left, PROGRESS_S + 0.5))[0]
+            if not ready:
+                with suppress(OSError), open(progress) as file:
+                    where = file.read() or "no line of its own"
+                    say(f"after {time.monotonic() - began:.0f} s the script is at {where}")
             if sys.stdin in ready:  # there is no second attempt before this one's outcome
                 raise SystemExit
             if woken in ready:
@@ -117,8 +133,9 @@ def _wait(child: int, woken: int, deadline: float) -> int:
     return status
 
 
-OUTCOME = "outcome"
-"""The file in the scratch folder that has what was found."""
+OUTCOME, _PROGRESS = "outcome", "progress"
+"""The files in the scratch folder that have what was found, and where the script is."""
+PROGRESS_S = 10.0  # from one line about that to the next
 
 _STEPS = 2  # of each optimizer, after which the script is stopped
 _MOST_STEPS = 12  # of one optimizer, while another has not made its second
@@ -172,9 +189,9 @@ class Run:
             stack.enter_context(self._mode)
         stack.enter_context(self._ledger)
         Confinement(self._scratch, self.note).begin()
-        signals.trap(self._on_alarm, signal.SIGALRM)
-        signal.setitimer(signal.ITIMER_REAL, attempt.time_limit_s)
         self._began = time.monotonic()
+        signals.trap(self._on_alarm, signal.SIGALRM)
+        self._set_alarm(attempt.time_limit_s)
         try:
             _run_program(attempt)
         except BaseException as error:  # noqa: BLE001  it is part of the outcome
@@ -217,7 +234,7 @@ class Run:
         if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
             return
         self._reshaped.append(model)
-        units = units_of(model, attempt.wrap)
+        units = units_of(model, "auto")
         blocks = [block for unit in units for block in unit]
         if attempt.checkpointed:
             checkpoint_activations(blocks)
@@ -234,10 +251,18 @@ class Run:
         if min(steps) >= _STEPS or max(steps) >= _MOST_STEPS:
             self._finish_with_peak()
 
-    def _on_alarm(self, _: int, __: FrameType | None) -> NoReturn:
-        raise TimeUp(
-            f"no second optimizer step within {self._attempt.time_limit_s:g} s (--time-limit)"
-        )
+    def _set_alarm(self, left: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, min(left, PROGRESS_S))
+
+    def _on_alarm(self, _: int, __: FrameType | None) -> None:
+        """Write where the script is, for the server; at the time limit, stop the script."""
+        limit = self._attempt.time_limit_s
+        left = limit - (time.monotonic() - self._began)
+        if left <= 0:
+            raise TimeUp(f"no second optimizer step within {limit:g} s (--time-limit)")
+        with suppress(OSError), open(os.path.join(self._scratch, _PROGRESS), "w") as file:
+            file.write(line_now())
+        self._set_alarm(left)
 
     # ------------------------------------------------------------------ the end
 
@@ -269,11 +294,12 @@ class Run:
         except Exception as second:  # noqa: BLE001  it is part of the outcome
             self.note(f"the optimizer could not step alone: {_said(second)}")
         self._models.classify()
-        states = [one for one in self._ledger.live() if one.category != "activations"]
+        states = [one for one in self._ledger.live() if one.category not in UNCLASSIFIED]
         rung = STATES if states else ""
         if self._attempt.offloaded:
             states = [one for one in states if one.category not in OFFLOADED]
-        return self._outcome(rung, states)._replace(peak_bytes=sum(one.nbytes for one in states))
+        total = sum(one.nbytes for one in states)
+        return self._outcome(rung, states)._replace(peak_bytes=total, peak_at="")
 
     def _complete_states(self) -> None:
         """Let each optimizer step once with gradients for all that it trains."""
@@ -296,6 +322,7 @@ class Run:
         return Outcome(
             rung=rung,
             peak_bytes=self._ledger.peak_bytes,
+            peak_at=self._ledger.peak_when,
             categories=totals(entries),
             modules=largest_parts(entries, names),
             units=tuple(names.get(id(one), type(one).__name__) for one in self._units),
