@@ -43,7 +43,6 @@ _REFUSED = {
     "subprocess.Popen": "no other processes are started",
     **{f"socket.{name}": "there is no network" for name in _NETWORK},
 }
-_SHARED_MEMORY = "/dev/shm"  # of shm_open(3) and sem_open(3)
 _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # databases of sqlite
 
 
@@ -229,21 +228,15 @@ class Confinement:
             sqlite3.connect = sqlite3.dbapi2.connect = connected
 
     def _replace_sharing(self) -> None:
-        """Let shared memory be files, which are kept apart, and locks have no name that stays."""
+        """Refuse shared memory, and let locks have no name that stays."""
 
         class Lock(_multiprocessing.SemLock):  # type: ignore[misc]
             def __new__(cls, kind: int, value: int, maxvalue: int, name: str, unlink: bool) -> Any:
                 return super().__new__(cls, kind, value, maxvalue, name, True)
 
-        def open_shared(path: str, flags: int, mode: int = 0o777) -> int:
-            return os.open(f"{_SHARED_MEMORY}/{path.lstrip('/')}", flags | os.O_CLOEXEC, mode)
-
-        def unlink_shared(path: str) -> None:
-            os.unlink(f"{_SHARED_MEMORY}/{path.lstrip('/')}")
-
+        sharing = "shm_open: no memory is shared with other processes"
         replace(_multiprocessing, "SemLock", Lock)
-        replace(_posixshmem, "shm_open", open_shared)
-        replace(_posixshmem, "shm_unlink", unlink_shared)
+        replace(_posixshmem, "shm_open", lambda *_, **__: self._refuse(sharing))
         for name in ("register", "unregister", "ensure_running"):  # a process that cleans up
             replace(resource_tracker, name, nothing)
 

@@ -56,8 +56,6 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
             return self.scalar(args[0])
-        if func is _aten._pack_padded_sequence.default:
-            return self._packed(*args)
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -117,19 +115,6 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         with self:
             return bound(*args, **kwargs)
 
-    def _packed(
-        self, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return packed sequences, with real batch sizes: torch reads them in C++."""
-        batch, longest = x.shape[:2] if batch_first else (x.shape[1], x.shape[0])
-        known = self.values.get(lengths)
-        if known is None:
-            self._note("pack_padded_sequence: all sequences are taken to be as long as the longest")
-            known = torch.full((batch,), longest)
-        each = (known.unsqueeze(0) > torch.arange(int(known.max())).unsqueeze(1)).sum(1)
-        with self:
-            return x.new_empty(int(each.sum()), *x.shape[2:]), each
-
     def _faked_on(self, device: torch.device, value: torch.Tensor) -> Any:
         fake: Any = self.faked(value)
         fake.fake_device = device
@@ -164,14 +149,6 @@ def _unique(x: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
     return x.new_empty(x.numel()), x.new_empty(x.shape, dtype=torch.int64), counts
 
 
-def _ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, *_: Any, **__: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    length, batch, _classes = log_probs.shape
-    most = targets.shape[-1]
-    return log_probs.new_empty(batch), log_probs.new_empty(batch, length, 2 * most + 1)
-
-
 _LARGEST: dict[Any, Callable[..., Any]] = {
     _aten.nonzero: lambda x: x.new_empty((x.numel(), x.dim()), dtype=torch.int64),
     _aten.masked_select: lambda x, _: x.new_empty(x.numel()),
@@ -180,7 +157,6 @@ _LARGEST: dict[Any, Callable[..., Any]] = {
         max(minlength, 1), dtype=torch.int64
     ),
     _aten.repeat_interleave: lambda x, *, output_size=None: x.new_empty(output_size or x.numel()),
-    _aten._ctc_loss: _ctc_loss,
 }
 """The results with the largest shapes that there can be, by operator."""
 

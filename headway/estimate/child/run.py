@@ -211,7 +211,6 @@ class Run:
             fake_cuda.replace_moves(ledger.see)
             fake_cuda.replace_places_of_loaded(self._device)
             torch_patches.replace_reading(self._mode)
-            torch_patches.replace_padding(self._mode)
             torch_patches.replace_addresses()
             torch_patches.replace_skipped_steps()
             torch_patches.replace_files_of_tensors(self._mode)

@@ -99,24 +99,6 @@ def replace_reading(mode: ScriptMode) -> None:
     replace(FakeTensor, "__format__", as_format)
 
 
-def replace_padding(mode: ScriptMode) -> None:
-    """Let `pad_packed_sequence` use torch's operators; its own code, in C++, reads addresses."""
-
-    def pad(
-        data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: float, total: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        with _disable_current_modes():
-            batch, longest = int(batch_sizes[0]), max(total, len(batch_sizes))
-            is_there = batch_sizes.unsqueeze(1) > torch.arange(batch)  # [longest, batch]
-            rows, lengths = is_there.flatten().nonzero().squeeze(1), is_there.sum(0)
-        padded = data.new_full((longest * batch, *data.shape[1:]), value)
-        places = mode.faked(rows).to(data.device)
-        padded = padded.index_copy(0, places, data).view(longest, batch, *data.shape[1:])
-        return padded.transpose(0, 1) if batch_first else padded, mode.faked(lengths)
-
-    replace(torch._VF, "_pad_packed_sequence", pad)
-
-
 def replace_compilation(note: Note) -> None:
     """Let torch.compile return what it is given."""
 

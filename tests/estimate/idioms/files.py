@@ -22,34 +22,6 @@ def step():
     return loss
 
 
-# %% seeds
-random.seed(0)
-np.random.seed(0)
-torch.manual_seed(0)
-torch.cuda.manual_seed_all(0)
-torch.use_deterministic_algorithms(False)
-for _ in range(3):
-    step()
-
-# %% a folder for results, a log, and metrics as lines
-folder = Path("results")
-folder.mkdir(parents=True, exist_ok=True)
-logging.basicConfig(filename=folder / "log.txt", level=logging.INFO)
-(folder / "config.json").write_text(json.dumps({"lr": 1e-3}))
-assert json.loads((folder / "config.json").read_text()) == {"lr": 1e-3}
-with open("metrics.jsonl", "a") as file:
-    for i in range(3):
-        loss = step().item()
-        logging.info("loss %s", loss)
-        file.write(json.dumps({"step": i, "loss": loss}) + "\n")
-
-# %% tensorboard
-from torch.utils.tensorboard import SummaryWriter
-
-writer = SummaryWriter("runs")
-for i in range(3):
-    writer.add_scalar("loss", step().item(), i)
-
 # %% the version of the code
 import subprocess
 
@@ -67,3 +39,10 @@ net.load_state_dict(weights)
 optimizer.load_state_dict(optimizer.state_dict())
 for _ in range(2):
     step()
+
+# %% tensorboard
+from torch.utils.tensorboard import SummaryWriter
+
+writer = SummaryWriter("runs")
+for i in range(3):
+    writer.add_scalar("loss", step().item(), i)

@@ -34,14 +34,6 @@ for _ in range(3):
     scaler.update()
     optimizer.zero_grad()
 
-# %% the default device
-with torch.device("cuda"):
-    net = nn.Linear(16, 512)
-    x = torch.randn(8, 16)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
-    step()
-
 # %% bf16 on cuda, if it has it
 if torch.cuda.is_bf16_supported():
     net, x = net.bfloat16(), x.bfloat16()
@@ -75,25 +67,6 @@ assert len(addresses) == len([*net.parameters()])
 optimizer = torch.optim.AdamW(net.parameters())
 for _ in range(3):
     step()
-
-# %% packed sequences, with the lengths of a batch
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
-from torch.utils.data import DataLoader
-
-
-def collate(rows):
-    return pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
-
-
-lstm = nn.LSTM(1, 8, batch_first=True).cuda()
-optimizer = torch.optim.AdamW(lstm.parameters())
-rows = [torch.ones(1 + i % 5, 1) for i in range(12)]
-for x, lengths in DataLoader(rows, 4, shuffle=True, collate_fn=collate):
-    packed = pack_padded_sequence(x.cuda(), lengths, batch_first=True, enforce_sorted=False)
-    assert packed.data.shape[0] == sum(lengths.tolist())
-    out, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True)
-    out.sum().backward()
-    optimizer.step()
 
 # %% the accelerator of torch, whichever it is, and pinned batches
 device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"

@@ -30,22 +30,6 @@ for x, y in DataLoader(
 ):
     step(x.to("cpu", non_blocking=True), y.to("cpu", non_blocking=True))
 
-# %% loader with a generator and a worker's seed
-generator = torch.Generator().manual_seed(3)
-for x, y in DataLoader(data, 8, True, generator=generator, worker_init_fn=lambda i: None):
-    step(x, y)
-
-# %% subset by random permutation
-chosen = torch.randperm(len(data))[:32]
-for x, y in DataLoader(torch.utils.data.Subset(data, chosen.tolist()), 8):
-    step(x, y)
-
-# %% weighted sampler
-weights = 1.0 / torch.bincount(targets, minlength=4).float().clamp(min=1)
-sampler = torch.utils.data.WeightedRandomSampler(weights[targets], 64)
-for x, y in DataLoader(data, 8, sampler=sampler):
-    step(x, y)
-
 
 # %% a data set of dicts of numpy arrays
 class Arrays(Dataset):
@@ -84,19 +68,6 @@ for x, y in DataLoader(data, 8, collate_fn=collate):
     step(x, y)
 
 
-# %% next of an iterator, again and again
-batches = iter(DataLoader(data, 8, shuffle=True))
-for i in range(4):
-    step(*next(batches))
-
-# %% windows of a text
-text = torch.from_numpy(np.frombuffer(b"abcdefgh" * 64, dtype=np.uint8).astype(np.int64)) % 4
-for i in range(4):
-    starts = torch.randint(len(text) - 17, (8,))
-    x = torch.stack([text[i : i + 16] for i in starts]).float()
-    y = torch.stack([text[i + 16] for i in starts])
-    step(x, y)
-
 # %% distributed sampler
 torch.distributed.init_process_group("gloo")
 sampler = torch.utils.data.DistributedSampler(data, shuffle=True)
@@ -105,13 +76,6 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     for x, y in DataLoader(data, 8, sampler=sampler):
         step(x, y)
-
-# %% tqdm
-from tqdm import tqdm
-
-bar = tqdm(DataLoader(data, 8))
-for x, y in bar:
-    bar.set_postfix(loss=step(x, y).item())
 
 # %% prepared workers that last, seeded samples, and a training that goes on
 from headway import Accelerator

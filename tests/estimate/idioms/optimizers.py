@@ -20,12 +20,6 @@ def train(optimizer, scheduler=None):
 # %% fused adam
 train(torch.optim.AdamW(net.parameters(), fused=True))
 
-# %% foreach adam
-train(torch.optim.Adam(net.parameters(), foreach=True, amsgrad=True))
-
-# %% adafactor
-train(torch.optim.Adafactor(net.parameters()))
-
 # %% lbfgs with a closure
 optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
 
@@ -39,17 +33,6 @@ def closure():
 
 for _ in range(3):
     optimizer.step(closure)
-
-# %% groups with and without decay
-decayed = [p for p in net.parameters() if p.dim() > 1]
-others = [p for p in net.parameters() if p.dim() <= 1]
-train(torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others}]))
-
-# %% cosine schedule with warm-up
-optimizer = torch.optim.AdamW(net.parameters())
-warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-cosine = lr_scheduler.CosineAnnealingLR(optimizer, 10)
-train(optimizer, lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2]))
 
 # %% reduce on plateau
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -68,14 +51,6 @@ for _ in range(3):
     nn.utils.clip_grad_value_(net.parameters(), 0.5)
     optimizer.step()
 
-# %% accumulation by hand
-optimizer = torch.optim.AdamW(net.parameters())
-for i in range(12):
-    (F.cross_entropy(net(x), y) / 4).backward()
-    if (i + 1) % 4 == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-
 # %% gradient scaler
 optimizer = torch.optim.AdamW(net.parameters())
 scaler = torch.amp.GradScaler("cpu")
@@ -88,19 +63,6 @@ for _ in range(3):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-
-# %% a GAN
-judge = nn.Linear(16, 1)
-first, second = torch.optim.Adam(net.parameters()), torch.optim.Adam(judge.parameters())
-make = nn.Linear(4, 16)
-for _ in range(4):
-    fake = make(net(x))
-    second.zero_grad()
-    F.softplus(judge(fake.detach())).mean().backward()
-    second.step()
-    first.zero_grad()
-    F.softplus(-judge(fake)).mean().backward()
-    first.step()
 
 
 # %% an optimizer of one's own
@@ -118,16 +80,6 @@ class Signs(torch.optim.Optimizer):
 
 
 train(Signs(net.parameters()))
-
-# %% a penalty on gradients
-optimizer = torch.optim.Adam(net.parameters())
-for _ in range(3):
-    point = x.clone().requires_grad_(True)
-    out = net(point)
-    (slope,) = torch.autograd.grad(out.sum(), point, create_graph=True)
-    (F.cross_entropy(out, y) + slope.norm(2, dim=1).sub(1).pow(2).mean()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 # %% per-sample gradients by torch.func
 from torch.func import functional_call, grad, vmap

@@ -16,14 +16,6 @@ def step(loss):
     optimizer.zero_grad(set_to_none=True)
 
 
-# %% losses as numbers and texts
-for i in range(3):
-    loss = F.cross_entropy(net(x), y)
-    total = loss.item() + float(loss) + int(loss)
-    print(f"step {i} loss {loss:.4f} {loss.item():8.3f}", "%.3f" % loss, "{:.2e}".format(loss))
-    step(loss)
-
-
 # %% stops at a loss that is not a number
 for _ in range(3):
     loss = F.cross_entropy(net(x), y)
@@ -50,14 +42,6 @@ for _ in range(3):
     assert len(logits.argmax(1).tolist()) == 8
     step(F.cross_entropy(logits, y))
 
-
-# %% best loss so far
-best = float("inf")
-for _ in range(3):
-    loss = F.cross_entropy(net(x), y)
-    if loss < best:
-        best = loss.item()
-    step(loss)
 
 # %% masks choose rows
 for _ in range(3):
@@ -90,12 +74,6 @@ for _ in range(3):
     step(F.cross_entropy(net(x), y))
 
 
-# %% statistics of the data
-mean, spread = x.mean().item(), x.std().item()
-x = (x - mean) / (spread + 1e-6)
-for _ in range(3):
-    step(F.cross_entropy(net(x), y))
-
 # %% one hot, scatter, topk, sort and a confusion matrix
 for _ in range(3):
     logits = net(x)
@@ -106,30 +84,6 @@ for _ in range(3):
     counts = torch.bincount(y * 4 + logits.argmax(1), minlength=16).reshape(4, 4)
     step(F.mse_loss(logits, wanted) + F.mse_loss(logits, other) + logits[order].sum())
 
-
-# %% random choices
-for _ in range(3):
-    if torch.rand(1) < 0.5:
-        x = x.flip(0)
-    if torch.rand(()).item() > 0.5:
-        x = x + 0.1
-    step(F.cross_entropy(net(x), y))
-
-# %% mixup
-for _ in range(3):
-    share = np.random.beta(0.4, 0.4)
-    order = torch.randperm(8)
-    mixed = share * x + (1 - share) * x[order]
-    logits = net(mixed)
-    step(share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order]))
-
-# %% history of losses
-history = []
-for _ in range(3):
-    loss = F.cross_entropy(net(x), y)
-    history.append(loss.detach())
-    print(torch.stack(history).mean().item(), sum(history) / len(history), max(history))
-    step(loss)
 
 # %% torchmetrics
 from torchmetrics.classification import MulticlassAccuracy
