@@ -13,8 +13,7 @@ import shutil
 import tempfile
 import tokenize
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import NamedTuple
 
 from headway.errors import ConfigError
@@ -24,6 +23,7 @@ from headway.migration.reading import Script, imports_original, inside
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 _NOTEBOOK = ".ipynb"
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_FROM = re.compile(r"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+import\b")
 
 
 class Source(NamedTuple):
@@ -94,38 +94,24 @@ def read_script(path: str) -> tuple[Source, Script]:
 def replace_script(path: str, source: Source) -> None:
     """Replace a script in full or not at all; it keeps its permissions, and a link stays one."""
     target = os.path.realpath(path)
-    temporary = None
+    folder, name = os.path.split(target)
     try:
-        effective = os.access in os.supports_effective_ids
-        if not os.access(target, os.W_OK, effective_ids=effective):
+        if not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             raise PermissionError(0, "it is read-only")
-        folder, name = os.path.split(target)
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-        with open(handle, "wb") as file:
-            file.write(source.content)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(target, temporary)
-        os.replace(temporary, target)
-        temporary = None
+        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as beside:
+            written = os.path.join(beside, name)
+            with open(written, "wb") as file:
+                file.write(source.content)
+                file.flush()
+                os.fsync(file.fileno())
+            shutil.copymode(target, written)
+            os.replace(written, target)
     except OSError as error:
         raise ConfigError(
             f"the script cannot be written: {error.strerror}",
             where=path,
             fix="make it and its folder writable",
         ) from None
-    finally:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
-
-
-class _Edit(NamedTuple):
-    """A part of the text that is replaced; positions count characters from the start."""
-
-    start: int
-    end: int
-    text: str
 
 
 def rewritten(source: Source, script: Script, *, compat: bool = False) -> Source:
@@ -134,19 +120,14 @@ def rewritten(source: Source, script: Script, *, compat: bool = False) -> Source
     `import accelerate` becomes `import headway.compat as accelerate`; `from accelerate import ...`
     imports from `headway` if all names are right there, and from `headway.compat` otherwise, or
     always with `compat`.
+
+    Raises:
+        ValueError: an import of Accelerate would be left.
     """
-    positions = _Positions(source.text)
-    edits: list[_Edit] = []
-    for node in script.imports:
-        if isinstance(node, ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            module = module_for(inside(node.module or ""), names, compat=compat)
-            edits.append(_module_edit(node, positions, module))
-        else:
-            edits += _name_edits(node, positions)
-    text = source.text
-    for edit in sorted(edits, reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
+    text, positions = source.text, _Positions(source.text)
+    edits = [edit for node in script.imports for edit in _edits(node, positions, compat)]
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
     if Script(text).imports:
         raise ValueError("an import of Accelerate is left")
     return source._replace(text=text)
@@ -166,22 +147,21 @@ class _Positions:
         return self._starts[line - 1] + len(before)
 
 
-def _module_edit(node: ast.ImportFrom, positions: _Positions, module: str) -> _Edit:
-    """Return the edit of the module in `from module import ...`."""
-    start = positions.of(node.lineno, node.col_offset)
-    statement = positions.text[start:]
-    tokens = tokenize.generate_tokens(io.StringIO(statement, newline="").readline)
-    words = list(takewhile(lambda token: token.string != "import", tokens))
-    within = _Positions(statement)
-    places = [within.of(row, 0) + column for row, column in (words[1].start, words[-1].end)]
-    return _Edit(start + places[0], start + places[1], module)
-
-
-def _name_edits(node: ast.Import, positions: _Positions) -> Iterator[_Edit]:
+def _edits(
+    node: ast.Import | ast.ImportFrom, positions: _Positions, compat: bool
+) -> Iterator[tuple[int, int, str]]:
+    """Yield parts of the text, by their start and end, and what replaces each."""
+    if isinstance(node, ast.ImportFrom):
+        names = [alias.name for alias in node.names]
+        module = module_for(inside(node.module or ""), names, compat=compat)
+        found = _FROM.match(positions.text, positions.of(node.lineno, node.col_offset))
+        if found is not None:
+            yield found.start("module"), found.end("module"), module
+        return
     for alias in node.names:
         if imports_original(node, alias):
             start = positions.of(alias.lineno, alias.col_offset)
             # `import accelerate.utils` binds `accelerate`, whose modules are attributes
             whole = f"{COMPAT} as {ORIGINAL}"
             new = compat_module(inside(alias.name)) if alias.asname else whole
-            yield _Edit(start, start + len(alias.name), new)
+            yield start, start + len(alias.name), new
