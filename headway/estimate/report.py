@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headway.contract.sizes import size
 from headway.contract.strategies import DDP
-from headway.estimate.attempt import CATEGORIES, FAKE, REAL, STATES, Attempt, Outcome
+from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices
 from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, BatchSizes, Judged
 from headway.settings.table import YES
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 CHECKED = "checked against CPU runs only"
 _LONGEST_LINE = 300  # characters of a script's output
 
-_COLOURS = dict(
-    zip(CATEGORIES, ("blue", "magenta", "yellow", "green", "cyan", "white"), strict=True)
-)
-_LETTERS = dict(zip(CATEGORIES, "pgoabx", strict=True))
 _RUNGS = {
     FAKE: "the script's own steps, on fake tensors",
     REAL: "the script's own steps, for real on this CPU: tensors of the host are counted, too",
@@ -101,92 +93,74 @@ def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
 
 
 def show(report: Report) -> None:
-    """Print the report to standard output; with colours on a terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    """Print the report to standard output."""
     first = report.rows[0]
+    outcome = first.outcome
     program = shlex.join([report.attempt.program, *report.attempt.args])
-    _say(console, f"{program} on {report.devices}, {first.row.name}")
-    _say(console, f"followed by: {_RUNGS[first.outcome.rung]}")
-    if first.outcome.failed_at:
-        _say(console, f"failed at:   {first.outcome.failed_at}")
-    _show_peak(console, report.devices, first)
-    _say(console, "\nthe modules that take most:")
-    for part in first.outcome.modules:
+    print(f"{program} on {report.devices}, {first.row.name}")
+    print(f"followed by: {_RUNGS[outcome.rung]}")
+    if outcome.failed_at:
+        print(f"failed at:   {outcome.failed_at}")
+    _show_peak(report.devices, first)
+    print("\nthe modules that take most:")
+    for part in outcome.modules:
         parts = ", ".join(f"{name} {size(count)}" for name, count in part.bytes.items() if count)
-        _say(console, f"  {size(sum(part.bytes.values())):>12}  {part.module}: {parts}")
-    _show_rows(console, report)
-    _show_launch(console, report)
+        print(f"  {size(sum(part.bytes.values())):>12}  {part.module}: {parts}")
+    _show_rows(report)
+    _show_launch(report)
     for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
-        _say(console, f"note: {note}")
-    _say(console, CHECKED)
+        print(f"note: {note}")
+    print(CHECKED)
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
-
-
-def _show_peak(console: Console, devices: Devices, judged: Judged) -> None:
-    from rich.text import Text
-
+def _show_peak(devices: Devices, judged: Judged) -> None:
     outcome = judged.outcome
     what = "states" if outcome.rung == STATES else "peak"
     share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
-    _say(
-        console,
+    print(
         f"\n{what} of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
-        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}",
+        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}"
     )
     if outcome.peak_at:
-        _say(console, f"the peak is {outcome.peak_at}")
-    width = max(20, min(console.width, 100) - 2)
+        print(f"the peak is {outcome.peak_at}")
     whole = max(sum(outcome.categories.values()), 1)
-    bar, key = Text("["), Text()
-    used = 0
-    for name in CATEGORIES:
-        used += outcome.categories[name]
-        end = round(width * used / whole)
-        bar.append(_LETTERS[name] * (end + 1 - len(bar)), _COLOURS[name])
-        key.append("\n  ").append(_LETTERS[name], _COLOURS[name])
-        key.append(f" {name:<13}{size(outcome.categories[name]):>12}")
-    console.print(bar.append("]").append(key), soft_wrap=True)
+    for name, count in outcome.categories.items():
+        print(f"  {name:<13}{size(count):>12}{count / whole:>6.0%}")
 
 
-def _show_rows(console: Console, report: Report) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ["strategy", "peak", "with margin", "fits"]
+def _show_rows(report: Report) -> None:
+    heads = ["peak", "with margin", "fits"]
     if report.batches is not None:
         heads.append(f"largest {report.batches.flag}")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "strategy" else "right")
+    rows = [("strategy", heads)]
     for one in report.rows:
         peak = size(one.outcome.peak_bytes) + ("" if one.outcome.rung == FAKE else " *")
-        cells = [one.row.name, peak, size(one.needed_bytes), _VERDICTS[one.fits]]
-        if report.batches is not None:
-            cells.append(str(one.largest_batch or "none"))
-        table.add_row(*cells)
-    console.print()
-    console.print(table)
+        largest = [] if report.batches is None else [str(one.largest_batch or "none")]
+        cells = [peak, size(one.needed_bytes), _VERDICTS[one.fits], *largest]
+        rows.append((one.row.name, cells))
+    first = max(len(name) for name, _ in rows)
+    widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
+    print()
+    for name, cells in rows:
+        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        print("  ".join((f"{name:<{first}}", *padded)))
     for one in report.rows:
         if one.outcome.rung != FAKE:
-            _say(console, f"* {one.row.name}: {_RUNGS[one.outcome.rung]}")
+            print(f"* {one.row.name}: {_RUNGS[one.outcome.rung]}")
 
 
-def _show_launch(console: Console, report: Report) -> None:
+def _show_launch(report: Report) -> None:
     chosen = report.chosen
-    console.print()
+    print()
     if chosen is None:
-        _say(console, "no strategy is known to fit; take smaller batches, or more devices")
+        print("no strategy is known to fit; take smaller batches, or more devices")
     else:
-        _say(console, report.launch_line(chosen))
+        print(report.launch_line(chosen))
         if chosen.row.settings != {"strategy": DDP}:
-            _say(console, "it needs a script whose model goes through accelerator.prepare()")
+            print("it needs a script whose model goes through accelerator.prepare()")
     for one in report.rows:
         if one.row.offloaded:
-            _say(console, f"note: {one.row.name} has not been tried on a GPU")
+            print(f"note: {one.row.name} has not been tried on a GPU")
 
 
 def failure(outcomes: Iterable[Outcome]) -> str:
