@@ -18,7 +18,7 @@ from headway.contract.records import METRICS, Figures
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import RunRecord
-from headway.trackers.run_file import read_run_file
+from headway.trackers.run_file import read_metrics
 
 _WIDTH, _HEIGHT = 440, 190
 _LEFT, _RIGHT, _BOTTOM, _TOP = 56, 16, 26, 8
@@ -168,7 +168,7 @@ def _metrics(record: RunRecord) -> Iterator[str]:
     """Yield a chart of each metric that the jsonl tracker wrote."""
     for path in (kept.path for kept in record.kept if kept.what == METRICS):
         try:
-            metrics = read_run_file(Path(path)).metrics
+            metrics = read_metrics(Path(path))
         except ConfigError as error:
             yield f"<p>The metrics are not drawn: {_text(error.problems[0].what)}</p>"
             continue

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ VERSION = 1
 GOES_ON = "goes_on"
 SUFFIX = ".jsonl"
 _MOST_NUMBERS = 1000  # of an array or tensor, written one by one
-_MOST_STEPS = 2**63
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -67,117 +65,72 @@ class Series(NamedTuple):
     values: list[float]
 
 
-class Run(NamedTuple):
-    """What the file of a run says."""
-
-    path: Path
-    project: str
-    began_at: float  # seconds since 1970
-    config: dict[str, Any]
-    metrics: dict[str, Series]  # those with numbers, in the order in which they appeared
-    damaged_lines: int  # not written whole, or no JSON; they are left out
-
-
 def is_run(path: Path) -> bool:
     """Return whether a file begins as that of a run does."""
     try:
         with path.open("rb") as file:
-            head = _object_in(file.readline())
+            return MARK in _object_in(file.readline())
     except OSError:
         return False
-    return head is not None and MARK in head
 
 
-def read_run_file(path: Path) -> Run:
-    """Read the file of a run, also while it is being written.
+def read_metrics(path: Path) -> dict[str, Series]:
+    """Return the metrics of a run by name, in the order of their first values.
 
-    A call of `log` without a step has the step after the one of the call before it.
+    The file may still be written. Lines that are torn are skipped; a call of `log` without a step
+    has the step after the one of the call before it.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        head, *lines = map(_object_in, path.read_bytes().split(b"\n"))
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}", where=str(path), fix="name another run"
         ) from None
-    head = _object_in(lines[0])
-    _check_head(path, head)
-    assert head is not None
-    objects = [_object_in(line) for line in lines[1:] if line.strip()]
-    config = dict(head.get("config") or {})
+    if head.get(MARK) != VERSION:
+        raise ConfigError(
+            f"{path} is not a run of the jsonl tracker in version {VERSION} of its format",
+            where=str(path),
+            fix='name a file that this version of `Accelerator(log_with="jsonl")` wrote',
+        )
     metrics: dict[str, Series] = {}
     step = -1.0
-    goes_on: set[str] = set()  # metrics that have not been logged since the run goes on
-    for one in objects:
-        if one is None:
+    replaced: set[str] = set()  # metrics that have not been logged since the run continues
+    for line in lines:
+        if GOES_ON in line:
+            replaced = {*metrics}
+        if "values" not in line:
             continue
-        if GOES_ON in one:
-            goes_on = {*metrics}
-        config |= one.get("config") or {}
-        if "values" in one:
-            given = _float(one.get("step"))
-            step = given if abs(given) < _MOST_STEPS else step + 1
-            for name, value in _numbers_in(one["values"]):
-                series = metrics.setdefault(name, Series([], []))
-                if name in goes_on:
-                    goes_on.remove(name)
-                    _cut(series, step)
-                series.steps.append(step)
-                series.values.append(value)
-    return Run(
-        path=path,
-        project=shown(str(head.get("project", ""))),
-        began_at=_float(head.get("time")),
-        config=config,
-        metrics=metrics,
-        damaged_lines=objects.count(None),
-    )
+        given = _number(line.get("step"))
+        step = step + 1 if given is None or not math.isfinite(given) else given
+        for name, value in line["values"].items():
+            number = _number(value)
+            if number is None:
+                continue
+            series = metrics.setdefault(shown(name), Series([], []))
+            if shown(name) in replaced:
+                replaced.remove(shown(name))
+                while series.steps and series.steps[-1] >= step:
+                    series.steps.pop()
+                    series.values.pop()
+            series.steps.append(step)
+            series.values.append(number)
+    return metrics
 
 
-def _cut(series: Series, step: float) -> None:
-    """Remove what was logged for a step and later ones."""
-    while series.steps and series.steps[-1] >= step:
-        series.steps.pop()
-        series.values.pop()
-
-
-def _check_head(path: Path, head: dict[str, Any] | None) -> None:
-    version = None if head is None else head.get(MARK)
-    if version == VERSION:
-        return
-    raise ConfigError(
-        f"{path} is not a run of the jsonl tracker"
-        if version is None
-        else f"{path} has version {shown(str(version))} of the format, and this Headway reads"
-        f" {VERSION}",
-        where=str(path),
-        fix='name a file that `Accelerator(log_with="jsonl")` wrote'
-        if version is None
-        else "use the Headway that wrote it, or a later one",
-    )
-
-
-def _object_in(line: bytes) -> dict[str, Any] | None:
+def _object_in(line: bytes) -> dict[str, Any]:
+    """Return the object that a line holds; an empty one for a line that is torn."""
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):  # torn, or not UTF-8
-        return None
-    is_one = isinstance(found, dict) and all(
-        isinstance(found.get(name, {}), dict) for name in ("values", "config")
-    )
-    return found if is_one else None
+    except (ValueError, RecursionError):
+        return {}
+    is_line = isinstance(found, dict) and isinstance(found.get("values", {}), dict)
+    return found if is_line else {}
 
 
-def _float(value: Any) -> float:
-    """Return a number as JSON has it; NaN for anything else."""
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value)
     try:
-        return float(value) if isinstance(value, (int, float)) else math.nan
+        return float(value) if isinstance(value, (int, float)) else None
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _numbers_in(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, (int, float)):
-            yield shown(name), _float(value)
-        elif isinstance(value, str) and value in _NOT_FINITE:
-            yield shown(name), _NOT_FINITE[value]
