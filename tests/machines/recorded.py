@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.machine.snapshot import load_machine, to_json
+from headway.machine.snapshot import as_data, load_machine
 from headway.machine.source import Source
 
 FOLDER = Path(__file__).parent
@@ -416,9 +416,33 @@ def changed(name: str, key: str, value: Any) -> Any:
     return data
 
 
+def written(data: dict[str, Any]) -> str:
+    """Return a snapshot as JSON, with as many facts on a line as fit, and a line for each GPU."""
+    gpus = ",\n".join(f"  {json.dumps(gpu)}" for gpu in data["gpus"])
+    reasons = data["host"].pop("reasons")
+    groups = [
+        _filled({key: value for key, value in data.items() if key not in ("gpus", "host")}),
+        f'"gpus": [{gpus and chr(10)}{gpus}]',
+        f'"host": {{\n{_filled(data["host"])},\n"reasons": {{\n{_filled(reasons)}\n}}}}',
+    ]
+    return "{\n" + ",\n".join(groups) + "\n}\n"
+
+
+def _filled(facts: dict[str, Any]) -> str:
+    """Return the facts of a JSON object, as many on a line as fit."""
+    lines: list[str] = []
+    for key, value in facts.items():
+        fact = f"{json.dumps(key)}: {json.dumps(value)}"
+        if lines and len(lines[-1]) + len(fact) + 3 <= 100:
+            lines[-1] += f", {fact}"
+        else:
+            lines.append(fact)
+    return ",\n".join(lines)
+
+
 def main() -> None:
     for name, recording in RECORDINGS.items():
-        (FOLDER / f"{name}.json").write_text(to_json(snapshot(recording)) + "\n")
+        (FOLDER / f"{name}.json").write_text(written(as_data(snapshot(recording))))
 
 
 if __name__ == "__main__":
