@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -140,8 +140,11 @@ class Parser:
         for name in names:
             self.flag(name, heading=heading, **_SHARED[name])
 
-    def setting_flags(self) -> None:
-        """Add the flags of settings, and --set for all of them; those not passed are None."""
+    def setting_flags(self, topics: Collection[str] = tuple(TOPICS)) -> None:
+        """Add the flags of settings below these headings, and --set for all settings.
+
+        Those not passed are None.
+        """
         self.flag(
             SET,
             heading="plan",
@@ -149,8 +152,8 @@ class Parser:
             action="append",
             help="set any setting, also one without a flag of its own (repeatable)",
         )
-        for heading, names in TOPICS.items():
-            for row in (TABLE[name] for name in names if TABLE[name].has_flag):
+        for heading in topics:
+            for row in (TABLE[name] for name in TOPICS[heading] if TABLE[name].has_flag):
                 options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
                 if row.choices:
                     options["choices"] = row.choices

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     parser.flag("--json", help="print one JSON object: {checks}")
     parser.flag("--cpu", help="the same as --device cpu")
     parser.shared_flags("--profile")
-    parser.setting_flags()
+    parser.setting_flags(("device", "ranks on this machine", "several machines"))
     own, rest = parser.split(argv)
     if rest:
         parser.error(f"unexpected argument {rest[0]!r}")

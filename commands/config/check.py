@@ -15,7 +15,7 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
 from headway.machine.detection import detect_machine
 from headway.machine.facts import GpuUse, Machine
-from headway.settings.layers import Reader, profiles_in_use
+from headway.settings.layers import profiles_in_use
 from headway.settings.problems import profile_problems
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import choose_profile, shown
@@ -37,33 +37,30 @@ def validate(argv: Sequence[str]) -> int:
     parser.shared_flags("--profile")
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
-    readers: dict[str, Reader] = dict.fromkeys(files, read_profile)
-    if not files:
-        readers = {one.path: one.read for one in profiles_in_use(profile=parsed.profile)}
-    if not readers:
+    paths = files or [one.path for one in profiles_in_use(profile=parsed.profile)]
+    if not paths:
         raise ConfigError(
             "no profile to check",
             where=f"{shown(choose_profile(parsed.profile).path)}, and no headway.yaml from here "
             "upward",
             fix="`headway config` writes one; or pass a file",
         )
-    valid = [is_valid({path: read}, machine) for path, read in readers.items()]
-    if not files and len(readers) > 1 and all(valid):  # a launch reads them together
-        valid.append(is_valid(readers, machine))
+    valid = [is_valid([path], machine) for path in paths]
+    if not files and len(paths) > 1 and all(valid):  # a launch reads them together
+        valid.append(is_valid(paths, machine))
     return 0 if all(valid) else 1
 
 
-def is_valid(readers: Mapping[str, Reader], machine: Machine) -> bool:
+def is_valid(paths: Sequence[str], machine: Machine) -> bool:
     """Print the problems that these profiles together have anywhere, or that there are none."""
     try:
-        layers = [read(path, Layer.PROFILE) for path, read in readers.items()]
-        found = profile_problems(layers, machine)
+        found = profile_problems([read_profile(path, Layer.PROFILE) for path in paths], machine)
     except HeadwayError as error:
         found = error.problems
     for problem in found:
         print(f"error: {problem}", file=sys.stderr)
     if not found:
-        print(f"{' with '.join(map(shown, readers))}: ok")
+        print(f"{' with '.join(map(shown, paths))}: ok")
     return not found
 
 

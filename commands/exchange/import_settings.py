@@ -209,7 +209,7 @@ def _machines(file: _File, kind: str) -> dict[str, Raw]:
     values: dict[str, Raw] = {"num_machines": str(machines)}
     if total is not None:
         values["num_processes"] = str(total // machines)
-    for key in _OF_SEVERAL_MACHINES.keys() & file.left.keys():
+    for key in [key for key in _OF_SEVERAL_MACHINES if key in file.left]:
         values[_OF_SEVERAL_MACHINES[key]] = file.text(key)
     return values
 

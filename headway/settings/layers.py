@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
@@ -21,10 +21,7 @@ from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import (
     choose_profile,
     find_project_profile,
-    group_may_not_set_env,
     is_there,
-    owner_name,
-    writing_group,
 )
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
@@ -37,15 +34,11 @@ _NOT_SETTINGS = (
 )
 
 
-Reader = Callable[[str, Layer], Entries]
-
-
 class ProfileInUse(NamedTuple):
     """A profile that a launch reads."""
 
     path: str
     layer: Layer
-    read: Reader  # `read_profile`, or `read_found` for one that nobody has named
 
 
 def profiles_in_use(
@@ -61,12 +54,12 @@ def profiles_in_use(
         user.must_exist()
     project = find_project_profile(folder, trusted=user.path)
     if project is not None and os.path.realpath(user.path) == os.path.realpath(project):
-        return [ProfileInUse(project, Layer.PROJECT_PROFILE, read_profile)]
+        return [ProfileInUse(project, Layer.PROJECT_PROFILE)]
     found = []
     if is_there(user.path):
-        found.append(ProfileInUse(user.path, Layer.USER_PROFILE, read_profile))
+        found.append(ProfileInUse(user.path, Layer.USER_PROFILE))
     if project is not None:
-        found.append(ProfileInUse(project, Layer.PROJECT_PROFILE, read_found))
+        found.append(ProfileInUse(project, Layer.PROJECT_PROFILE))
     return found
 
 
@@ -78,30 +71,12 @@ def profile_layers(
     problems: list[Problem] = []
     for one in profiles_in_use(environ, folder, profile):
         try:
-            layers.append(one.read(one.path, one.layer))
+            layers.append(read_profile(one.path, one.layer))
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError.of(problems)
     return layers
-
-
-def read_found(path: str, layer: Layer) -> Entries:
-    """Return the entries of a profile that nobody has named, but that lies in a folder above.
-
-    Where a group may write the file, their origins name its owner, and `env`, which can load code,
-    is refused.
-    """
-    entries = read_profile(path, layer)
-    group = writing_group(path)
-    if not group:
-        return entries
-    if "env" in entries:
-        raise group_may_not_set_env(path, group)
-    remark = f"owned by {owner_name(path)}, and group {group} may write it"
-    return {
-        name: entry._replace(origin=entry.origin.because(remark)) for name, entry in entries.items()
-    }
 
 
 def overridden(layers: Sequence[Entries]) -> list[str]:

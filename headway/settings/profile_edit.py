@@ -22,7 +22,7 @@ from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import MASK, masked, masked_value
 from headway.errors import ConfigError, UsageError
 from headway.settings.profile import VERSION, compose, parse_profile
-from headway.settings.profile_files import MAX_BYTES, chmod_fix, choose_profile, read_text, shown
+from headway.settings.profile_files import MAX_BYTES, choose_profile, read_text, shown
 from headway.settings.setting import Raw
 from headway.settings.table import Settings
 
@@ -290,7 +290,7 @@ def _refuse_to_write(target: str, text: str) -> None:
         raise ConfigError(
             "the profile is read-only",
             where=shown(target),
-            fix=chmod_fix("u+w", target) or "select a profile that you may write",
+            fix="change its permissions, or select a profile that you may write",
         )
 
 

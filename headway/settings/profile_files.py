@@ -1,27 +1,23 @@
 """Selects and finds profiles, and reads their text; `profile.py` parses it.
 
-A profile that was found, and not named, is trusted only if nobody else could have written it: its
-`env` can make this user's processes load code.
+A profile that was found, and not named, must be trusted: its `env` can make this user's processes
+load code.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from headway.contract import user_folders
 from headway.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    import grp
 
 VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"
 DEFAULT_NAME = "default"
 MAX_BYTES = 2**20
-PIPE_BEGINS_WITHIN_S = 15.0
 
 
 class ProfileChoice(NamedTuple):
@@ -141,106 +137,25 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
 
 
 def _refuse_distrusted(path: str) -> None:
-    """Raise ConfigError unless only this user and root could have written the file at `path`.
+    """Raise ConfigError unless the file at `path` is trusted.
 
-    One of them must own it; others may write neither the file nor, unless it is sticky, a folder
-    above it, in which they could put another in its place. The same holds for the file that a link
-    points to.
+    The rule: it is owned by this user or root, and not writable by others; so is the file that a
+    link points to.
     """
     if not hasattr(os, "getuid"):
         return
-    what, fix = "", ""
-    for one in dict.fromkeys((os.path.realpath(path), *_folders_above(path))):
-        if not what and _is_open_to_all(one):
-            what, fix = f"all users may write {one}", chmod_fix("o-w", one)
-    for owner in {os.lstat(path).st_uid, os.stat(path).st_uid if os.path.exists(path) else 0}:
-        if owner not in (os.getuid(), 0):
-            what, fix = f"{path} is owned by user {owner}, not by you or root", ""
+    what = ""
+    for status in (os.lstat(path), os.stat(path) if os.path.exists(path) else os.lstat(path)):
+        if status.st_uid not in (os.getuid(), 0):
+            what = f"{path} is owned by user {status.st_uid}, not by you or root"
+        elif status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
+            what = f"all users may write {path}"
     if what:
         raise ConfigError(
             f"{what}, so {PROJECT_FILE} is not trusted",
             where=f"project profile {shown(path)}",
-            fix="; or, ".join(filter(None, (fix, _naming(path)))),
+            fix=_naming(path),
         )
-
-
-def _folders_above(path: str) -> Iterator[str]:
-    for one in (os.path.abspath(path), os.path.realpath(path)):
-        while one != os.path.dirname(one):
-            one = os.path.dirname(one)
-            yield one
-
-
-def _is_open_to_all(path: str) -> bool:
-    mode = os.stat(path).st_mode if os.path.exists(path) else 0
-    is_sticky_folder = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
-    return bool(mode & stat.S_IWOTH and not is_sticky_folder)
-
-
-def chmod_fix(change: str, path: str) -> str:
-    """Return the command, in backticks, that changes the mode of a regular file of this user.
-
-    Empty for all else: a link may point to a device or a folder that the whole machine uses.
-    """
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        return ""
-    import shlex
-
-    name = path if os.path.dirname(path) else os.path.join(".", path)  # it may begin with a dash
-    return f"`chmod {change} {shlex.quote(name)}`"
-
-
-def writing_group(path: str) -> str:
-    """Return the group that may write the file at `path`; empty for none, or a private one.
-
-    A group is private if it is the primary one of this user or root, is named as they are, and has
-    no other members, as most systems make one for each user.
-    """
-    if not hasattr(os, "getuid"):
-        return ""
-    import grp
-
-    status = os.stat(path)
-    if not status.st_mode & stat.S_IWGRP:
-        return ""
-    try:
-        group = grp.getgrgid(status.st_gid)
-    except KeyError:
-        return str(status.st_gid)
-    is_private = any(_is_private_to(uid, group) for uid in (os.getuid(), 0))
-    return "" if is_private else group.gr_name
-
-
-def _is_private_to(uid: int, group: grp.struct_group) -> bool:
-    import pwd
-
-    try:
-        user = pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    is_own = (user.pw_gid, user.pw_name) == (group.gr_gid, group.gr_name)
-    return is_own and not {*group.gr_mem} - {user.pw_name}
-
-
-def owner_name(path: str) -> str:
-    """Return the name of the user who owns the file at `path`."""
-    import pwd
-
-    uid = os.stat(path).st_uid
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
-
-
-def group_may_not_set_env(path: str, group: str) -> ConfigError:
-    """Return the error for a project profile with `env` that the members of a group may write."""
-    return ConfigError(
-        f"{PROJECT_FILE} sets env, which can load code, and all of group {group} may write it",
-        where=f"project profile {shown(path)}, owned by {owner_name(path)}",
-        fix="; or, ".join(filter(None, (chmod_fix("g-w", path), _naming(path)))),
-    )
 
 
 def _naming(path: str) -> str:
@@ -255,22 +170,6 @@ def shown(path: str) -> str:
     """Return `path` with ~ for the home folder."""
     home = user_folders.home()
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
-
-
-def _wait_for_writer(pipe: int) -> None:
-    """Wait until there is something in a pipe, or its writers have closed it.
-
-    Raises:
-        OSError: nothing comes, as of a named pipe that nobody writes to.
-    """
-    import errno
-    import select
-
-    waiting = select.poll()
-    waiting.register(pipe, select.POLLIN)
-    if not waiting.poll(PIPE_BEGINS_WITHIN_S * 1000):
-        what = f"nobody has written into the pipe within {PIPE_BEGINS_WITHIN_S:.0f} s"
-        raise OSError(errno.ETIMEDOUT, what)
 
 
 def is_there(path: str) -> bool:
@@ -300,19 +199,14 @@ def read_text(
     """Return the text of a file of at most MAX_BYTES.
 
     `kind` and `where` say what the file is and what named it, for messages. If it `may_be_pipe`, a
-    terminal is accepted, and a pipe that begins within PIPE_BEGINS_WITHIN_S.
+    terminal or a pipe is read as well.
     """
     where = where or shown(path)
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        mode = os.fstat(handle).st_mode
+        mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
-            os.close(handle)
             raise ConfigError(f"the {kind} is not a file", where=where, fix="pass a regular file")
-        with open(handle, "rb") as file:
-            if stat.S_ISFIFO(mode):
-                _wait_for_writer(handle)
-            os.set_blocking(handle, True)
+        with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(

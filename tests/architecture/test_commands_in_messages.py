@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from headway.errors import ConfigError
-from headway.settings import profile_edit
-from headway.settings.profile_files import chmod_fix, group_may_not_set_env
 from tests.architecture.tree import product_files
 
 CHANGE_NOTHING = {
@@ -22,7 +16,6 @@ CHANGE_NOTHING = {
     *("pip", "conda", "uv", "arch", "docker", "jupyter"),  # packages, and files beside those there
 }
 ONLY = {
-    "chmod": "chmod {} {}",  # made by `chmod_fix`, which looks at the file
     "kill": "kill -CONT {}",  # the user's own launch, that was suspended
     "scancel": "scancel {}",  # the user's own job, that was just submitted
     "sudo": "sudo -u {} headway stack {}",
@@ -75,51 +68,3 @@ def test_every_command_that_a_message_names_is_known_to_change_nothing_of_others
                 else:
                     assert name in CHANGE_NOTHING | NO_PROGRAMS, where
     assert seen >= {*ONLY, "export", "pip", "ulimit"}
-
-
-def of_read_only_profile(path: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        profile_edit._refuse_to_write(path, "")
-    return caught.value.problems[0].fix
-
-
-MADE_BY: dict[str, Callable[[str], str]] = {
-    "o-w": lambda path: chmod_fix("o-w", path),
-    "g-w": lambda path: group_may_not_set_env(path, "lab").problems[0].fix,
-    "u+w": of_read_only_profile,
-}
-
-
-@pytest.fixture
-def refused_access(monkeypatch: pytest.MonkeyPatch, own_surroundings: None) -> None:
-    """Let a file be neither written to nor executed, also for root."""
-    usual = os.access
-
-    def access(path: str, mode: int, **options: bool) -> bool:
-        return usual(path, mode, **options) and (mode != os.W_OK)
-
-    monkeypatch.setattr(os, "access", access)
-
-
-@pytest.mark.usefixtures("refused_access")
-@pytest.mark.parametrize("kind", ["a file", "a device", "a folder", "a pipe", "another user's"])
-@pytest.mark.parametrize("change", MADE_BY)
-def test_a_mode_is_changed_of_a_regular_file_of_this_user_alone(
-    change: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Path("target")
-    if kind == "a pipe":
-        os.mkfifo(target)
-    elif kind == "a folder":
-        target.mkdir()
-    elif kind == "a device":
-        target = Path("/dev/zero")
-    else:
-        target.touch()
-    Path("link").symlink_to(target)
-    if kind == "another user's":
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    fix = MADE_BY[change]("./link")
-    assert fix or change == "o-w"
-    assert ("chmod" in fix) == (kind == "a file")
-    assert f"`chmod {change} " in fix or kind != "a file"

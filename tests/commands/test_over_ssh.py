@@ -14,7 +14,7 @@ from headway.commands.on_host import address_towards, found_here
 from headway.contract.lines import decode, encode, kinds_of
 from headway.errors import ConfigError
 from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
-from headway.settings import hosts, profile_files
+from headway.settings import hosts
 from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
 
@@ -125,15 +125,6 @@ def test_a_hostfile_may_come_from_a_pipe() -> None:
 def test_a_hostfile_that_cannot_be_read_is_refused(path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_hostfile(path, "here")
-
-
-def test_a_hostfile_that_is_a_pipe_without_a_writer_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.mkfifo(tmp_path / "hosts")
-    monkeypatch.setattr(profile_files, "PIPE_BEGINS_WITHIN_S", 0.05)
-    with pytest.raises(ConfigError, match="nobody has written into the pipe"):
-        read_hostfile(str(tmp_path / "hosts"), "here")
 
 
 def test_a_host_has_to_have_the_folder_and_the_script(

@@ -214,7 +214,7 @@ def test_a_read_only_profile_is_not_replaced() -> None:
     Path("default.yaml").chmod(0o444)
     with pytest.raises(ConfigError, match="is read-only") as caught:
         change_profile("default.yaml", lambda text: set_value(text, "device", "mps"))
-    assert caught.value.problems[0].fix.startswith("`chmod u+w ")
+    assert "permissions" in caught.value.problems[0].fix
     assert "device: cpu" in Path("default.yaml").read_text()
 
 
