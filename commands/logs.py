@@ -98,7 +98,7 @@ def _follow(record: RunRecord, rank: int | None) -> int:
     """Print the output of a run until it has ended; return its exit code, 1 if that is unknown."""
     if record.start.job and rank is None:
         return follow_job(record.start.job)
-    if not any(kept.what == LOGS for kept in record.kept):
+    if "log_dir" not in record.start.origins:
         raise ConfigError(
             f"the output of run {record.name} is kept in no file that could be followed",
             where=record.path,

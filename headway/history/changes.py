@@ -104,18 +104,27 @@ def _code(before: RunRecord, after: RunRecord) -> Iterator[Change]:
     earlier, later = _by_file(was.diff), _by_file(now.diff)
     for name in dict.fromkeys([*earlier, *later]):
         old, new = earlier.get(name, ""), later.get(name, "")
-        if old != new:
-            yield Change("code", name, "there", "edited", _diff(old, new))
+        if old and new and old != new:
+            yield Change("code", name, "edited", "edited otherwise", _diff(old, new))
+        elif old != new:
+            was_edited, is_edited = ("edited" if text else "as committed" for text in (old, new))
+            yield Change("code", name, was_edited, is_edited, _cut((old or new).splitlines()))
 
 
 def _by_file(diff: str) -> dict[str, str]:
-    """Return the parts of a diff of git's, by the path of the file that each is of."""
+    """Return the hunks of a diff of git's, by the path of the file that each is of."""
     parts = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
-    return {part.partition("\n")[0].rpartition(" b/")[2]: part for part in parts}
+    return {
+        part.partition("\n")[0].rpartition(" b/")[2]: part[part.find("\n@@") + 1 :]
+        for part in parts
+    }
 
 
 def _diff(old: str, new: str) -> str:
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
-    kept = [line for line in lines if not line.startswith(("---", "+++"))]
-    more = len(kept) - _MOST_LINES
-    return "\n".join(kept[:_MOST_LINES] + [f"... {more} more lines"] * (more > 0))
+    return _cut([line for line in lines if not line.startswith(("---", "+++"))])
+
+
+def _cut(lines: Sequence[str]) -> str:
+    more = len(lines) - _MOST_LINES
+    return "\n".join([*lines[:_MOST_LINES], *[f"... {more} more lines"] * (more > 0)])

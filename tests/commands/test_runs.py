@@ -51,15 +51,16 @@ def test_scripts_of_one_name_are_told_apart_by_their_folders() -> None:
     assert [row[3] for row in rows_listed()] == ["a/main.py", "b/main.py", "a/main.py", "train.py"]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
 def test_a_long_name_of_a_script_is_shortened_to_the_width_of_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = f"first_{'x' * 240}_last.py"
     write_run(program=long, script=f"/work/{long}")
     write_run()
     assert long in run("runs")[1]  # a program that reads it has it whole
     capsys.readouterr()
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")  # a dumb one has 80 columns for rich, whatever is said
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["runs"]) == 0
@@ -67,7 +68,7 @@ def test_a_long_name_of_a_script_is_shortened_to_the_width_of_a_terminal(
     lines = [line.rstrip() for line in shown.splitlines()]
     rows = [line for line in lines if line.lstrip().startswith("2024")]
     assert len(rows) == 2
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= columns
     assert re.search(r" first_x+…x+_last\.py ", rows[0])
 
 
@@ -131,7 +132,8 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
         for rank in (0, 1):
             name = f"rank_{rank}_attempt_{attempt}.log"
             (tmp_path / name).write_text(f"rank {rank} attempt {attempt}\n")
-    write_run(7, kept=[Kept("logs", str(tmp_path))])
+    origins = {"log_dir": "flag --log-dir"}
+    write_run(7, kept=[Kept("logs", str(tmp_path))], origins=origins)
     done = python("-m", "headway", "logs", "--rank", "1", "-f")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("==>")]
     assert lines == ["rank 1 attempt 0", "rank 1 attempt 1"]

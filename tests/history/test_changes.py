@@ -35,7 +35,11 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an uncommitted edit": (
         {"commit": COMMIT._replace(diff=EDIT.replace("16", "32"))},
-        "code net.py: there -> edited",
+        "code net.py: edited -> edited otherwise",
+    ),
+    "an edit that is committed or gone": (
+        {"commit": COMMIT._replace(diff="")},
+        "code net.py: edited -> as committed",
     ),
     "a diff that git was too slow for": (
         {"commit": COMMIT._replace(diff=None)},
@@ -54,7 +58,10 @@ def test_what_has_changed_is_named_and_nothing_else(what: str) -> None:
 
 
 def test_an_edited_line_is_shown_as_a_diff() -> None:
+    clean = COMMIT._replace(diff="")
     edited = COMMIT._replace(diff=EDIT.replace("16", "32"))
+    (change,) = changes(write_run(commit=clean), write_run(1))
+    assert change.detail.splitlines() == ["@@ -1 +1 @@", "-width = 8", "+width = 16"]
     (change,) = changes(write_run(), write_run(1, commit=edited))
     assert {"-+width = 16", "++width = 32"} <= {*change.detail.splitlines()}
 
