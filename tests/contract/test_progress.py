@@ -1,0 +1,72 @@
+"""What a launcher learns of a training in this process, and what a script cannot break of it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+
+import pytest
+
+from headway.contract import step_clock
+from headway.contract.progress import BACKWARD, DATA, Channel, Progress, process_progress
+from headway.contract.records import Heartbeat, ProgressSnapshot, RecordReader, Uses, WillSave
+from headway.contract.step_clock import SAVE
+
+
+def sent(reading: int) -> list[object]:
+    return [*RecordReader().read(os.read(reading, 2**16))]
+
+
+def test_a_phase_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(step_clock, "_now", lambda: now[0])
+    reading, writing = os.pipe()
+    progress = Progress()
+    progress.connect(Channel(writing))
+    for seconds in (0.0, 0.6, 0.6):
+        now[0] += seconds
+        progress.enter(DATA)
+        progress.enter(BACKWARD)
+    assert sent(reading) == [
+        Heartbeat(ProgressSnapshot(phase="data")),
+        Heartbeat(ProgressSnapshot(phase="data")),
+    ]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_descriptor_that_the_script_closed_and_reused_gets_nothing() -> None:
+    (ours, writing), (reading, theirs) = os.pipe(), os.pipe()
+    channel = Channel(writing)
+    channel.send(WillSave())
+    assert sent(ours) == [WillSave()]
+    os.dup2(theirs, writing)
+    assert not channel.is_open
+    channel.send(WillSave())
+    os.write(theirs, b"end")
+    assert os.read(reading, 100) == b"end"
+    for fd in (ours, writing, reading, theirs):
+        os.close(fd)
+
+
+def test_a_call_that_all_ranks_make_is_the_phase_and_saving_counts_as_such() -> None:
+    progress = Progress()
+    progress.enter(DATA)
+    with progress.calling("save_state"):
+        assert progress.snapshot().phase == "save_state"
+        assert progress.clock.phase == SAVE
+    assert progress.snapshot().phase == "data"
+
+
+def test_what_the_program_uses_adds_up() -> None:
+    progress = Progress()
+    progress.note_use(group=True)
+    progress.note_use(stopping=True)
+    assert progress.uses == Uses(group=True, stopping=True)
+
+
+def test_an_object_that_reports_can_be_copied_and_pickled() -> None:
+    progress = process_progress()
+    assert copy.deepcopy(progress) is progress
+    assert pickle.loads(pickle.dumps(progress)) is progress
