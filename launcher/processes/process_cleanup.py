@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.contract.forking import reap
-from headway.launcher.processes.shutdown import KILL_MARGIN_S
+from headway.launcher.processes.shutdown import Shutdown
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -44,21 +44,19 @@ def end_descendants(grace_s: float) -> None:
 def end_processes(find: Callable[[], Sequence[Process] | None], grace_s: float) -> None:
     """End processes: SIGTERM, then SIGKILL after `grace_s` (at least two) seconds.
 
-    `find` returns those that run at the moment; None: there are no more. What SIGKILL does not end
-    within `KILL_MARGIN_S` is left: a process of another user, or one that a tracer or the kernel
-    keeps.
+    `find` returns those that run at the moment; None: there are no more. Left is what SIGKILL does
+    not end: a process of another user, or one that a tracer or the kernel keeps.
     """
     import psutil
 
-    kill_at = time.monotonic() + max(grace_s, _MIN_GRACE_S)
-    asked: set[Process] = set()
-    while (found := find()) is not None and (now := time.monotonic()) < kill_at + KILL_MARGIN_S:
-        is_late = now > kill_at
-        for one in found:
-            if is_late or one not in asked:
-                asked.add(one)
-                with suppress(psutil.Error):
-                    one.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
+    period_s = max(grace_s, _MIN_GRACE_S)
+    shutdown = Shutdown(signal.SIGTERM, time.monotonic(), period_s, period_s, period_s)
+    sent: dict[Process, int] = {}
+    while (found := find()) is not None and not shutdown.is_given_up(now := time.monotonic()):
+        for one, number in shutdown.signals(now, found, sent).items():
+            sent[one] = number
+            with suppress(psutil.Error):
+                one.send_signal(number)
         time.sleep(_POLL_S)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from headway.settings.table import Settings
@@ -18,6 +18,8 @@ KILL_MARGIN_S = 10.0
 """How long the kernel may take to end a process after SIGKILL; then nobody waits for it."""
 
 _NEVER = float("inf")
+
+T = TypeVar("T", bound=Hashable)
 
 
 class Grace(NamedTuple):
@@ -46,7 +48,7 @@ def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
 
 
 class Shutdown(NamedTuple):
-    """The stop of this machine's ranks, as far as it has come; all times are on one clock."""
+    """The stop of processes, such as ranks, as far as it has come; all times are on one clock."""
 
     number: int  # the signal that asks ranks to stop
     began_at: float
@@ -68,21 +70,17 @@ class Shutdown(NamedTuple):
             return min(self.began_at + self.saving_s, self.failed_at + self.victim_s)
         return self.began_at + self.usual_s
 
-    def signals(
-        self, now: float, running: Iterable[int], sent: Mapping[int, int]
-    ) -> dict[int, int]:
-        """Return the signal to send to each running rank that has not been sent it yet.
+    def signals(self, now: float, running: Iterable[T], sent: Mapping[T, int]) -> dict[T, int]:
+        """Return the signal to send to each running process that has not been sent it yet.
 
-        `sent` has the last signal that each rank was sent by this method.
+        `sent` has the last signal that each process was sent by this method. Those that are there
+        at first are asked to stop even without a grace period.
         """
-        signals: dict[int, int] = {}
-        for rank in running:
-            if rank not in sent:
-                signals[rank] = self.number
-            elif now >= self.ends_at and sent[rank] != signal.SIGKILL:
-                signals[rank] = signal.SIGKILL
-        return signals
+        due = signal.SIGKILL if sent and now >= self.ends_at else self.number
+        return {
+            process: due for process in running if sent.get(process) not in (due, signal.SIGKILL)
+        }
 
     def is_given_up(self, now: float) -> bool:
-        """Whether ranks that still run are not waited for: SIGKILL does not end them."""
+        """Whether what still runs is not waited for: SIGKILL does not end it."""
         return now >= self.ends_at + KILL_MARGIN_S

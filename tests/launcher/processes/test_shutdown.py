@@ -55,19 +55,19 @@ TABLE: list[tuple[str, dict[str, Any], float, dict[int, int], dict[int, int]]] =
     ("and then killed", {"usual_s": 0}, 100, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
     ("victims of a failure", {"failed_at": 100}, 104.9, {0: TERM, 1: TERM}, {}),
     ("victims for long", {"failed_at": 100}, 105, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
-    ("victims that would save", {**SAVES, "failed_at": 100}, 105, {0: TERM}, {0: KILL, 1: TERM}),
+    ("victims that would save", {**SAVES, "failed_at": 100}, 105, {0: TERM}, {0: KILL, 1: KILL}),
     ("an exit code amid a stop", {"failed_at": 101}, 129, {0: TERM, 1: TERM}, {}),
     ("a save", SAVES, 699, {0: TERM, 1: TERM}, {}),
     ("a save for too long", SAVES, 700, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
     ("a save that has lost a rank", {**SAVES, "failed_at": 200}, 204, {0: TERM, 1: TERM}, {}),
     ("and waits for it", {**SAVES, "failed_at": 200}, 205, {0: TERM, 1: TERM}, {0: KILL, 1: KILL}),
-    ("Ctrl-C twice", {"number": INT, "is_cut_short": True}, 101, {0: INT}, {0: KILL, 1: INT}),
+    ("Ctrl-C twice", {"number": INT, "is_cut_short": True}, 101, {0: INT}, {0: KILL, 1: KILL}),
     (
         "Ctrl-C twice amid a save",
         {**SAVES, "is_cut_short": True},
         101,
         {0: TERM},
-        {0: KILL, 1: TERM},
+        {0: KILL, 1: KILL},
     ),
 ]
 

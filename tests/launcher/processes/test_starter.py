@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -25,26 +26,34 @@ def other_children_live_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "end_descendants", lambda grace_s: None)
 
 
-def test_a_server_of_another_version_is_an_error_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    line = b'["Serving", 1, "of a later version"]\n'
-    code = f"""
-import socket, sys
-launcher = socket.socket(fileno=int(sys.argv[1]))
-launcher.sendall({line!r})
-launcher.recv(9)
-"""
+def error_of_start(code: str, monkeypatch: pytest.MonkeyPatch) -> Exception:
+    """Start a server that runs this code instead; return why it starts no rank."""
     monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
     machine = load("laptop_cpu")
-    settings = resolve([], machine, {})
-    plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
+    plan = build_plan(
+        resolve([], machine, {}), machine, Program("a.py"), python=[sys.executable], environ={}
+    )
     starter = starting.Starter(plan, os.environ)
     try:
-        with pytest.raises(LaunchError, match="has 2 values, not 1"):
+        with pytest.raises((LaunchError, starting.ServerEnded)) as raised:
             starter.start({}, ())
     finally:
         starter.close()
+    return raised.value
+
+
+OTHER_VERSION = """
+import socket, sys
+launcher = socket.socket(fileno=int(sys.argv[1]))
+launcher.sendall(b'["Serving", 1, "of a later version"]\\n')
+launcher.recv(9)
+"""
+
+
+def test_a_server_of_another_version_is_an_error_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "has 2 values, not 1" in str(error_of_start(OTHER_VERSION, monkeypatch))
 
 
 def test_a_server_has_the_standard_streams_of_a_launcher_that_opened_them_for_itself_alone(
@@ -56,22 +65,30 @@ found = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
 with open({str(tmp_path / "found")!r}, "w") as file:
     file.write(repr(found))
 """
-    monkeypatch.setattr(worker, "bootstrap_code", lambda _: code)
-    machine = load("laptop_cpu")
-    settings = resolve([], machine, {})
-    plan = build_plan(settings, machine, Program("a.py"), python=[sys.executable], environ={})
     before = [os.get_inheritable(fd) for fd in (1, 2)]
     for fd in (1, 2):  # as the null device, in the place of a stream that was closed
         os.set_inheritable(fd, False)
     try:
-        starter = starting.Starter(plan, os.environ)
+        assert isinstance(error_of_start(code, monkeypatch), starting.ServerEnded)
     finally:
         for fd, is_inherited in zip((1, 2), before, strict=True):
             os.set_inheritable(fd, is_inherited)
-    try:
-        with pytest.raises(starting.ServerEnded):
-            starter.start({}, ())
-    finally:
-        starter.close()
     expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
     assert (tmp_path / "found").read_text() == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("limit", "bounds", "fix"),
+    [("NOFILE", (59, 60), "ulimit -n 4096"), ("AS", (2**30, 2**31), "ulimit -v unlimited")],
+)
+def test_a_limit_of_the_shell_that_is_too_low_for_two_ranks_is_refused(
+    limit: str, bounds: tuple[int, int], fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"NOFILE": 4096, "AS": resource.RLIM_INFINITY}
+    numbers = {getattr(resource, f"RLIMIT_{name}"): name for name in limits}
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (limits[numbers[number]], 0))
+    limits[limit] = bounds[0]
+    with pytest.raises(LaunchError, match=fix):
+        starting.refuse_limits(2)
+    limits[limit] = bounds[1]
+    starting.refuse_limits(2)

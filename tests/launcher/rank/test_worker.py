@@ -23,54 +23,38 @@ pytestmark = [
 FAILED = "<exception str() failed>"
 ODD = "class Odd(Exception):\n    def __str__(self): {}\nraise Odd\n"
 REPLACED = "{}\nraise ValueError('boom')\n"
-CRASHES = {
+BOOM = ("ValueError", "boom")
+NO_NAME = """\
+class Meta(type):
+    @property
+    def __name__(cls): raise KeyError
+class Odd(Exception, metaclass=Meta): pass
+raise Odd('x')
+"""
+FROZEN = """\
+import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Odd(Exception):
+    n: int
+raise Odd(5)
+"""
+NO_MODULE = "code = compile('1/0', 'odd.py', 'exec')\nexec(code, {'__name__': None})\n"
+REPR_RAISES = "class Odd(Exception):\n    def __repr__(self): raise KeyError\nraise Odd('x')\n"
+HOOK_RAISES = "import sys\ndef hook(*_): 1/0\nsys.excepthook = hook"
+CRASHES = {  # the script, the kind of its exception, the text
     "its text raises": (ODD.format("raise RuntimeError"), "Odd", FAILED),
     "its text is a number": (ODD.format("return 5"), "Odd", FAILED),
     "its text exits": (ODD.format("raise SystemExit(3)"), "Odd", FAILED),
-    "its repr raises": (
-        "class Odd(Exception):\n    def __repr__(self): raise KeyError\nraise Odd('x')\n",
-        "Odd",
-        "x",
-    ),
-    "its class has no name": (
-        "class Meta(type):\n    @property\n    def __name__(cls): raise KeyError\n"
-        "class Odd(Exception, metaclass=Meta): pass\nraise Odd('x')\n",
-        "Odd",
-        "x",
-    ),
-    "it cannot be changed": (
-        "import dataclasses\n@dataclasses.dataclass(frozen=True)\n"
-        "class Odd(Exception):\n    n: int\nraise Odd(5)\n",
-        "Odd",
-        "5",
-    ),
-    "a module without a name": (
-        "code = compile('1/0', 'odd.py', 'exec')\nexec(code, {'__name__': None})\n",
-        "ZeroDivisionError",
-        "division by zero",
-    ),
-    "json.dumps is replaced": (
-        REPLACED.format("import json; json.dumps = None"),
-        "ValueError",
-        "boom",
-    ),
-    "os.write is replaced": (REPLACED.format("import os; os.write = None"), "ValueError", "boom"),
-    "time.time is an int": (
-        REPLACED.format("import time; time.time = lambda: 5"),
-        "ValueError",
-        "boom",
-    ),
-    "time.time is a text": (
-        REPLACED.format("import time; time.time = lambda: 'now'"),
-        "ValueError",
-        "boom",
-    ),
-    "the hook raises": (
-        REPLACED.format("import sys\ndef hook(*_): 1/0\nsys.excepthook = hook"),
-        "ValueError",
-        "boom",
-    ),
-    "there is no hook": (REPLACED.format("import sys; del sys.excepthook"), "ValueError", "boom"),
+    "its repr raises": (REPR_RAISES, "Odd", "x"),
+    "its class has no name": (NO_NAME, "Odd", "x"),
+    "it cannot be changed": (FROZEN, "Odd", "5"),
+    "a module without a name": (NO_MODULE, "ZeroDivisionError", "division by zero"),
+    "json.dumps is replaced": (REPLACED.format("import json; json.dumps = None"), *BOOM),
+    "os.write is replaced": (REPLACED.format("import os; os.write = None"), *BOOM),
+    "time.time is an int": (REPLACED.format("import time; time.time = lambda: 5"), *BOOM),
+    "time.time is a text": (REPLACED.format("import time; time.time = lambda: 'now'"), *BOOM),
+    "the hook raises": (REPLACED.format(HOOK_RAISES), *BOOM),
+    "there is no hook": (REPLACED.format("import sys; del sys.excepthook"), *BOOM),
 }
 
 
