@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from headway.contract import signals
@@ -88,31 +88,24 @@ def run(
         starter.close()
 
 
-@contextmanager
-def _answering(plan: LaunchPlan) -> Iterator[RunSocket | None]:
+def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
     """Answer `headway ps` and `headway stack`; a launch that cannot is run all the same."""
     from headway.launcher.diagnosis.run_socket import Run, RunSocket
 
     settings = plan.settings
+    run = Run(
+        pid=os.getpid(),
+        program=plan.program.name,
+        num_processes=settings.num_processes,
+        machine_rank=settings.machine_rank or 0,
+        num_machines=settings.num_machines,
+        began_at=time.time(),
+    )
     try:
-        run_socket = RunSocket(
-            Run(
-                pid=os.getpid(),
-                program=plan.program.name,
-                num_processes=settings.num_processes,
-                machine_rank=settings.machine_rank or 0,
-                num_machines=settings.num_machines,
-                began_at=time.time(),
-            )
-        )
+        return closing(RunSocket(run))
     except OSError as error:
         say(f"note: `headway stack` will not find this launch: its socket: {error.strerror}")
-        yield None
-        return
-    try:
-        yield run_socket
-    finally:
-        run_socket.close()
+        return nullcontext()
 
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
@@ -159,13 +152,8 @@ def wants_color(environ: Mapping[str, str]) -> bool:
 
 def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the plan's changes."""
-    environment = dict(environ)
-    for name, change in plan.environment.items():
-        if change.value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = change.value
-    return environment
+    changes = {name: change.value for name, change in plan.environment.items()}
+    return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
 def _free_port() -> int:

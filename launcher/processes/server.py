@@ -138,10 +138,7 @@ class _Server:
                 return request
 
     def _start(self, rank: Rank) -> int | None:
-        """Start a rank and return its pid; 0 in the forked child, which is set up then.
-
-        None if the system refuses.
-        """
+        """Start a rank; return its pid, 0 in the forked child, or None if the system refuses."""
         here = os.getpid()
         try:
             pid = _fork() if self._job.method == "fork" else _start_fresh(self._job, rank)

@@ -122,9 +122,9 @@ def run_program(
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         if kind == "module":
-            _run_module(name)
+            _run_as_main(name, None if is_path_safe() else os.getcwd(), alter_argv=True)
         elif os.path.isdir(name) or not _is_source(name):
-            _run_container(name)
+            _run_as_main("__main__", name, alter_argv=False)  # in a folder, a zip file; compiled
         else:
             _run_file(name, main)
     except SystemExit as stop:
@@ -158,26 +158,16 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     exec(code, main.__dict__)  # noqa: S102  the user's script
 
 
-def _run_module(name: str) -> None:
-    if not is_path_safe():
-        sys.path.insert(0, os.getcwd())
-    run_module_as_main(name, alter_argv=True)
-
-
-def _run_container(path: str) -> None:
-    """Run the `__main__` of a directory or a zip file, or a compiled script."""
-    sys.path.insert(0, path)
-    run_module_as_main("__main__", alter_argv=False)
-
-
-def run_module_as_main(name: str, alter_argv: bool) -> None:
-    """Do what `python -m` does.
+def _run_as_main(module: str, folder: str | None, *, alter_argv: bool) -> None:
+    """Do what `python -m` does, with `folder` first on sys.path.
 
     Relies on a private function of runpy: its public ones replace `__main__` only temporarily.
     """
     import runpy
 
-    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+    if folder is not None:
+        sys.path.insert(0, folder)
+    runpy._run_module_as_main(module, alter_argv)  # type: ignore[attr-defined]
 
 
 def is_path_safe() -> bool:
