@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
@@ -27,9 +25,7 @@ from headway.errors import (
     CheckpointError,
     Code,
     ConfigError,
-    HeadwayError,
     Problem,
-    Stopped,
     WorkerFailed,
 )
 from headway.launcher.clusters.cluster import cluster_layer, task_of
@@ -71,12 +67,11 @@ class _Launch:
     settings: Settings  # what holds, as far as `problems` let it
     plan: LaunchPlan
 
-    def __init__(self, argv: Sequence[str], *, tells_machines: bool) -> None:
+    def __init__(self, argv: Sequence[str]) -> None:
         self.argv = argv
         self.began_at = time.time()
         self.here = dict(os.environ)
         self.parser = make_parser()
-        self.tells_machines = tells_machines
         self.problems: list[Problem] = []
 
     @property
@@ -91,58 +86,13 @@ class _Launch:
         )
 
 
-def main(argv: Sequence[str], *, tells_machines: bool = True) -> int:
-    """Run `headway launch` with these words and return the exit code.
-
-    With `tells_machines`, the error of a launch that fails before it joins the others is told to
-    them, once it is reported; not so where the caller ends them.
-    """
-    launch = _Launch(argv, tells_machines=tells_machines)
-    try:
-        for task in TASKS:
-            if (exit_code := task(launch)) is not None:
-                return exit_code
-        raise AssertionError("the last task runs the plan")
-    except (HeadwayError, KeyboardInterrupt) as caught:
-        error = caught if isinstance(caught, (HeadwayError, Stopped)) else Stopped(signal.SIGINT)
-        if tells_machines and not error.peers_notified:
-            error.on_reported = partial(give_up, launch.argv, launch.parser, launch.here, error)
-        raise error from None
-    finally:
-        from headway.launcher.early_signals import stop_as_usual
-
-        stop_as_usual()
-
-
-def give_up(
-    argv: Sequence[str], parser: Parser, environ: Mapping[str, str], error: HeadwayError | Stopped
-) -> None:
-    """Tell the other machines, which would wait, of an error of this launch before it starts."""
-    settings = None
-    with suppress(HeadwayError):  # then nobody knows where the others are
-        settings = _settings_of_failed(argv, parser, environ)
-    if settings is None or settings.num_machines == 1 or task_of(environ, settings) is not None:
-        return
-    from headway.launcher.machines.abort_notice import tell_machines
-
-    tell_machines(settings, environ, error)
-
-
-def _settings_of_failed(
-    argv: Sequence[str], parser: Parser, environ: Mapping[str, str]
-) -> Settings | None:
-    """Return the settings that can be read; None for a launch that starts nothing here."""
-    parsed = parser.parse_args(parser.split(argv)[0])
-    if parsed.dry_run or parsed.submit is not None or parsed.machine is not None:
-        return None
-    profiles = profile_layers(environ, profile=parsed.profile)
-    layers = launch_layers(profiles, environ, flag_layer(parsed))
-    settings = try_resolve(layers, Machine(), environ, cluster_layer(environ, layers))[0]
-    if any(name in layer for layer in layers for name in OF_HOSTS):
-        from headway.commands.over_ssh import hosts_of
-
-        return None if hosts_of(settings) else settings
-    return settings
+def main(argv: Sequence[str]) -> int:
+    """Run `headway launch` with these words and return the exit code."""
+    launch = _Launch(argv)
+    for task in TASKS:
+        if (exit_code := task(launch)) is not None:
+            return exit_code
+    raise AssertionError("the last task runs the plan")
 
 
 # ---------------------------------------------------------------- the tasks of a launch, in order
@@ -152,10 +102,6 @@ def _read_words(launch: _Launch) -> None:
     """Read the command line: the launcher's flags, and the program."""
     own, rest = launch.own, launch.rest = launch.parser.split(launch.argv)
     launch.parsed = parsed = launch.parser.parse_args(own)
-    if parsed.num_machines is not None:  # others may wait for this machine already
-        from headway.launcher.early_signals import raise_stopped
-
-        raise_stopped()
     if not rest and own:
         _refuse_script_as_value(own[-1])
     launch.program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
@@ -280,11 +226,9 @@ def _print_plan(launch: _Launch) -> int | None:
         print(describe(plan, parsed.show_secrets))
         return 0
     if plan.supervised is not None:
-        from headway.launcher.early_signals import outlive_early_signals, raise_stopped
+        from headway.launcher.early_signals import outlive_early_signals
 
         outlive_early_signals()
-        if launch.tells_machines and not plan.is_one_machine:
-            raise_stopped()
     for note in plan.notes:
         say(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):
@@ -296,18 +240,14 @@ def _run(launch: _Launch) -> int:
     """Run the plan to its end."""
     from headway.launcher.run import run
 
-    plan, environ, tell = launch.plan, launch.environ, None
-    if plan.supervised is not None and launch.tells_machines and not plan.is_one_machine:
-        from headway.launcher.machines.abort_notice import tell_machines
-
-        tell = partial(tell_machines, plan.settings, environ)
+    plan, environ = launch.plan, launch.environ
     is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
     start = None
     if plan.settings.record == ON and plan.is_first:
         words = [*launch.own, *launch.rest]
         start = partial(_start, plan, launch.machine, words, environ, launch.began_at, os.getpid())
     try:
-        return run(plan, environ, is_quiet=is_quiet, tell=tell, start=start)
+        return run(plan, environ, is_quiet=is_quiet, start=start)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(plan.program, launch.parser)

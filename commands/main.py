@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import NoReturn, TextIO
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say
-from headway.errors import ConfigError, HeadwayError, MachineError, Stopped, did_you_mean
+from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
@@ -98,13 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except HeadwayError as error:
         _report(error, [sys.stdout] if "stderr" in closed else [sys.stderr, sys.stdout])
-        _finish(error)
         return error.exit_code
-    except KeyboardInterrupt as caught:
-        stop = caught if isinstance(caught, Stopped) else Stopped(signal.SIGINT)
-        say(str(stop))
-        _finish(stop)
-        return stop.exit_code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
@@ -124,13 +120,6 @@ def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
         with suppress(OSError):
             print(described(error), file=stream, flush=True)
             return
-
-
-def _finish(error: HeadwayError | Stopped) -> None:
-    """Do what is left to do after an error was printed, unless Ctrl-C ends it."""
-    with suppress(KeyboardInterrupt):
-        if error.on_reported is not None:
-            error.on_reported()
 
 
 def described(error: HeadwayError) -> str:

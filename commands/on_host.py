@@ -21,7 +21,7 @@ from headway.contract import signals
 from headway.contract.forking import die_with_parent, reap, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
-from headway.errors import HeadwayError, LaunchError, Stopped
+from headway.errors import HeadwayError, LaunchError
 from headway.launcher.remote.orders import (
     End,
     Found,
@@ -212,14 +212,14 @@ def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoRet
     try:
         from headway.commands.launch import main as launch
 
-        exit_code = launch(start.words, tells_machines=False)  # the caller ends them
+        exit_code = launch(start.words)
     except HeadwayError as error:
         exit_code = error.exit_code
         os.write(report_to, described(error).encode())
     except SystemExit as error:
         exit_code = error.code if isinstance(error.code, int) else 1
-    except KeyboardInterrupt as stop:
-        exit_code = stop.exit_code if isinstance(stop, Stopped) else 130
+    except KeyboardInterrupt:
+        exit_code = 130
     except BaseException:  # noqa: BLE001  of ours; Python would show it the same
         sys.excepthook(*sys.exc_info())
     finally:

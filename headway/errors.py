@@ -181,8 +181,6 @@ class HeadwayError(Exception):
 
     exit_code: int = 1
     note: str = ""  # one more line, after the problems
-    peers_notified: bool = False  # the other machines of the run know, or need not
-    on_reported: Callable[[], None] | None = None  # what is left to do after it was printed
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         self.problems: tuple[Problem, ...] = (Problem(what, where, fix),)
@@ -226,8 +224,6 @@ class LaunchError(HeadwayError, RuntimeError):
 class WorkerFailed(LaunchError):
     """A rank failed; the launcher ends with that rank's own exit code."""
 
-    peers_notified = True  # ranks start once all machines have met
-
     def __init__(
         self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
     ) -> None:
@@ -257,25 +253,6 @@ class OutOfMemory(UsageError, RuntimeError):
 
 _STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in _STOPS if hasattr(signal, name))
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal has stopped the launcher before ranks started: no error.
-
-    Args:
-        number: of the signal.
-    """
-
-    peers_notified = False
-    on_reported: Callable[[], None] | None = None
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.name = signal.Signals(number).name
-        self.exit_code = 128 + number
-
-    def __str__(self) -> str:
-        return "interrupted" if self.name == "SIGINT" else f"stopped by {self.name}"
 
 
 def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:

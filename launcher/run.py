@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.run import RECORD_VARIABLE
-from headway.errors import HeadwayError, Stopped
+from headway.errors import HeadwayError
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.table import TABLE
@@ -32,14 +32,12 @@ def run(
     environ: Mapping[str, str],
     *,
     is_quiet: bool = False,
-    tell: Callable[[Stopped], None] | None = None,
     start: Callable[[], Launch] | None = None,
 ) -> int:
     """Run the plan to its end and return the exit code; does not return for an exec'ed script.
 
-    `tell` tells other machines of a stop where no exception can, amid the import of torch; `start`
-    returns what the run's record says of the launch: None where there is to be no record. Raises
-    LaunchError or WorkerFailed, or Stopped before this machine was among the others.
+    `start` returns what the run's record says of the launch: None where there is to be no record.
+    Raises LaunchError or WorkerFailed.
     """
     environment = changed(plan, environ)
     environment.pop(RECORD_VARIABLE, None)  # of a run that this process is a part of
@@ -66,7 +64,7 @@ def run(
 
         with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
             import_of_torch = waiting_for("the import of torch", is_quiet=is_quiet)
-            with interrupts_exit_at_once(starter, tell), import_of_torch:
+            with interrupts_exit_at_once(starter), import_of_torch:
                 from headway.launcher.processes.supervise import supervise
 
             color = wants_color(environ)
@@ -138,7 +136,7 @@ def _recorded(
     recorder = Recorder(new_path(environ), start, secrets)
     try:
         yield recorder
-    except (HeadwayError, Stopped) as error:
+    except HeadwayError as error:
         recorder.exit_code, recorder.report = error.exit_code, str(error)
         raise
     finally:

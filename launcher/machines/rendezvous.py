@@ -63,6 +63,9 @@ class Rendezvous(RendezvousHandler):
     has_lost_machine_0 = False
     """Whether the run has ended because this machine has lost machine 0."""
 
+    forwards_stop = False
+    """Whether the stop signal that this process raises now has come to another machine."""
+
     restart: Restart | None = None
     """The restart of all machines that has been asked for, and has not begun."""
 
@@ -137,11 +140,6 @@ class Rendezvous(RendezvousHandler):
 
     def tell_steps(self, rank: int, figures: Figures) -> None:
         """Tell machine 0 what the steps of a rank here took; called by another thread."""
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether other machines wait for this one, with which no round has begun."""
-        return False
 
     def give_up(self, error: HeadwayError) -> None:
         """Tell the other machines that this one cannot go on."""

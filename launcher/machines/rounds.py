@@ -67,7 +67,6 @@ _RETRY_S = 0.5
 _ANSWERS_WITHIN_S = 60.0  # machine 0 does at once, unless it is suspended
 _JOIN_TIMEOUT_S = 600.0
 _DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
-_STOP_AFTER_S = 1.0  # a scheduler signals every machine itself; a person signals one
 
 
 class MachinesRendezvous(Rendezvous):
@@ -87,8 +86,7 @@ class MachinesRendezvous(Rendezvous):
         self._probe: socket.socket | None = None  # another machine tries to reach it
         self._own_address = ""  # as other machines see it
         self._is_done = False
-        self._stop_at: float | None = None
-        self._has_stopped = False  # a signal has come here
+        self._has_stopped = False  # a signal has come here, or from another machine
 
     @property
     def restart(self) -> Restart | None:  # type: ignore[override]
@@ -197,15 +195,16 @@ class MachinesRendezvous(Rendezvous):
         return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
 
     def _follow_stop(self, member: Member) -> None:
-        """Stop as another machine has been stopped, unless the signal came here as well."""
+        """Stop as another machine has been stopped, unless a signal has come here already."""
         if member.stopping is None or self._has_stopped:
             return
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + _STOP_AFTER_S
-        elif member.stopping.ends_grace or time.monotonic() > self._stop_at:
-            number = signal.Signals(member.stopping.signal)
-            say(f"stopped by {number.name} on {member.stopping.host}")
+        number = signal.Signals(member.stopping.signal)
+        say(f"stopped by {number.name} on {member.stopping.host}")
+        self.forwards_stop = True
+        try:
             signal.raise_signal(number)
+        finally:
+            self.forwards_stop = False
 
     def num_nodes_waiting(self) -> int:
         self._look()
@@ -218,8 +217,7 @@ class MachinesRendezvous(Rendezvous):
         began = time.monotonic()
         while not member.wait(lambda: member.restart is not None, _POLL_INTERVAL_S):
             if member.stopping is not None:
-                self._stop_at = 0.0  # the ranks here have failed because of it
-                self._follow_stop(member)
+                self._follow_stop(member)  # the ranks here have failed because of it
             failed = describe()
             within_s = self._timeout_s * failed.doubt + _DECISION_WITHIN_S
             if member.is_over or time.monotonic() > began + within_s:
@@ -250,12 +248,6 @@ class MachinesRendezvous(Rendezvous):
         member = self._member
         if member is not None and not self._is_machine_0 and not member.is_over:
             member.send(Steps(rank, figures))
-
-    @property
-    def is_awaited(self) -> bool:
-        member = self._member
-        knows_end = member is not None and (member.is_over or member.stopping is not None)
-        return self.round < 0 and not knows_end
 
     def give_up(self, error: HeadwayError) -> None:
         member = self._member

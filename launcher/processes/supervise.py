@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.records import LOGS
-from headway.errors import STOP_SIGNALS, HeadwayError, Stopped, WorkerFailed
+from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
 from headway.history.recorder import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
@@ -58,8 +58,7 @@ def supervise(
     """Run all ranks of this machine and return the launcher's exit code.
 
     `environ` is what the launcher has inherited. Raises WorkerFailed with a rank's own exit code,
-    LaunchError where the ranks could not be started or another machine failed, and Stopped where
-    a signal has come while other machines wait for this one to join.
+    and LaunchError where the ranks could not be started or another machine failed.
     """
     settings = plan.settings
     folder = create_log_folder(settings)
@@ -109,13 +108,10 @@ def supervise(
                 agent.leave_or_await_children()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
-        if handler.is_awaited:
-            raise Stopped(stopped_by) from None
     except (ServerEnded, RunEnded):
         pass
     except HeadwayError as error:
         handler.give_up(error)
-        error.peers_notified = True
         raise
     finally:
         outcome = Outcome(agent.exits, settings.num_processes, stopped_by)
@@ -159,18 +155,23 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
 def _signals(agent: Agent) -> Iterator[None]:
     r"""Handle the launcher's signals.
 
-    The first stop signal raises torch's SignalException. Ctrl-C after it ends the grace period, on
-    all machines; a repeated SIGTERM does not, since SLURM sends each one twice. SIGQUIT (Ctrl-\)
+    The first stop signal raises torch's SignalException, whether it comes here or is forwarded by
+    another machine. A second one that comes here ends the grace period on all machines if it is
+    Ctrl-C; a repeated SIGTERM does not, since SLURM sends each one twice. SIGQUIT (Ctrl-\)
     prints stacks; others are forwarded to the ranks. An ignored SIGHUP (nohup) stays ignored.
     """
-    seen: list[int] = []
+    received: list[int] = []  # here, not forwarded by another machine
+    is_stopped = False
 
     def stop(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and not seen and agent.forwards_interrupt():
+        nonlocal is_stopped
+        if number == signal.SIGINT and not is_stopped and agent.forwards_interrupt():
             return
-        seen.append(number)
-        is_repeated = len(seen) > 1 and agent.is_stopping  # else other code swallowed the first
-        ends_grace = is_repeated and number == signal.SIGINT
+        if not agent.handler.forwards_stop:
+            received.append(number)
+        is_repeated = is_stopped and agent.is_stopping  # else other code swallowed the first
+        is_stopped = True
+        ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
         agent.handler.tell_stop(number, ends_grace=ends_grace)
         if ends_grace:
             agent.end_grace_period()
@@ -191,7 +192,7 @@ def _signals(agent: Agent) -> Iterator[None]:
     try:
         yield
     finally:  # a run that is being stopped ignores stop signals
-        signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if seen else before)
+        signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if is_stopped else before)
 
 
 def _report(agent: Agent, ending: Ending, folder: str | None) -> None:

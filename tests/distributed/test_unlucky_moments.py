@@ -155,8 +155,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.launcher.processes.supervise import _signals
 agent = SimpleNamespace(
     is_stopping=False,
+    forwards_interrupt=lambda: False,
     end_grace_period=lambda: print("end_grace_period"),
-    handler=SimpleNamespace(tell_stop=lambda _, ends_grace: None),
+    handler=SimpleNamespace(tell_stop=lambda _, ends_grace: None, forwards_stop=False),
 )
 with _signals(agent):
     for _ in range(2):
@@ -174,6 +175,27 @@ with _signals(agent):
 def test_a_stop_signal_may_come_again_and_only_ctrl_c_ends_the_grace_period_then() -> None:
     lines = run_python(SWALLOWED).stdout.splitlines()
     assert lines == ["swallowed", "swallowed", "still saving", "end_grace_period"]
+
+
+FORWARDED = (
+    SWALLOWED.partition("with _signals")[0]
+    + """
+with _signals(agent):
+    agent.handler.forwards_stop = True
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except SignalException:
+        agent.is_stopping, agent.handler.forwards_stop = True, False
+    os.kill(os.getpid(), signal.SIGINT)
+    print("still saving")
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+)
+
+
+def test_a_scheduler_that_signals_all_machines_ends_no_grace_period_of_a_forwarded_stop() -> None:
+    lines = run_python(FORWARDED).stdout.splitlines()
+    assert lines == ["still saving", "end_grace_period"]
 
 
 FORK = """
