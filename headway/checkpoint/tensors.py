@@ -1,11 +1,13 @@
-"""The tensors of a checkpoint, by torch.distributed.checkpoint: the same for any number of ranks.
+"""The tensors of a checkpoint, by torch.distributed.checkpoint (DCP), for any number of ranks.
 
-Nothing that could run code is read; see `index.py`.
+DCP's own index, `.metadata`, is a pickle: it is written for DCP alone, and never read here. The
+same index is beside it as JSON.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import warnings
@@ -14,27 +16,55 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
-from headway.checkpoint.index import read_index
 from headway.checkpoint.manifest import take_another
+from headway.contract.typed import parse, read
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
-_Box = list[tuple[int, int]]
-
-_INDEX = ".metadata"
+INDEX = "index.json"
 _BUFFER = 2**20  # bytes
+
+
+class Part(NamedTuple):
+    """A box of a tensor that one rank has written."""
+
+    offsets: tuple[int, ...]  # in the tensor, by dimension
+    sizes: tuple[int, ...]
+    file: str  # in the same folder
+    start: int  # byte in the file
+    length: int  # bytes, with torch.save's own
+
+
+class Entry(NamedTuple):
+    """A tensor, whose parts have all of its elements."""
+
+    dtype: str  # the name that it has in torch
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+class Index(NamedTuple):
+    """Where the tensors of a checkpoint are."""
+
+    tensors: Mapping[str, Entry]
 
 
 def save_tensors(
@@ -44,9 +74,9 @@ def save_tensors(
 
     A tensor that several ranks have by the same name is that of the lowest rank; DTensors are
     written in parts. Returns the CRC-32 of each file of this rank, which are written by then, but
-    maybe not on disk yet; on rank 0 the index is among them.
+    maybe not on disk yet; on rank 0 the two indexes are among them.
     """
-    writer = FileSystemWriter(folder, overwrite=False, sync_files=False)
+    writer = _Writer(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
     try:
         with _alone_without_a_word():
@@ -67,6 +97,16 @@ def save_tensors(
         ) from None
     # the index is written by another name first
     return {name.removesuffix(".tmp"): crc for name, crc in files.checksums.items()}
+
+
+class _Writer(FileSystemWriter):
+    """Writes the index of DCP, and the same one as JSON."""
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        super().finish(metadata, results)
+        path = self.fs.concat_path(self.path, INDEX)
+        with self.fs.create_stream(path, "wb") as file:
+            file.write(json.dumps(_index_of(metadata)).encode())
 
 
 class _ChecksummedFiles(FileSystem):
@@ -138,9 +178,8 @@ class SavedTensors:
         self._folder = folder
         self._index = _index_in(folder)
         self.facts = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-            for name, entry in self._index.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
+            name: torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
+            for name, entry in self._index.tensors.items()
         }
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -158,7 +197,7 @@ class SavedTensors:
                 load(
                     loaded,
                     storage_reader=_Reader(self._folder, self._index),
-                    planner=_Planner(),
+                    planner=DefaultLoadPlanner(),
                     no_dist=rank_and_size()[1] == 1,
                 )
         except CheckpointException as error:
@@ -199,83 +238,94 @@ def described(tensor: torch.Tensor) -> str:
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that this rank has."""
-    from torch.distributed.tensor import DTensor
-
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor
-
     if isinstance(tensor, DTensor):
         return torch.empty_like(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 class _Reader(FileSystemReader):
-    def __init__(self, folder: Path, index: Metadata) -> None:
+    def __init__(self, folder: Path, index: Index) -> None:
         super().__init__(folder)
         self._index = index
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return self._index
+        return metadata_of(self._index)
 
 
-def _index_in(folder: Path) -> Metadata:
+def _index_of(metadata: Metadata) -> Index:
+    """Return the index that DCP has made."""
+    tensors = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata)
+        parts = []
+        for chunk in entry.chunks:
+            info = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            place = info.relative_path, info.offset, info.length
+            parts.append(Part(tuple(chunk.offsets), tuple(chunk.sizes), *place))
+        dtype = str(entry.properties.dtype).removeprefix("torch.")
+        tensors[name] = Entry(dtype, tuple(entry.size), tuple(parts))
+    return Index(tensors)
+
+
+def metadata_of(index: Index) -> Metadata:
+    """Return the index as DCP has it; `_StorageInfo` is a private name of torch."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    tensors: dict[str, Any] = {}
+    files = {}
+    for name, entry in index.tensors.items():
+        chunks = [
+            ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes))
+            for part in entry.parts
+        ]
+        properties = TensorProperties(dtype=_dtype(entry))
+        tensors[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
+        for part in entry.parts:
+            info = _StorageInfo(part.file, part.start, part.length)
+            files[MetadataIndex(name, part.offsets)] = info
+    return Metadata(state_dict_metadata=tensors, storage_data=files)
+
+
+def _dtype(entry: Entry) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return dtype
+
+
+def _index_in(folder: Path) -> Index:
+    path = folder / INDEX
     try:
-        index = read_index(folder / _INDEX)
-        is_whole = _is_of_tensors(index, folder)
-    except FileNotFoundError as error:
-        raise _damaged(folder, f"{Path(error.filename).name} is missing") from None
+        index = read(Index, parse(path.read_bytes()), limits=_limits)
+        _require_in_files(index, folder)
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(folder / _INDEX, str(error)) from None
-    if not is_whole:
-        raise _damaged(folder / _INDEX, "it lists something else than tensors in this folder")
+        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from None
     return index
 
 
-def _is_of_tensors(metadata: Metadata, folder: Path) -> bool:
-    """Return whether the files hold all of every tensor, so that none takes more memory."""
-    paths = {info.relative_path for info in metadata.storage_data.values()}
-    if not all(Path(path).name == path for path in paths):
-        return False
-    room = sum(os.lstat(folder / path).st_size for path in paths)
-    for entry in metadata.state_dict_metadata.values():
-        if not isinstance(entry, TensorStorageMetadata):
-            return False
-        volume = math.prod(entry.size)
-        room -= volume * entry.properties.dtype.itemsize
-        if volume and not _fills([*entry.size], [_box(chunk) for chunk in entry.chunks]):
-            return False
-    return room >= 0
+def _limits(name: str, value: Any) -> str:
+    if name == "dtype" and not isinstance(vars(torch).get(value), torch.dtype):
+        return f"is {value!r}, which is not a dtype"
+    return "is negative" if isinstance(value, int) and value < 0 else ""
 
 
-def _box(chunk: Any) -> _Box:
-    """Return where a chunk begins and how long it is, in each dimension."""
-    return list(zip(chunk.offsets, chunk.sizes, strict=True))
-
-
-def _fills(size: list[int], boxes: list[_Box]) -> bool:
-    """Return whether boxes fill a tensor, each element once, divided by one dimension at a time.
-
-    So DTensors are divided. Elements that no chunk has would be whatever is in memory.
-    """
-    if not size:
-        return boxes == [[]]
-    parts: dict[tuple[int, int], list[_Box]] = {}
-    for first, *others in boxes:
-        parts.setdefault(first, []).append(others)
-    end = 0
-    for start, length in sorted(one for one in parts if one[1] != 0):
-        if start != end or not _fills(size[1:], parts[start, length]):
-            return False
-        end = start + length
-    return end == size[0]
-
-
-class _Planner(DefaultLoadPlanner):
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
+def _require_in_files(index: Index, folder: Path) -> None:
+    """Raise ValueError unless files have all elements: so no tensor takes more memory than they."""
+    room = {path.name: path.lstat().st_size for path in folder.iterdir()}
+    for name, entry in index.tensors.items():
+        for part in entry.parts:
+            if part.file not in room:
+                raise ValueError(f"{name} is in {part.file!r}, which is not in this folder")
+            for start, size, whole in zip(part.offsets, part.sizes, entry.shape, strict=True):
+                if start + size > whole:
+                    raise ValueError(f"a part of {name} is outside of it")
+            room[part.file] -= math.prod(part.sizes) * _dtype(entry).itemsize
+        if sum(math.prod(part.sizes) for part in entry.parts) != math.prod(entry.shape):
+            raise ValueError(f"parts of {name} are missing")
+    if min(room.values()) < 0:
+        raise ValueError("it lists more than its files hold")
 
 
 def _damaged(where: Path, why: str) -> CheckpointError:
