@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from headway.contract.notes import say
 from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import by_all_or_rank_0, meet, place_in_script
-from headway.distributed.world import is_alone
+from headway.distributed.world import is_alone, rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.training import Training
@@ -239,20 +239,31 @@ class Checkpointer:
 
     def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:
         """Return the weights of all models, as the hooks leave them."""
-        from headway.checkpoint.saving import agree
-        from headway.checkpoint.training_state import chosen_by_rank_0
+        from headway.checkpoint.saving import agree, on_rank_0
 
         models = self.training.inner_models
-        before = [self.training.strategy.own_state_dict(one) for one in models]
-        weights = [*before]
+        weights: list[dict[str, Any]] = [*map(self.training.strategy.own_state_dict, models)]
 
         def call_hooks() -> None:
             for hook in self._save_hooks.values():
                 hook(models, weights, str(folder))
 
-        if self._save_hooks:
-            agree(call_hooks)
-            weights = chosen_by_rank_0(weights, before)
+        def require_same_names() -> None:
+            if [[*one] for one in weights] != saved:
+                raise UsageError(
+                    "a hook of save_state() has left other weights than on rank 0, and each rank"
+                    " has a part of a sharded model",
+                    where=f"rank {rank_and_size()[0]}",
+                    fix="let the hook change the list `weights` in the same way on every rank",
+                )
+
+        if not self._save_hooks:
+            return weights
+        agree(call_hooks)
+        if not self.training.has_sharded_weights:
+            return weights if self.training.world.is_main else []
+        saved = on_rank_0(lambda: [[*one] for one in weights])
+        agree(require_same_names)
         return weights
 
     def _models_to_load(self, folder: Path, check: Callable[[Any], None]) -> list[torch.nn.Module]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,16 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     return agree(decoded)
 
 
+@contextmanager
+def reading_state(folder: Path) -> Iterator[None]:
+    """Raise CheckpointError where the block finds a state that no save writes."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        why = f"its state cannot be read ({type(error).__name__}: {error})"
+        raise take_another(f"the checkpoint is damaged: {why}", folder) from None
+
+
 class Weights(NamedTuple):
     """The weights of a model in a checkpoint: tensors by their names, and the names of the rest."""
 
@@ -100,18 +111,20 @@ def weights_in(folder: Path, number: int | None = None) -> Weights:
 
     Models are numbered in the order in which they were prepared; None: there is only one.
     """
-    models = load_checkpoint(folder).shared["models"]
-    if (number is None and len(models) != 1) or (number or 0) >= len(models):
-        raise CheckpointError(
-            f"the checkpoint has {len(models)} models",
-            where=str(folder),
-            fix=f"choose one with --model, from 0 to {len(models) - 1}"
-            if models
-            else "export one that was saved with its weights",
-        )
-    weights = models[number or 0]
-    tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
-    return Weights(tensors, sorted(weights.keys() - tensors.keys()))
+    loaded = load_checkpoint(folder)
+    with reading_state(folder):
+        models = loaded.shared["models"]
+        if (number is None and len(models) != 1) or (number or 0) >= len(models):
+            raise CheckpointError(
+                f"the checkpoint has {len(models)} models",
+                where=str(folder),
+                fix=f"choose one with --model, from 0 to {len(models) - 1}"
+                if models
+                else "export one that was saved with its weights",
+            )
+        weights = models[number or 0]
+        tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
+        return Weights(tensors, sorted(weights.keys() - tensors.keys()))
 
 
 def _read_json(path: Path) -> Any:

@@ -16,19 +16,18 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, empty
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 
-from headway.checkpoint.layout import OPTIMIZER, OWN, SHARED, fits, require_layout
-from headway.checkpoint.loading import Like, Loaded
+from headway.checkpoint.loading import Like, Loaded, reading_state
+from headway.checkpoint.manifest import take_another
 from headway.checkpoint.saving import State, agree
 from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
 from headway.data.loader import PreparedDataLoader
 from headway.data.position import Resumption
-from headway.distributed.collectives import broadcast_object_list, gather_object
-from headway.distributed.rng import generator_states
+from headway.distributed.collectives import gather_object
+from headway.distributed.rng import are_generator_states, generator_states
 from headway.distributed.world import is_alone, rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
@@ -70,17 +69,10 @@ class Checkpoint:
     ) -> None:
         self.shared, self.folder = loaded.shared, folder
         self.saved_by = loaded.manifest.world_size
-        self.is_same_torch = loaded.manifest.torch == torch.__version__
         is_same_size = rank_and_size()[1] == self.saved_by
         self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self.saved_by
         self.own = loaded.own if is_same_size else None
         self.strict, self.allow_pickle = strict, allow_pickle
-
-    def require_layout(self) -> None:
-        """Raise CheckpointError unless all is made as a save makes it."""
-        require_layout(self.shared, SHARED, self.folder)
-        if self.own is not None:
-            require_layout(self.own, OWN, self.folder)
 
     @property
     def positions(self) -> Any:
@@ -92,33 +84,9 @@ class Checkpoint:
         if saved != live:
             raise self.misfit(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
 
-    def require_kind(self, name: str, saved: dict[str, Any], live: Any) -> None:
-        """Refuse what another class has saved; older checkpoints do not say which one did."""
-        if "kind" in saved:
-            self.require_equal(f"class of {name}", saved["kind"], kind_of(live))
-
-    def require_settings(
-        self, name: str, saved: dict[str, Any], settings: Any, live_settings: Any, *, live: Any
-    ) -> None:
-        """Refuse settings of another class, as far as their names show it.
-
-        Another version of torch may add settings, or drop some. A checkpoint that does not say what
-        class saved it must have those of torch's own class in this version.
-        """
-        gone, new = (
-            sorted(map(str, one.keys() - other.keys()))
-            for one, other in ((settings, live_settings), (live_settings, settings))
-        )
-        must_be_equal = (
-            "kind" not in saved
-            and self.is_same_torch
-            and type(live).__module__.startswith("torch.")
-        )
-        if (gone or new) if must_be_equal else (gone and new):
-            self.require_equal(f"settings of {name}", gone, new)
-        if must_be_equal:  # Adam and AdamW have the same settings
-            values = (one.get("decoupled_weight_decay") for one in (settings, live_settings))
-            self.require_equal(f"decoupled_weight_decay of {name}", *values)
+    def require_kind(self, name: str, saved: Mapping[str, Any], live: Any) -> None:
+        """Refuse what another class has saved."""
+        self.require_equal(f"class of {name}", saved["kind"], kind_of(live))
 
     def misfit(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
         return CheckpointError(
@@ -173,21 +141,15 @@ class Optimizers(_Part):
     def _check_optimizer(
         self, checkpoint: Checkpoint, name: str, saved: dict[str, Any], live: PreparedOptimizer
     ) -> None:
-        """Refuse other groups of parameters, other parameters in them, and other settings."""
-        states = saved["state"], live.state_dict()
-        if fits(states[1], OPTIMIZER):
-            require_layout(states[0], OPTIMIZER, checkpoint.folder, f"the state of {name}")
-        groups, live_groups = (one.get("param_groups", ()) for one in states)
-        sizes = ([len(group["params"]) for group in each] for each in (groups, live_groups))
+        """Refuse other groups of parameters, and other parameters in them."""
+        groups = saved["parameters"], _parameters_of(live, _names_of_parameters(self._training))
+        sizes = ([len(group) for group in each] for each in groups)
         checkpoint.require_equal(f"sizes of the parameter groups of {name}", *sizes)
-        here = _parameters_of(live, _names_of_parameters(self._training))
-        parameters = zip(saved.get("parameters", ()), here, strict=False)
-        for number, (one, other) in enumerate(parameters):
+        pairs = zip(*map(chain.from_iterable, groups), strict=True)
+        for number, (one, other) in enumerate(pairs):
             if not checkpoint.strict or None in (one[0], other[0]):
                 one, other = one[1:], other[1:]  # parameters of no model have no names
             checkpoint.require_equal(f"parameter {number} of {name}", one, other)
-        for group, live_group in zip(groups, live_groups, strict=True):
-            checkpoint.require_settings(name, saved, group, live_group, live=live.optimizer)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         pairs = zip(checkpoint.shared[self.name], self._training.optimizers, strict=True)
@@ -216,13 +178,7 @@ class Schedulers(_Part):
         all_saved, live = checkpoint.shared[self.name], self._training.schedulers
         checkpoint.require_equal("number of schedulers", len(all_saved), len(live))
         for number, (saved, one) in enumerate(zip(all_saved, live, strict=True)):
-            name = f"scheduler {number}"
-            checkpoint.require_kind(name, saved, one.scheduler)
-            states = saved["state"], one.scheduler.state_dict()
-            if fits(states[1], dict):
-                require_layout(states[0], dict, checkpoint.folder, f"the state of {name}")
-            if "kind" not in saved:
-                checkpoint.require_settings(name, saved, *states, live=one.scheduler)
+            checkpoint.require_kind(f"scheduler {number}", saved, one.scheduler)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         pairs = zip(checkpoint.shared[self.name], self._training.schedulers, strict=True)
@@ -276,17 +232,15 @@ class LossScale(_Part):
 
     def check(self, checkpoint: Checkpoint) -> None:
         saved, live = checkpoint.shared[self.name], self._training.precision
-        if (name := saved["name"]) is not None:
-            fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
-            checkpoint.require_equal("mixed_precision", name, live.name, fix=fix)
-            parts = (sorted(one) for one in (saved["state"] or {}, live.state_dict()))
-            checkpoint.require_equal("parts of the loss scale", *parts)
+        name = saved["name"]
+        fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
+        checkpoint.require_equal("mixed_precision", name, live.name, fix=fix)
+        parts = (sorted(one) for one in (saved["state"], live.state_dict()))
+        checkpoint.require_equal("parts of the loss scale", *parts)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
-        saved = checkpoint.shared[self.name]
-        if saved["name"] is not None:
-            yield "the loss scale"
-            self._training.precision.load_state_dict(saved["state"])
+        yield "the loss scale"
+        self._training.precision.load_state_dict(checkpoint.shared[self.name]["state"])
 
 
 class OpenStep(_Part):
@@ -301,26 +255,21 @@ class OpenStep(_Part):
     def check(self, checkpoint: Checkpoint) -> None:
         """Require that this run can go on between two optimizer steps."""
         saved_step = checkpoint.shared[self.name]
-        if not saved_step["micro_batches"]:
-            return
-        steps, live_steps = saved_step.get("steps"), self._training.accumulation.steps
-        for what, saved, live, fix in (
-            ("by {} ranks", checkpoint.saved_by, rank_and_size()[1], "--num-processes {}"),
-            (
-                "with gradient_accumulation_steps={}",
-                steps,
-                live_steps,
-                "gradient_accumulation_steps={}",
-            ),
-        ):
-            if saved != live:
-                raise CheckpointError(
-                    f"the checkpoint was saved {what.format(saved)} between two optimizer steps,"
-                    f" and this run has {live}",
-                    where=str(checkpoint.folder),
-                    fix=f"load it with {fix.format(saved)}, or one that was saved after an"
-                    " optimizer step",
-                )
+        if saved_step["micro_batches"]:
+            ranks = checkpoint.saved_by, rank_and_size()[1]
+            self._require(checkpoint, "--num-processes", *ranks)
+            steps = saved_step["steps"], self._training.accumulation.steps
+            self._require(checkpoint, "gradient_accumulation_steps", *steps)
+
+    def _require(self, checkpoint: Checkpoint, setting: str, saved: int, live: int) -> None:
+        if saved != live:
+            raise CheckpointError(
+                f"the checkpoint was saved between two optimizer steps with {setting}={saved}, and"
+                f" this run has {live}",
+                where=str(checkpoint.folder),
+                fix=f"load it with {setting}={saved}, or one that was saved after an optimizer"
+                " step",
+            )
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         yield "the accumulation of gradients"
@@ -337,8 +286,6 @@ class Positions(_Part):
 
     def check(self, checkpoint: Checkpoint) -> None:
         saved, live = checkpoint.positions, self._training.loaders
-        if saved is None:  # it was imported
-            return
         checkpoint.require_equal("number of loaders", len(saved), len(live))
         if self._training.skips_itself:
             return
@@ -350,8 +297,8 @@ class Positions(_Part):
         self, checkpoint: Checkpoint, position: dict[str, Any], loader: PreparedDataLoader
     ) -> None:
         """Require as many samples in an optimizer step, where either run says how many."""
-        promised = checkpoint.shared.get("global_batch_size"), self._training.global_batch_size
-        saved = position["total"] * checkpoint.shared["accumulation"].get("steps", 1)
+        promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
+        saved = position["total"] * checkpoint.shared["accumulation"]["steps"]
         live = loader.total_batch_size * self._training.accumulation.steps
         if promised != (None, None) and position["pass"] is not None and saved != live:
             raise CheckpointError(
@@ -400,6 +347,7 @@ class OwnOfRank:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
         models = self._training.inner_models
+        self._check_generators(checkpoint)
         if checkpoint.own is not None and "gradients" in checkpoint.own:
             shapes = [_shape(own_part(one)) for one in _parameters(self._training)]
             if not _have_shapes(checkpoint.own["gradients"], shapes):
@@ -410,6 +358,19 @@ class OwnOfRank:
             shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
             if buffers and not _have_shapes(buffers, shapes):
                 raise checkpoint.misfit("the buffers are those of other models")
+
+    def _check_generators(self, checkpoint: Checkpoint) -> None:
+        """Refuse states that would let numpy read other memory; see `are_generator_states`."""
+        passes = [one["pass"] for one in checkpoint.positions if one["pass"] is not None]
+        states = [one["global"] for one in passes]
+        states += [one["ahead"] for one in passes if one["ahead"] is not None]
+        if checkpoint.own is not None:
+            states.append(checkpoint.own["generators"])
+        if not all(map(are_generator_states, states)):
+            raise take_another(
+                "the checkpoint is damaged: it has states of generators that are none",
+                checkpoint.folder,
+            )
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         """Change the training; yield a name before that."""
@@ -427,7 +388,7 @@ class OwnOfRank:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
         resumption = Resumption(own.get("generators"), training.world.device, training.progress)
-        loaders, positions = training.loaders, checkpoint.positions or ()
+        loaders, positions = training.loaders, checkpoint.positions
         if positions and not training.skips_itself:
             positions = over_where_left(loaders, positions, is_told=training.world.is_main)
         for loader, position in zip(loaders, positions, strict=False):
@@ -447,7 +408,7 @@ def over_where_left(
 ) -> list[Any]:
     """Return where loaders go on: in a new pass, if the script would have left this one there."""
     pairs = [*zip(loaders, positions, strict=True)]
-    ended = [(one, position) for one, position in pairs if position.get("is_at_end")]
+    ended = [(one, position) for one, position in pairs if position["is_at_end"]]
     judged = [one.over_where_left(position, ended) for one, position in pairs]
     for note in (note for _, note in judged if note and is_told):
         say(note)
@@ -467,25 +428,28 @@ class Restoring:
 
     def check(self) -> None:
         """Raise CheckpointError unless all but the models fits the training; nothing changes."""
-        self._checkpoint.require_layout()
-        for part in self._parts:
-            part.check(self._checkpoint)
+        with reading_state(self._checkpoint.folder):
+            for part in self._parts:
+                part.check(self._checkpoint)
 
     def check_models(self, models: Sequence[torch.nn.Module]) -> None:
         """Raise CheckpointError unless the weights fit these models, which stay as they are."""
-        saved = self._checkpoint.shared["models"]
-        self._checkpoint.require_equal("number of models", len(saved), len(models))
-        for number, (model, weights) in enumerate(zip(models, saved, strict=True)):
-            live = model.state_dict()
-            if self._checkpoint.strict and live.keys() != weights.keys():
-                name = min(live.keys() ^ weights.keys(), key=str)
-                place = "the checkpoint" if name in weights else "this run"
-                raise self._checkpoint.misfit(f"of model {number}, only {place} has {name!r}")
-            for name in live.keys() & weights.keys():
-                one, other = weights[name], live[name]
-                if isinstance(other, torch.Tensor):
-                    facts = (_facts(one), _facts(other))
-                    self._checkpoint.require_equal(f"{name!r} of model {number}", *facts)
+        all_live = [one.state_dict() for one in models]
+        with reading_state(self._checkpoint.folder):
+            saved = self._checkpoint.shared["models"]
+            self._checkpoint.require_equal("number of models", len(saved), len(models))
+            for number, (weights, live) in enumerate(zip(saved, all_live, strict=True)):
+                self._check_weights(f"model {number}", weights, live)
+
+    def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
+        if self._checkpoint.strict and live.keys() != saved.keys():
+            name = min(live.keys() ^ saved.keys(), key=str)
+            place = "the checkpoint" if name in saved else "this run"
+            raise self._checkpoint.misfit(f"of {model}, only {place} has {name!r}")
+        for name in live.keys() & saved.keys():
+            if isinstance(live[name], torch.Tensor):
+                facts = _facts(saved[name]), _facts(live[name])
+                self._checkpoint.require_equal(f"{name!r} of {model}", *facts)
 
     def apply(self, models: Sequence[torch.nn.Module]) -> None:
         """Give the training the state of the checkpoint, and these models their weights.
@@ -530,23 +494,15 @@ class Restoring:
 
 
 def kind_of(obj: Any) -> str:
-    """Return the name of an object's class; `SequentialLR(LinearLR, StepLR)` where it has parts.
+    """Return the name of an object's class; for SequentialLR also `(LinearLR, StepLR)`, its parts.
 
-    The parts of an optimizer are the optimizers among its attributes, those of a scheduler the
-    schedulers. The module is no part of the name: a class moves to another file, and the script's
-    own module is `__main__` in one run and has a name in another.
+    ChainedScheduler also has them. The module is not part of the name: a class moves to another
+    file, and the script's own module is `__main__` in one run and has a name in another.
     """
-    return _kind_of(obj, ())
-
-
-def _kind_of(obj: Any, around: tuple[Any, ...]) -> str:
-    family = tuple(one for one in (Optimizer, LRScheduler) if isinstance(obj, one))
-    found = []
-    for value in vars(obj).values() if family else ():
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, family) and not any(one is outer for outer in (obj, *around)):
-                found.append(_kind_of(one, (obj, *around)))
-    return type(obj).__name__ + (f"({', '.join(found)})" if found else "")
+    name = type(obj).__name__
+    if isinstance(obj, SequentialLR | ChainedScheduler):
+        name += f"({', '.join(map(kind_of, obj._schedulers))})"
+    return name
 
 
 def _names_of_parameters(training: Training) -> dict[int, str]:
@@ -558,10 +514,12 @@ def _names_of_parameters(training: Training) -> dict[int, str]:
     }
 
 
-def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[list[Any]]:
-    """Return the name and the shape of each parameter, in the order of the optimizer's state."""
-    groups = (group["params"] for group in optimizer.param_groups)
-    return [[names.get(id(one)), [*one.shape]] for one in chain.from_iterable(groups)]
+def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[Any]:
+    """Return the name and the shape of each parameter, by group."""
+    return [
+        [[names.get(id(one)), [*one.shape]] for one in group["params"]]
+        for group in optimizer.param_groups
+    ]
 
 
 def spread_as(training: Training) -> Like:
@@ -649,16 +607,6 @@ def _pickled(state: Any, obj: Any) -> bytes:
             where=f"{type(obj).__qualname__}.state_dict()",
             fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts",
         ) from None
-
-
-def chosen_by_rank_0(weights: list[Weights], before: list[Weights]) -> list[Weights]:
-    """Return the weights that hooks of the script have left on rank 0, where some run only."""
-    places = [next((i for i, one in enumerate(before) if one is left), None) for left in weights]
-    places = broadcast_object_list([places])[0]
-    if rank_and_size()[0] == 0:
-        return weights
-    # what a hook has put in place of a model's weights is saved by rank 0
-    return [{} if place is None else before[place] for place in places]
 
 
 def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -401,21 +401,6 @@ class OwnAdam(torch.optim.Adam):
     """A class of the script."""
 
 
-class Wrapper(torch.optim.Optimizer):
-    """An optimizer around another one, as packages have them."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner = inner
-        self.state, self.param_groups = inner.state, inner.param_groups
-        self.defaults = inner.defaults
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state_dict)
-
-
 def prepared_for(optimizer: Any, *objects: Any, sizes: tuple[int, ...] = (2, 2)) -> Accelerator:
     """Return an Accelerator that has a model, and what `optimizer` makes of its layers."""
     accelerator = Accelerator(cpu=True)
@@ -439,10 +424,6 @@ class OtherCounter(Counter):
 
 MISFITS: dict[str, tuple[Callable[[], Accelerator], Callable[[], Accelerator]]] = {
     "a class derived from it": (lambda: prepared_for(adam), lambda: prepared_for(own_adam)),
-    "around another optimizer": (
-        lambda: prepared_for(lambda model: Wrapper(adam(model))),
-        lambda: prepared_for(lambda model: Wrapper(own_adam(model))),
-    ),
     "parameters in another order": (
         lambda: prepared_for(adam),
         lambda: prepared_for(lambda model: torch.optim.Adam([*model.parameters()][::-1])),
