@@ -12,9 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
-from headway.checkpoint.folders import leftovers_in, own_checkpoints_in, prune, recover, remove
+from headway.checkpoint.folders import (
+    Listed,
+    candidates,
+    leftovers_in,
+    listed_in,
+    own_checkpoints_in,
+    prune,
+    recover,
+    remove,
+    resolve_checkpoint,
+)
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
-from headway.checkpoint.project import Listed, candidates, listed_in, resolve_checkpoint
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.contract.notes import say

@@ -196,8 +196,8 @@ def _resume_problems(settings: Settings) -> list[Problem]:
         return []
     from pathlib import Path
 
+    from headway.checkpoint.folders import resolve_checkpoint
     from headway.checkpoint.manifest import read_manifest
-    from headway.checkpoint.project import resolve_checkpoint
     from headway.libraries.folders import is_of_library
 
     path = Path(settings.resume).expanduser()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from headway.checkpoint.folders import FOLDER, newest_in, next_number, numbered_folder, prune
 from headway.contract.notes import say
 from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import by_all_or_rank_0, meet, place_in_script
@@ -62,8 +63,6 @@ class Checkpointer:
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
         """Save the whole training as a checkpoint, which appears once it is complete."""
-        from headway.checkpoint.folders import prune
-
         target = self._next_folder(output_dir)
         project = self.project
         keep = project.total_limit if project.automatic_checkpoint_naming else None
@@ -179,7 +178,6 @@ class Checkpointer:
     ) -> None:
         """Resume the training that `save_state` saved; the same objects must be prepared."""
         from headway.checkpoint.loading import load_checkpoint
-        from headway.checkpoint.project import next_number
         from headway.checkpoint.saving import agree, on_rank_0
         from headway.checkpoint.training_state import (
             Checkpoint,
@@ -303,8 +301,6 @@ class Checkpointer:
     def _next_folder(self, output_dir: Folder) -> Path:
         if not self.project.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
-        from headway.checkpoint.project import numbered_folder
-
         folder = numbered_folder(self._named_in("save_state"), self.project.iteration)
         if os.path.lexists(folder):
             raise CheckpointError(
@@ -318,8 +314,6 @@ class Checkpointer:
     def _folder_to_load(self, input_dir: Folder) -> Path:
         if input_dir is not None or not self.project.automatic_checkpoint_naming:
             return _given(input_dir, "load_state")
-        from headway.checkpoint.folders import FOLDER
-        from headway.checkpoint.project import newest_in
         from headway.checkpoint.saving import on_rank_0
 
         parent = self._named_in("load_state") / FOLDER

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from headway.checkpoint.checkpointer import Checkpointer
+from headway.checkpoint.folders import (
+    Candidate,
+    candidates,
+    keep_newest_steps,
+    newest_whole,
+    remove_abandoned,
+    resolve_checkpoint,
+    saves_in,
+    step_folder,
+)
+from headway.checkpoint.manifest import NAME, read_manifest, read_plain
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
-from headway.contract.run import NEWEST
+from headway.contract.run import LATEST, NEWEST, is_restart
+from headway.contract.typed import parse
 from headway.distributed.meeting import meet
-from headway.errors import CheckpointError, UsageError
-from headway.trackers.tracking import Tracking
+from headway.errors import CheckpointError, Problem, UsageError
+from headway.trackers.tracking import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 
 _KEEP = 2
@@ -151,8 +165,6 @@ class Preemption:
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint of the project folder, if any."""
-        from headway.checkpoint.project import remove_abandoned
-        from headway.checkpoint.resume import select_checkpoint
         from headway.checkpoint.saving import on_rank_0
 
         project = self._checkpoints.project_folder("resume")
@@ -163,7 +175,7 @@ class Preemption:
         training.skips_itself = False  # a script for Accelerate that calls this has loaders go on
         self._note_earlier_saves()
         with self._training.progress.calling("resume"):
-            path, lines = on_rank_0(lambda: select_checkpoint(self._settings, project, fall_back))
+            path, lines = on_rank_0(lambda: _select_checkpoint(self._settings, project, fall_back))
         if path is not None:
             self._load(Path(path), project, allow_pickle)
         loader, step = training.loader, training.steps_done
@@ -179,14 +191,13 @@ class Preemption:
         return run
 
     def _load(self, path: Path, project: Path, allow_pickle: bool) -> None:
-        from headway.checkpoint.resume import explain_damage, tracked_runs
         from headway.checkpoint.saving import on_rank_0
 
         try:
-            runs = on_rank_0(lambda: tracked_runs(path))
+            runs = on_rank_0(lambda: _tracked_runs(path))
             self._checkpoints.load_state(path, allow_pickle=allow_pickle)
         except CheckpointError as error:
-            explain_damage(error, path, project)
+            _explain_damage(error, path, project)
             raise
         self._tracking.go_on_in(runs)
 
@@ -260,8 +271,6 @@ class Preemption:
             ) from None
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
-        from headway.checkpoint.project import step_folder
-
         folder = step_folder(project, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
@@ -325,7 +334,6 @@ class Preemption:
 
     def _require_resumed(self) -> None:
         """Refuse to save beside, and in place of, checkpoints that this run does not go on from."""
-        from headway.checkpoint.project import candidates
         from headway.checkpoint.saving import on_rank_0
 
         folder = self._checkpoints.project.project_dir
@@ -355,15 +363,11 @@ class Preemption:
             )
 
     def _note_earlier_saves(self) -> None:
-        from headway.checkpoint.project import saves_in
-
         folder = self._checkpoints.project.project_dir
         if folder is not None and self._training.world.is_main:
             self._checkpoints.known_saves |= saves_in(Path(folder).expanduser()).keys()
 
     def _tidy_up(self, project: Path, keep: int) -> None:
-        from headway.checkpoint.project import keep_newest_steps, saves_in
-
         if not self._has_told_of_others:
             saves = saves_in(project)
             for other in [saves[one] for one in saves.keys() - self._checkpoints.known_saves][:1]:
@@ -379,3 +383,98 @@ def _start_of(run: ResumedRun, project: Path) -> str:
     if run.checkpoint is None:
         return f"starting from the beginning: no checkpoint in {project}"
     return f"going on from {run.checkpoint}: epoch {run.epoch}, {run.step} optimizer steps done"
+
+
+def _select_checkpoint(
+    settings: EffectiveSettings, project: Path, fall_back: bool
+) -> tuple[str | None, list[str]]:
+    """Return the checkpoint to go on from, None for a fresh start, and lines about those left out.
+
+    With `fall_back` damaged ones are left out.
+    """
+    wanted, there = settings.run.resume, candidates(project)
+    found = there
+    if wanted is not None and wanted not in NEWEST:
+        found = _saved_before_restart(settings, there)
+        if not found:
+            path = resolve_checkpoint(Path(wanted).expanduser())
+            read_manifest(path)
+            return str(path), []
+    if not found:
+        if wanted == LATEST:
+            raise CheckpointError(
+                "there is no checkpoint to go on from",
+                where=f"{project}, asked for by {settings.where('resume')}",
+                fix="leave it out: accelerator.resume() goes on from the newest checkpoint where"
+                " there is one, and starts from the beginning where there is none",
+            )
+        return None, []
+    if not fall_back:
+        return str(found[-1].path), []
+    whole, faults = newest_whole(found)
+    if whole is None and candidates(project) != there:  # another run has removed these
+        return _select_checkpoint(settings, project, fall_back)
+    if whole is None:
+        raise CheckpointError(
+            f"none of the {len(found)} checkpoints is whole: "
+            + "; ".join(f"{one.what} ({one.where})" for one in _problems(faults)),
+            where=str(project),
+            fix="move them away to start from the beginning",
+        )
+    return str(whole), [f"left out: {one.what} ({one.where})" for one in _problems(faults)]
+
+
+def _tracked_runs(checkpoint: Path) -> dict[str, str]:
+    """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified."""
+    path = checkpoint / RUNS_FILE
+    try:
+        runs = parse(read_plain(path))
+        if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
+            raise ValueError("it does not give each tracker the name of a run")
+    except (ValueError, RecursionError, OSError) as error:
+        raise CheckpointError(
+            f"the runs of trackers cannot be read: {error}",
+            where=str(path),
+            fix="go on from another checkpoint: `headway checkpoint ls` lists them",
+        ) from None
+    return runs
+
+
+def _problems(faults: list[CheckpointError]) -> list[Problem]:
+    return [fault.problems[0] for fault in faults]
+
+
+def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -> list[Candidate]:
+    """Return what this launch has saved before it restarted its ranks, the newest last.
+
+    A damaged one does not say which launch saved it; it counts if it is newer than another of this
+    launch.
+    """
+    if not is_restart() or not settings.run.began_at:
+        return []
+    began_at = settings.run.began_at
+    saved = [one for one in found if not one.manifest or one.manifest.launched_at == began_at]
+    return [*dropwhile(lambda one: one.manifest is None, saved)]
+
+
+def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
+    """Raise an error that says how to go on, if `path` is damaged; every rank calls this."""
+    from headway.checkpoint.saving import on_rank_0
+
+    def look() -> tuple[bool, bool, Path | None]:
+        others = [one for one in candidates(project) if one.path != path]
+        is_whole = newest_whole([Candidate(0.0, path)])[0] is not None
+        is_there = os.path.lexists(path / NAME)
+        return is_there, is_whole, None if is_whole else newest_whole(others)[0]
+
+    is_there, is_whole, other = on_rank_0(look)
+    if is_whole:
+        return
+    problem = error.problems[0]
+    what, fix = problem.what, f"move {path} away to start from the beginning"
+    if not is_there:
+        what = "the checkpoint was removed while it was loaded"
+        fix = "let no other run save to this project folder, or prune it, and run it again"
+    elif other is not None:
+        fix = f"accelerator.resume(fall_back=True) goes on from {other}; or move {path} away"
+    raise CheckpointError(what, where=problem.where, fix=fix) from None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from headway import Accelerator
-from headway.checkpoint.project import listed_in
+from headway.checkpoint.folders import listed_in
 from headway.commands.main import main
 from headway.errors import CheckpointError
 from tests.another_user import NOBODY, become

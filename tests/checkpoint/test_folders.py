@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint import folders, manifest, project
+from headway.checkpoint import folders, manifest
 from headway.checkpoint.folders import (
     begin,
+    candidates,
     checkpoints_in,
     commit,
+    keep_newest_steps,
     leftovers_in,
+    newest_in,
     next_time,
     prune,
     recover,
@@ -25,7 +28,6 @@ from headway.checkpoint.folders import (
     require_space,
 )
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.project import candidates, keep_newest_steps, newest_in
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import save, write
 
@@ -188,7 +190,7 @@ def test_a_look_while_another_run_saves_and_removes_finds_what_is_there_after_it
             remove(before)
         return read(folder)
 
-    monkeypatch.setattr(project, "read_manifest", read_late)
+    monkeypatch.setattr(folders, "read_manifest", read_late)
     assert [one.path for one in candidates(tmp_path)] == [after]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint import manifest as manifests
+from headway.checkpoint.folders import resolve_checkpoint
 from headway.checkpoint.manifest import (
     FORMAT,
     NAME,
@@ -21,7 +22,6 @@ from headway.checkpoint.manifest import (
     verify,
     write_manifest,
 )
-from headway.checkpoint.project import resolve_checkpoint
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import TEXTS, rewrite, save

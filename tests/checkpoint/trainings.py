@@ -51,7 +51,6 @@ from torch.utils.data import (
 )
 
 import headway.checkpoint.loading
-import headway.checkpoint.resume
 import headway.checkpoint.saving
 import headway.strategies.fsdp  # noqa: F401 - imported here once, not in every rank
 from headway import Accelerator

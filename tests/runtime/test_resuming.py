@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headway import Accelerator
-from headway.checkpoint import folders, loading, project, resume, saving
+from headway.checkpoint import folders, loading, preemption, saving
 from headway.checkpoint.manifest import NAME, read_manifest
 from headway.checkpoint.preemption import ResumedRun
 from headway.contract.progress import process_progress
@@ -264,14 +264,14 @@ def test_where_another_run_saves_and_removes_meanwhile_the_new_one_is_fallen_bac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Training().train_to(1, every=1)
-    newest_whole = project.newest_whole
+    newest_whole = folders.newest_whole
 
     def removed(found: Any) -> Any:
         if found[-1].path.name == "step_00000001":
             found[-1].path.rename(CHECKPOINTS / "step_00000002")
         return newest_whole(found)
 
-    monkeypatch.setattr(resume, "newest_whole", removed)
+    monkeypatch.setattr(preemption, "newest_whole", removed)
     training = Training()
     run = training.accelerator.resume(fall_back=True)
     assert run.checkpoint == str(CHECKPOINTS / "step_00000002")
