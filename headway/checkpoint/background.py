@@ -38,7 +38,7 @@ class Background:
 
     def start(self, prepared: Prepared) -> None:
         """Copy the tensors, and begin to write the checkpoint; the one before it must be over."""
-        with removed_on_failure(prepared.target, prepared.pending):
+        with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
         self._thread = threading.Thread(

@@ -2,8 +2,8 @@
 
 A checkpoint is there once the folder has its name, and never before. Names that begin with a dot
 are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
-of the same name on a file system that cannot exchange two folders, `.trash-NAME-NONCE` is being
-removed. A project has checkpoints in its folder, and in `checkpoints` below it.
+of the same name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
+A project has checkpoints in its folder, and in `checkpoints` below it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -120,12 +120,38 @@ def commit(pending: Path, target: Path) -> None:
 
 
 def _give_name(pending: Path, target: Path) -> None:
-    """Let `pending` be `target`, in place of what may be there."""
+    """Rename `pending` to `target`, and remove the checkpoint that had this name.
+
+    If the new name cannot be flushed to disk, the old state is restored.
+    """
+    old = None
     if not os.path.lexists(target):
         os.rename(pending, target)
-        _settle(target, lambda: os.rename(target, pending))
+    elif not target.is_dir() or target.is_symlink():
+        raise OSError(0, "what has this name is not a folder")
+    elif exchange(pending, target):
+        old = pending
     else:
-        _replace(target, pending)
+        old = _beside(target, "old")
+        os.rename(target, old)
+        try:
+            os.rename(pending, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+    try:
+        _flush(target.parent)
+    except OSError:
+        with suppress(OSError):
+            if old is pending:
+                exchange(pending, target)
+            else:
+                os.rename(target, pending)
+                if old is not None:
+                    os.rename(old, target)
+        raise
+    if old is not None:
+        remove(old)
 
 
 def _let_others_read(pending: Path) -> None:
@@ -167,40 +193,6 @@ def _link_or_copy(source: Path, copy: Path) -> None:
         shutil.copy2(source, copy, follow_symlinks=False)
 
 
-def _replace(target: Path, pending: Path) -> None:
-    """Let `pending` take the place of the folder `target`, and remove that."""
-    if not target.is_dir() or target.is_symlink():
-        raise OSError(0, "what has this name is not a folder")
-    if exchange(pending, target):
-        _settle(target, lambda: exchange(pending, target))
-        remove(pending, target)
-        return
-    old = _beside(target, "old")
-    os.rename(target, old)
-    try:
-        os.rename(pending, target)
-    except OSError:
-        os.rename(old, target)
-        raise
-
-    def undo() -> None:
-        os.rename(target, pending)
-        os.rename(old, target)
-
-    _settle(target, undo)
-    remove(old, target)
-
-
-def _settle(target: Path, undo: Callable[[], object]) -> None:
-    """Wait until the name that a checkpoint has got is on disk; `undo` takes it back."""
-    try:
-        _flush(target.parent)
-    except OSError:
-        with suppress(OSError):
-            undo()
-        raise
-
-
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders in one step; return False where the system cannot."""
     if sys.platform != "linux":
@@ -240,13 +232,12 @@ def recover(target: Path) -> None:
 # ---------------------------------------------------------------------- remove
 
 
-def remove(path: Path, name_of: Path | None = None) -> bool:
-    """Remove a checkpoint, so that no part of it can be taken for a whole one.
+def remove(path: Path) -> bool:
+    """Remove a checkpoint or a leftover; return whether nothing of it is left.
 
-    `name_of` is the checkpoint that it belonged to, if its own name is not that. Return whether
-    nothing of it is left.
+    It is renamed first, so that no part of it can be taken for a whole one.
     """
-    trash = _beside(name_of or path, "trash")
+    trash = path.with_name(f".trash-{os.urandom(4).hex()}")
     with suppress(OSError):  # another process was faster, or may not
         try:
             os.rename(path, trash)
@@ -275,11 +266,6 @@ def leftovers_in(folder: Path) -> list[Path]:
     """Return what saves that did not end have left in a folder, sorted."""
     kinds = (".tmp-", ".old-", ".trash-")
     return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
-
-
-def is_unfinished(leftover: Path) -> bool:
-    """Return whether it is of a save that was cut off, and not of a removal."""
-    return not leftover.name.startswith(".trash-")
 
 
 def require_space(folder: Path, size: int) -> None:
@@ -378,14 +364,13 @@ def candidates(project: Path) -> list[Candidate]:
     folders = (project, project / FOLDER)
     for folder in folders:
         _finish_commits(folder)
-    return _sorted(one for folder in folders for one in _look_into(folder))
+    return sorted(one for folder in folders for one in candidates_in(folder))
 
 
 def newest_in(folder: Path) -> Path | None:
     """Return the newest checkpoint in a folder, which may be damaged; None if it has none."""
     _finish_commits(folder)
-    found = candidates_in(folder)
-    return found[-1].path if found else None
+    return next((one.path for one in reversed(candidates_in(folder))), None)
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -393,36 +378,18 @@ def resolve_checkpoint(path: Path) -> Path:
 
     The path of anything else is returned as it is: to read it says what is wrong.
     """
-    if os.path.lexists(path / NAME):
-        return path
-    found = candidates(path)
+    found = [] if os.path.lexists(path / NAME) else candidates(path)
     return found[-1].path if found else path
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
     """Return the checkpoints in one folder, the newest last, as it is at the moment."""
-    return _sorted(_look_into(folder))
-
-
-def _sorted(found: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(found, key=lambda one: (one.saved_at, one.path))
-
-
-def _look_into(folder: Path) -> list[Candidate]:
     while True:
-        paths = [one for one in paths_in(folder) if not one.name.startswith(".")]
-        found = [*_candidates_of(paths)]
-        if not any(map(_is_gone, paths)):
+        paths = {one for one in paths_in(folder) if not one.name.startswith(".")}
+        found = sorted(_candidates_of(paths))
+        if paths <= {*paths_in(folder)}:
             return found
         # a process that has removed one meanwhile may have saved another before
-
-
-def _is_gone(path: Path) -> bool:
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
 
 
 def _candidates_of(paths: Iterable[Path]) -> Iterator[Candidate]:
@@ -471,7 +438,7 @@ def remove_abandoned(project: Path) -> None:
         with suppress(OSError):
             written_at = max(one.stat().st_mtime for one in (left, *left.rglob("*")))
             if time.time() - written_at > _ABANDONED_AFTER_S:
-                remove(left, left.with_name(left.name.split("-", 1)[1]))
+                remove(left)
 
 
 class State(str, Enum):
@@ -497,7 +464,7 @@ class Listed(NamedTuple):
 
 def listed_in(folder: Path) -> list[Listed]:
     """Return the checkpoints in a folder, the newest last, and then what saves have left."""
-    left = [path for path in leftovers_in(folder) if is_unfinished(path)]
+    left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [
         *(_look_at(one.path) for one in candidates_in(folder)),
         *(Listed(path, State.INCOMPLETE, None) for path in left),

@@ -122,7 +122,7 @@ def prepare_checkpoint(
         shared = encode(dict(saved.shared), prefix_of(), tensors)
         return shared, encode(dict(saved.own), prefix_of(rank), tensors)
 
-    with removed_on_failure(target, pending):
+    with removed_on_failure(pending):
         agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
     written = {name: one for name, one in tensors.items() if _is_written_by(rank, name, one)}
@@ -136,7 +136,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
     """
     rank, _ = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
-    with removed_on_failure(prepared.target, pending):
+    with removed_on_failure(pending):
         num_bytes = sum(_gather(_bytes_to_write(tensors, rank), group))
         on_rank_0(lambda: require_space(pending, num_bytes), group)
         checksums = save_tensors(tensors, pending / TENSORS, group)
@@ -158,13 +158,13 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
 
 @contextmanager
-def removed_on_failure(target: Path, pending: Path) -> Iterator[None]:
+def removed_on_failure(pending: Path) -> Iterator[None]:
     """Remove what has been written of a checkpoint, if the block fails."""
     try:
         yield
     except BaseException:
         if rank_and_size()[0] == 0:
-            remove(pending, target)
+            remove(pending)
         raise
 
 

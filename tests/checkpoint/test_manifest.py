@@ -20,7 +20,6 @@ from headway.checkpoint.manifest import (
     read_manifest,
     unlisted_files,
     verify,
-    write_manifest,
 )
 from headway.contract.records import shown
 from headway.errors import CheckpointError
@@ -233,20 +232,3 @@ def test_what_may_not_be_read_is_not_called_damaged(
         patch.setattr(os, "listdir", refuse)
         with pytest.raises(CheckpointError, match="Permission"):
             resolve_checkpoint(other.parent)
-
-
-def test_what_no_reader_would_take_is_not_written(saved: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(saved)
-    for changed in (manifest._replace(epoch=-1), manifest._replace(saved_at=math.inf)):
-        with pytest.raises(CheckpointError):
-            write_manifest(tmp_path, changed)
-    assert not (tmp_path / NAME).exists()
-
-
-@pytest.mark.wording
-def test_a_fault_of_what_is_about_to_be_written_is_called_headways(
-    saved: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        write_manifest(tmp_path, read_manifest(saved)._replace(epoch=-1))
-    assert "bug of Headway" in caught.value.problems[0].fix
