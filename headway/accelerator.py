@@ -999,9 +999,9 @@ class Accelerator:
 
         Args:
             hook: gets the models as they were before `prepare`, their state dicts, and the folder
-                in which the checkpoint is being written, to which it may add files. The entries
-                that it removes from the list `weights`, or puts into it, are not saved or saved as
-                on rank 0.
+                in which the checkpoint is being written, to which it may add files. What it leaves
+                in the list `weights` on rank 0 is saved. If models are sharded, it must leave the
+                same names on every rank.
 
         Returns:
             A handle, whose `remove()` takes the hook away.

@@ -181,7 +181,6 @@ class Checkpointer:
         from headway.checkpoint.saving import agree, on_rank_0
         from headway.checkpoint.training_state import (
             Checkpoint,
-            Restoring,
             parts_of,
             spread_as,
         )
@@ -195,15 +194,15 @@ class Checkpointer:
             # as save_state does: some scripts make a temporary folder on each rank
             folder = Path(on_rank_0(lambda: str(given)))
             loaded = load_checkpoint(folder, spread_as(self.training))
-            checkpoint = Checkpoint(loaded, folder, strict=strict, allow_pickle=allow_pickle)
-            restoring = Restoring(checkpoint, parts_of(self.training))
-            agree(restoring.check)
+            parts = parts_of(self.training)
+            checkpoint = Checkpoint(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
+            agree(checkpoint.check)
             if self.training.world.is_main and checkpoint.lacks_other_ranks:
                 say(
                     f"note: rank 0 has saved {folder} alone; the other ranks' random number"
                     " generators stay as they are"
                 )
-            restoring.apply(self._models_to_load(folder, restoring.check_models))
+            checkpoint.apply(self._models_to_load(folder, checkpoint.check_models))
         self.has_state = True
         project = self.project
         if project.automatic_checkpoint_naming:

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 
 from headway.checkpoint.loading import Like, Loaded, reading_state
 from headway.checkpoint.manifest import take_another
-from headway.checkpoint.saving import State, agree
+from headway.checkpoint.saving import State
 from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
 from headway.contract.notes import say
@@ -31,10 +31,11 @@ from headway.distributed.rng import are_generator_states, generator_states
 from headway.distributed.world import is_alone, rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
-from headway.training.optimizer import PreparedOptimizer
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.training import Training
 
 Weights = dict[str, Any]
+_NOTHING_OWN: Mapping[str, Any] = dict(generators=None, tokens=None, buffers=[], gradients=[])
 _SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
 
 
@@ -58,40 +59,96 @@ def state_of(
 
 
 class Checkpoint:
-    """A verified checkpoint, as its parts judge it.
+    """A verified checkpoint, whose parts are about to become those of a training.
 
-    `own` is what this rank has of its own; None with another number of ranks, or if only rank 0 has
-    saved. `strict`: a model's weights must have the names that the checkpoint has.
+    `strict`: a model's weights must have the names that the checkpoint has.
     """
 
     def __init__(
-        self, loaded: Loaded, folder: Path, *, strict: bool = True, allow_pickle: bool = False
+        self,
+        loaded: Loaded,
+        folder: Path,
+        parts: Sequence[Any],
+        *,
+        strict: bool = True,
+        allow_pickle: bool = False,
     ) -> None:
+        self._parts = parts
         self.shared, self.folder = loaded.shared, folder
         self.saved_by = loaded.manifest.world_size
         is_same_size = rank_and_size()[1] == self.saved_by
         self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self.saved_by
-        self.own = loaded.own if is_same_size else None
+        self._own = loaded.own if is_same_size else None
         self.strict, self.allow_pickle = strict, allow_pickle
 
     @property
-    def positions(self) -> Any:
-        """Where the loaders of this rank stand; with another number of ranks, those of rank 0."""
-        return (self.own or self.shared)["loaders"]
+    def own(self) -> Mapping[str, Any]:
+        """What this rank has of its own; of other ranks, or from rank 0 alone, only positions."""
+        return self._own or {**_NOTHING_OWN, "loaders": self.shared["loaders"]}
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
         """Raise CheckpointError unless a fact is the same in this run."""
         if saved != live:
             raise self.misfit(f"{what}: {saved} in the checkpoint, {live} in this run", fix)
 
-    def require_kind(self, name: str, saved: Mapping[str, Any], live: Any) -> None:
-        """Refuse what another class has saved."""
-        self.require_equal(f"class of {name}", saved["kind"], kind_of(live))
-
     def misfit(self, what: str, fix: str = _SAME_OBJECTS) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint does not fit this run: {what}", where=str(self.folder), fix=fix
         )
+
+    def check(self) -> None:
+        """Raise CheckpointError unless all but the models fits the training; nothing changes."""
+        with reading_state(self.folder):
+            for part in self._parts:
+                part.check(self)
+
+    def check_models(self, models: Sequence[torch.nn.Module]) -> None:
+        """Raise CheckpointError unless the weights fit these models, which stay as they are."""
+        all_live = [one.state_dict() for one in models]
+        with reading_state(self.folder):
+            saved = self.shared["models"]
+            self.require_equal("number of models", len(saved), len(models))
+            for number, (weights, live) in enumerate(zip(saved, all_live, strict=True)):
+                self._check_weights(f"model {number}", weights, live)
+
+    def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
+        if self.strict and live.keys() != saved.keys():
+            name = min(live.keys() ^ saved.keys(), key=str)
+            place = "the checkpoint" if name in saved else "this run"
+            raise self.misfit(f"of {model}, only {place} has {name!r}")
+        for name in live.keys() & saved.keys():
+            if isinstance(live[name], torch.Tensor):
+                facts = _facts(saved[name]), _facts(live[name])
+                self.require_equal(f"{name!r} of {model}", *facts)
+
+    def apply(self, models: Sequence[torch.nn.Module]) -> None:
+        """Give the training the state of the checkpoint, and these models their weights.
+
+        Where a `load_state_dict` fails on any rank, it is a UsageError on all.
+        """
+        part, failed, cause = "", "", None
+        try:
+            for part in self._give(models):  # noqa: B007  its name, should it fail
+                pass
+        except Exception as error:  # noqa: BLE001  a class of the script may raise anything
+            failed, cause = f"{part} did not take its state: {type(error).__name__}: {error}", error
+        for rank, what in enumerate(gather_object([failed])):
+            if what:
+                raise UsageError(
+                    f"load_state() has changed a part of the training only: {what}",
+                    where=f"rank {rank}, {self.folder}",
+                    fix="repair its load_state_dict(), and start the script again: from here on it"
+                    " would train with a mixture of two states",
+                ) from cause
+
+    def _give(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
+        """Give each part its state; yield the name of each before that."""
+        pairs = zip(models, self.shared["models"], strict=True)
+        for number, (model, weights) in enumerate(pairs):
+            yield f"model {number}"
+            model.load_state_dict(weights, strict=self.strict)
+        for part in self._parts:
+            yield from part.load_state_dict(self)
 
 
 class _Part:
@@ -113,30 +170,55 @@ class _Part:
         yield from ()
 
 
-class Optimizers(_Part):
+class _Objects(_Part):
+    """A part that consists of several objects, in a certain order."""
+
+    noun: ClassVar[str]
+
+    def live(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def pairs(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the name, the saved state and the live one of each object.
+
+        There must be as many in this run, and of the same classes.
+        """
+        all_saved, all_live = checkpoint.shared[self.name], self.live()
+        checkpoint.require_equal(f"number of {self.name}", len(all_saved), len(all_live))
+        for number, (saved, live) in enumerate(zip(all_saved, all_live, strict=True)):
+            name, kind = f"{self.noun} {number}", kind_of(live)
+            checkpoint.require_equal(f"class of {name}", saved["kind"], kind)
+            yield f"{name}, {kind}", saved, live
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        for _ in self.pairs(checkpoint):
+            pass
+
+
+class Optimizers(_Objects):
     """What optimizers remember, and how often they have stepped."""
 
-    name = "optimizers"
+    name, noun = "optimizers", "optimizer"
+
+    def live(self) -> list[PreparedOptimizer]:
+        return self._training.optimizers
 
     def state_dict(self) -> list[Any]:
         names = _names_of_parameters(self._training)
         return [
             {
-                "kind": kind_of(one.optimizer),
+                "kind": kind_of(one),
                 "parameters": _parameters_of(one, names),
                 "state": one.state_dict(),
                 "steps": one.step_count,
                 "skipped": one.step_was_skipped,
             }
-            for one in self._training.optimizers
+            for one in self.live()
         ]
 
     def check(self, checkpoint: Checkpoint) -> None:
-        all_saved, live = checkpoint.shared[self.name], self._training.optimizers
-        checkpoint.require_equal("number of optimizers", len(all_saved), len(live))
-        for number, (saved, optimizer) in enumerate(zip(all_saved, live, strict=True)):
-            checkpoint.require_kind(f"optimizer {number}", saved, optimizer.optimizer)
-            self._check_optimizer(checkpoint, f"optimizer {number}", saved, optimizer)
+        for name, saved, optimizer in self.pairs(checkpoint):
+            self._check_optimizer(checkpoint, name, saved, optimizer)
 
     def _check_optimizer(
         self, checkpoint: Checkpoint, name: str, saved: dict[str, Any], live: PreparedOptimizer
@@ -152,72 +234,70 @@ class Optimizers(_Part):
             checkpoint.require_equal(f"parameter {number} of {name}", one, other)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
-        pairs = zip(checkpoint.shared[self.name], self._training.optimizers, strict=True)
-        for number, (saved, optimizer) in enumerate(pairs):
-            yield f"optimizer {number}, {kind_of(optimizer.optimizer)}"
+        for name, saved, optimizer in self.pairs(checkpoint):
+            yield name
             optimizer.load_state_dict(saved["state"])
             optimizer.step_count, optimizer.step_was_skipped = saved["steps"], saved["skipped"]
 
 
-class Schedulers(_Part):
-    """Where learning-rate schedules stand."""
+class Schedulers(_Objects):
+    """The state of learning-rate schedulers."""
 
-    name = "schedulers"
+    name, noun = "schedulers", "scheduler"
+
+    def live(self) -> list[PreparedScheduler]:
+        return self._training.schedulers
 
     def state_dict(self) -> list[Any]:
         return [
             {
-                "kind": kind_of(one.scheduler),
+                "kind": kind_of(one),
                 "state": one.scheduler.state_dict(),
                 "seen_steps": one.seen_steps,
             }
-            for one in self._training.schedulers
+            for one in self.live()
         ]
 
-    def check(self, checkpoint: Checkpoint) -> None:
-        all_saved, live = checkpoint.shared[self.name], self._training.schedulers
-        checkpoint.require_equal("number of schedulers", len(all_saved), len(live))
-        for number, (saved, one) in enumerate(zip(all_saved, live, strict=True)):
-            checkpoint.require_kind(f"scheduler {number}", saved, one.scheduler)
-
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
-        pairs = zip(checkpoint.shared[self.name], self._training.schedulers, strict=True)
-        for number, (saved, scheduler) in enumerate(pairs):
-            yield f"scheduler {number}, {kind_of(scheduler.scheduler)}"
+        for name, saved, scheduler in self.pairs(checkpoint):
+            yield name
             scheduler.scheduler.load_state_dict(saved["state"])
             scheduler.seen_steps = saved["seen_steps"]
 
 
-class Objects(_Part):
+class Objects(_Objects):
     """What the script has registered."""
 
-    name = "objects"
+    name, noun = "objects", "registered object"
+
+    def live(self) -> list[Any]:
+        return self._training.registered
 
     def state_dict(self, *, allow_pickle: bool = False) -> list[Any]:
         return [
-            {"kind": kind_of(one), **_state_of_object(one, allow_pickle)}
-            for one in self._training.registered
+            {"kind": kind_of(one), **_state_of_object(one, allow_pickle)} for one in self.live()
         ]
 
     def check(self, checkpoint: Checkpoint) -> None:
-        all_saved, live = checkpoint.shared[self.name], self._training.registered
-        checkpoint.require_equal("number of objects", len(all_saved), len(live))
-        for number, (saved, obj) in enumerate(zip(all_saved, live, strict=True)):
-            checkpoint.require_kind(f"registered object {number}", saved, obj)
-            if "pickle" in saved and not checkpoint.allow_pickle:
-                raise CheckpointError(
-                    "a registered object was pickled, and to load it can run any code in the file",
-                    where=str(checkpoint.folder),
-                    fix="if you trust who wrote it, load_state(..., allow_pickle=True)",
-                )
         self._states = [
-            pickle.loads(one["pickle"]) if "pickle" in one else one["state"] for one in all_saved
+            (name, obj, self._saved_state(checkpoint, saved))
+            for name, saved, obj in self.pairs(checkpoint)
         ]
 
+    def _saved_state(self, checkpoint: Checkpoint, saved: Mapping[str, Any]) -> Any:
+        if "pickle" not in saved:
+            return saved["state"]
+        if not checkpoint.allow_pickle:
+            raise CheckpointError(
+                "a registered object was pickled, and to load it can run any code in the file",
+                where=str(checkpoint.folder),
+                fix="if you trust who wrote it, load_state(..., allow_pickle=True)",
+            )
+        return pickle.loads(saved["pickle"])
+
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
-        pairs = zip(self._training.registered, self._states, strict=True)
-        for number, (obj, state) in enumerate(pairs):
-            yield f"registered object {number}, {kind_of(obj)}"
+        for name, obj, state in self._states:
+            yield name
             obj.load_state_dict(state)
 
 
@@ -254,22 +334,17 @@ class OpenStep(_Part):
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Require that this run can go on between two optimizer steps."""
-        saved_step = checkpoint.shared[self.name]
-        if saved_step["micro_batches"]:
+        saved = checkpoint.shared[self.name]
+        if saved["micro_batches"]:
             ranks = checkpoint.saved_by, rank_and_size()[1]
             self._require(checkpoint, "--num-processes", *ranks)
-            steps = saved_step["steps"], self._training.accumulation.steps
+            steps = saved["steps"], self._training.accumulation.steps
             self._require(checkpoint, "gradient_accumulation_steps", *steps)
 
     def _require(self, checkpoint: Checkpoint, setting: str, saved: int, live: int) -> None:
-        if saved != live:
-            raise CheckpointError(
-                f"the checkpoint was saved between two optimizer steps with {setting}={saved}, and"
-                f" this run has {live}",
-                where=str(checkpoint.folder),
-                fix=f"load it with {setting}={saved}, or one that was saved after an optimizer"
-                " step",
-            )
+        what = f"{setting}, as it was saved between two optimizer steps"
+        fix = f"set {setting} to {saved}, or load one that was saved after an optimizer step"
+        checkpoint.require_equal(what, saved, live, fix=fix)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         yield "the accumulation of gradients"
@@ -285,29 +360,24 @@ class Positions(_Part):
         return [one.position() for one in self._training.loaders]
 
     def check(self, checkpoint: Checkpoint) -> None:
-        saved, live = checkpoint.positions, self._training.loaders
+        saved, live = checkpoint.own["loaders"], self._training.loaders
         checkpoint.require_equal("number of loaders", len(saved), len(live))
         if self._training.skips_itself:
             return
         for loader, position in zip(live, saved, strict=True):
             loader.require_position(position, str(checkpoint.folder))
-            self._check_global_batch(checkpoint, position, loader)
+            if position["pass"] is not None:
+                self._check_global_batch(checkpoint, position["total"], loader.total_batch_size)
 
-    def _check_global_batch(
-        self, checkpoint: Checkpoint, position: dict[str, Any], loader: PreparedDataLoader
-    ) -> None:
+    def _check_global_batch(self, checkpoint: Checkpoint, saved: int, live: int) -> None:
         """Require as many samples in an optimizer step, where either run says how many."""
+        saved *= checkpoint.shared["accumulation"]["steps"]
+        live *= self._training.accumulation.steps
         promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
-        saved = position["total"] * checkpoint.shared["accumulation"]["steps"]
-        live = loader.total_batch_size * self._training.accumulation.steps
-        if promised != (None, None) and position["pass"] is not None and saved != live:
-            raise CheckpointError(
-                f"an optimizer step has {live} samples in this run, and {saved} in the epoch that"
-                " the checkpoint is in",
-                where=str(checkpoint.folder),
-                fix=f"pass Accelerator(global_batch_size={saved}), or load a checkpoint from the"
-                " end of an epoch",
-            )
+        if promised != (None, None):
+            what = "samples in an optimizer step, in the middle of an epoch"
+            fix = f"pass Accelerator(global_batch_size={saved}), or load one of an epoch's end"
+            checkpoint.require_equal(what, saved, live, fix=fix)
 
 
 _SHARED: tuple[type[_Part], ...] = (
@@ -329,56 +399,40 @@ class OwnOfRank:
     def state_dict(
         self, own_buffers: Sequence[Sequence[torch.Tensor | None]], positions: Any
     ) -> dict[str, Any]:
-        training = self._training
-        own: dict[str, Any] = {
+        training, has_gradients = self._training, self._training.accumulation.is_open
+        spread = map(training.strategy.spreads_buffers, training.models)
+        parameters = _parameters(training) if has_gradients and not is_alone() else []
+        return {
             "generators": generator_states(training.world.device),
             "loaders": positions,
             "tokens": None if is_alone() else training.token_mean.pending,
+            "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
+            "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
         }
-        if own_buffers:
-            spread = map(training.strategy.spreads_buffers, training.models)
-            own["buffers"] = [*zip(own_buffers, spread, strict=True)]
-        if training.accumulation.is_open and not is_alone():
-            own["gradients"] = [
-                None if one.grad is None else own_part(one.grad) for one in _parameters(training)
-            ]
-        return own
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
-        models = self._training.inner_models
-        self._check_generators(checkpoint)
-        if checkpoint.own is not None and "gradients" in checkpoint.own:
-            shapes = [_shape(own_part(one)) for one in _parameters(self._training)]
-            if not _have_shapes(checkpoint.own["gradients"], shapes):
-                raise checkpoint.misfit(
-                    "the gradients are those of other models, or of another strategy"
-                )
+        own, models = checkpoint.own, self._training.inner_models
+        passes = [one["pass"] for one in own["loaders"] if one["pass"] is not None]
+        states = [own["generators"], *(one[key] for one in passes for key in ("global", "ahead"))]
+        if not all(one is None or are_generator_states(one) for one in states):
+            why = "it has states of generators that are none"
+            raise take_another(f"the checkpoint is damaged: {why}", checkpoint.folder)
+        if own["gradients"]:
+            parameters = [own_part(one) for one in _parameters(self._training)]
+            _require_shapes(checkpoint, "gradients", own["gradients"], parameters)
         for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
-            shapes = [_shape(getattr(*one)) for one in saved_buffers(model)]
-            if buffers and not _have_shapes(buffers, shapes):
-                raise checkpoint.misfit("the buffers are those of other models")
-
-    def _check_generators(self, checkpoint: Checkpoint) -> None:
-        """Refuse states that would let numpy read other memory; see `are_generator_states`."""
-        passes = [one["pass"] for one in checkpoint.positions if one["pass"] is not None]
-        states = [one["global"] for one in passes]
-        states += [one["ahead"] for one in passes if one["ahead"] is not None]
-        if checkpoint.own is not None:
-            states.append(checkpoint.own["generators"])
-        if not all(map(are_generator_states, states)):
-            raise take_another(
-                "the checkpoint is damaged: it has states of generators that are none",
-                checkpoint.folder,
-            )
+            if buffers:
+                live = [getattr(*one) for one in saved_buffers(model)]
+                _require_shapes(checkpoint, "buffers", buffers, live)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         """Change the training; yield a name before that."""
         yield "what each rank has of its own"
-        training, own = self._training, checkpoint.own or {}
-        training.token_mean.pending = own.get("tokens")
+        training, own = self._training, checkpoint.own
+        training.token_mean.pending = own["tokens"]
         parameters = _parameters(training)
-        gradients = own.get("gradients", [None] * len(parameters))
+        gradients = own["gradients"] or [None] * len(parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
         models = training.inner_models, training.models, self._buffers(checkpoint)
@@ -387,20 +441,29 @@ class OwnOfRank:
                 if saved is not None:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
-        resumption = Resumption(own.get("generators"), training.world.device, training.progress)
-        loaders, positions = training.loaders, checkpoint.positions
-        if positions and not training.skips_itself:
+        resumption = Resumption(own["generators"], training.world.device, training.progress)
+        loaders, positions = training.loaders, own["loaders"]
+        if not training.skips_itself:
             positions = over_where_left(loaders, positions, is_told=training.world.is_main)
-        for loader, position in zip(loaders, positions, strict=False):
+        for loader, position in zip(loaders, positions, strict=True):
             loader.seek(position, resumption, only_skipped=training.skips_itself)
         resumption.generators.restore()
 
-    def _buffers(
-        self, checkpoint: Checkpoint
-    ) -> Sequence[tuple[Sequence[torch.Tensor | None], bool]]:
+    def _buffers(self, checkpoint: Checkpoint) -> Sequence[tuple[Sequence[Any], bool]]:
         """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
-        nothing = [((), True)] * len(self._training.models)
-        return (checkpoint.own or {}).get("buffers") or nothing
+        return checkpoint.own["buffers"] or [((), True)] * len(self._training.models)
+
+
+def _require_shapes(
+    checkpoint: Checkpoint,
+    what: str,
+    saved: Sequence[torch.Tensor | None],
+    live: Sequence[torch.Tensor],
+) -> None:
+    pairs = zip(saved, live, strict=False)
+    have_shapes = all(one is None or one.shape == other.shape for one, other in pairs)
+    if len(saved) != len(live) or not have_shapes:
+        raise checkpoint.misfit(f"the {what} are those of other models, or of another strategy")
 
 
 def over_where_left(
@@ -420,85 +483,16 @@ def parts_of(training: Training) -> list[Any]:
     return [*(kind(training) for kind in _SHARED), OwnOfRank(training)]
 
 
-class Restoring:
-    """A checkpoint whose parts are about to become those of a training."""
-
-    def __init__(self, checkpoint: Checkpoint, parts: Sequence[Any]) -> None:
-        self._checkpoint, self._parts = checkpoint, parts
-
-    def check(self) -> None:
-        """Raise CheckpointError unless all but the models fits the training; nothing changes."""
-        with reading_state(self._checkpoint.folder):
-            for part in self._parts:
-                part.check(self._checkpoint)
-
-    def check_models(self, models: Sequence[torch.nn.Module]) -> None:
-        """Raise CheckpointError unless the weights fit these models, which stay as they are."""
-        all_live = [one.state_dict() for one in models]
-        with reading_state(self._checkpoint.folder):
-            saved = self._checkpoint.shared["models"]
-            self._checkpoint.require_equal("number of models", len(saved), len(models))
-            for number, (weights, live) in enumerate(zip(saved, all_live, strict=True)):
-                self._check_weights(f"model {number}", weights, live)
-
-    def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
-        if self._checkpoint.strict and live.keys() != saved.keys():
-            name = min(live.keys() ^ saved.keys(), key=str)
-            place = "the checkpoint" if name in saved else "this run"
-            raise self._checkpoint.misfit(f"of {model}, only {place} has {name!r}")
-        for name in live.keys() & saved.keys():
-            if isinstance(live[name], torch.Tensor):
-                facts = _facts(saved[name]), _facts(live[name])
-                self._checkpoint.require_equal(f"{name!r} of {model}", *facts)
-
-    def apply(self, models: Sequence[torch.nn.Module]) -> None:
-        """Give the training the state of the checkpoint, and these models their weights.
-
-        Where a `load_state_dict` fails on any rank, it is a UsageError on all.
-        """
-        cause: Exception | None = None
-
-        def give() -> None:
-            nonlocal cause
-            part = ""
-            try:
-                for part in self._give(models):  # noqa: B007  its name, should it fail
-                    pass
-            except Exception as error:  # noqa: BLE001  a class of the script may raise anything
-                cause = error
-                raise CheckpointError(
-                    f"{part} did not take its state: {type(error).__name__}: {error}",
-                    where=f"rank {rank_and_size()[0]}, {self._checkpoint.folder}",
-                    fix="repair its load_state_dict(), and start the script anew: from here on it"
-                    " would train with a mixture of two states",
-                ) from None
-
-        try:
-            agree(give)
-        except CheckpointError as error:
-            problem = error.problems[0]
-            raise UsageError(
-                f"load_state() has changed a part of the training only: {problem.what}",
-                where=problem.where,
-                fix=problem.fix,
-            ) from cause
-
-    def _give(self, models: Sequence[torch.nn.Module]) -> Iterator[str]:
-        """Give each part its state; yield the name of each before that."""
-        pairs = zip(models, self._checkpoint.shared["models"], strict=True)
-        for number, (model, weights) in enumerate(pairs):
-            yield f"model {number}"
-            model.load_state_dict(weights, strict=self._checkpoint.strict)
-        for part in self._parts:
-            yield from part.load_state_dict(self._checkpoint)
-
-
 def kind_of(obj: Any) -> str:
     """Return the name of an object's class; for SequentialLR also `(LinearLR, StepLR)`, its parts.
 
     ChainedScheduler also has them. The module is not part of the name: a class moves to another
     file, and the script's own module is `__main__` in one run and has a name in another.
     """
+    if isinstance(obj, PreparedOptimizer):
+        obj = obj.optimizer
+    if isinstance(obj, PreparedScheduler):
+        obj = obj.scheduler
     name = type(obj).__name__
     if isinstance(obj, SequentialLR | ChainedScheduler):
         name += f"({', '.join(map(kind_of, obj._schedulers))})"
@@ -589,17 +583,15 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
 
 def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
     state = obj.state_dict()
-    if allow_pickle:
-        try:
-            encode(state, "state", {})
-        except CheckpointError:
-            return {"pickle": _pickled(state, obj)}
-    return {"state": state}
-
-
-def _pickled(state: Any, obj: Any) -> bytes:
+    if not allow_pickle:
+        return {"state": state}
     try:
-        return pickle.dumps(state)
+        encode(state, "state", {})
+        return {"state": state}
+    except CheckpointError:
+        pass
+    try:
+        return {"pickle": pickle.dumps(state)}
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"the state of a registered {type(obj).__name__} cannot be pickled:"
@@ -621,17 +613,6 @@ def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def _have_shapes(saved: Sequence[torch.Tensor | None], shapes: Sequence[torch.Size | None]) -> bool:
-    """Return whether the tensors have these shapes, as far as there are any."""
-    return len(saved) == len(shapes) and all(
-        one is None or one.shape == shape for one, shape in zip(saved, shapes, strict=True)
-    )
-
-
-def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
-    return None if tensor is None else tensor.shape
 
 
 def _facts(tensor: Any) -> str:

@@ -174,7 +174,7 @@ PLACES: list[tuple[str, list[str], list[Any]]] = [
     ("values.json", ["objects"], [None, [], [{"dict": [["kind", "AveragedModel"]]}]]),
     ("values.json", ["precision"], [None, {"dict": [["name", "bf16"], ["state", 1]]}]),
     ("values.json", ["accumulation"], [None, 1, {"dict": []}]),
-    ("values_rank0.json", ["generators"], [None, 1, {"dict": []}]),
+    ("values_rank0.json", ["generators"], [1, {"dict": []}]),
     ("values_rank0.json", ["loaders"], [1, [1], [{"dict": []}]]),
 ]
 

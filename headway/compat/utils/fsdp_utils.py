@@ -152,7 +152,7 @@ def _load(
 ) -> Checkpoint:
     from headway.checkpoint.loading import load_checkpoint
     from headway.checkpoint.saving import agree
-    from headway.checkpoint.training_state import Checkpoint, Restoring, spread_as
+    from headway.checkpoint.training_state import Checkpoint, spread_as
 
     if not folder.exists():
         raise CheckpointError(
@@ -161,11 +161,11 @@ def _load(
             fix="go on with the strategy that saved it, such as `--strategy ddp`, or begin anew",
         )
     meet("the loading of a sharded model or optimizer")
-    checkpoint = Checkpoint(load_checkpoint(folder, spread_as(training)), folder, strict=strict)
-    restoring = Restoring(checkpoint, parts)
-    agree(restoring.check)
-    agree(lambda: restoring.check_models(models))
-    restoring.apply(models)
+    loaded = load_checkpoint(folder, spread_as(training))
+    checkpoint = Checkpoint(loaded, folder, parts, strict=strict)
+    agree(checkpoint.check)
+    agree(lambda: checkpoint.check_models(models))
+    checkpoint.apply(models)
     return checkpoint
 
 

@@ -195,7 +195,6 @@ def replace_loading(note: Note) -> None:
         replace(dcp, name, skip)
     replace(loading, "load_checkpoint", load_checkpoint)
     replace(training_state, "Checkpoint", _NothingToRestore)
-    replace(training_state, "Restoring", _NothingToRestore)
 
 
 class _NothingToRestore:
