@@ -194,13 +194,13 @@ def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
 
 
 def _export(folder: Path, out: Path, number: int | None) -> int:
-    from headway.checkpoint.files import save_whole
+    from headway.checkpoint.files import save
     from headway.checkpoint.loading import weights_in
 
     checkpoint = resolve_checkpoint(folder)
     weights = weights_in(checkpoint, number)
     try:
-        save_whole(weights.tensors, out, safe=True)
+        save(weights.tensors, out, safe_serialization=True)
     except OSError as error:
         raise CheckpointError(
             f"the weights cannot be written: {error.strerror}",

@@ -46,9 +46,12 @@ def save(
     if local_rank if save_on_each_node else rank_and_size()[0]:
         return
     if isinstance(f, (str, os.PathLike)):
-        save_whole(obj, f, safe=safe_serialization)
+        with replacing([Path(f)]) as [partial]:
+            write_synced(obj, partial, safe=safe_serialization)
+    elif safe_serialization:
+        f.write(safetensors.torch.save(without_shared_memory(obj), metadata={"format": "pt"}))
     else:
-        save_into(obj, f, safe=safe_serialization)
+        torch.save(obj, f)
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
@@ -98,13 +101,6 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def save_whole(obj: Any, path: str | os.PathLike[str], *, safe: bool = False) -> None:
-    """Write `obj` to a file that replaces `path` once it is complete; `safe`: with safetensors."""
-    target = Path(path)
-    with replacing([target]) as [partial]:
-        write_synced(obj, partial, safe=safe)
-
-
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
     """Give a file to write in place of each of these; at the end they replace them, in order.
@@ -122,7 +118,7 @@ def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def write_synced(obj: Any, path: Path, *, safe: bool = False) -> None:
-    """Write `obj` to a file, as `save_whole` does, and wait until the disk has it."""
+    """Write `obj` to a file, `safe` with safetensors, and wait until the disk has it."""
     if safe:
         safetensors.torch.save_file(without_shared_memory(obj), path, metadata={"format": "pt"})
     else:
@@ -134,14 +130,6 @@ def wait_for_disk(path: Path) -> None:
     """Wait until the disk has what was written to a file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def save_into(obj: Any, file: IO[bytes], *, safe: bool = False) -> None:
-    """Write `obj` into an open file, as `save_whole` does."""
-    if safe:
-        file.write(safetensors.torch.save(without_shared_memory(obj), metadata={"format": "pt"}))
-    else:
-        torch.save(obj, file)
 
 
 SAFE_WEIGHTS_NAME = "model.safetensors"

@@ -35,7 +35,7 @@ from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.training import Training
 
 Weights = dict[str, Any]
-_NOTHING_OWN: Mapping[str, Any] = dict(generators=None, tokens=None, buffers=[], gradients=[])
+_NO_OWN: dict[str, Any] = {"generators": None, "tokens": None, "buffers": (), "gradients": ()}
 _SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
 
 
@@ -52,8 +52,11 @@ def state_of(
     `own_buffers_of` has returned for them.
     """
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
-    shared["objects"] = Objects(training).state_dict(allow_pickle=allow_pickle)
-    shared |= {"models": list(weights), "global_batch_size": training.global_batch_size}
+    shared |= {
+        "models": list(weights),
+        "objects": Objects(training).states(allow_pickle),
+        "global_batch_size": training.global_batch_size,
+    }
     own = OwnOfRank(training).state_dict(own_buffers, shared["loaders"])
     return State(shared, own)
 
@@ -83,8 +86,8 @@ class Checkpoint:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """What this rank has of its own; of other ranks, or from rank 0 alone, only positions."""
-        return self._own or {**_NOTHING_OWN, "loaders": self.shared["loaders"]}
+        """What this rank has of its own; with another number of ranks, only rank 0's positions."""
+        return self._own or _NO_OWN | {"loaders": self.shared["loaders"]}
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
         """Raise CheckpointError unless a fact is the same in this run."""
@@ -162,13 +165,6 @@ class _Part:
     def state_dict(self) -> Any:
         raise NotImplementedError
 
-    def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
-
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
-        """Change the training; yield the name of each object before it changes."""
-        yield from ()
-
 
 class _Objects(_Part):
     """A part that consists of several objects, in a certain order."""
@@ -217,21 +213,17 @@ class Optimizers(_Objects):
         ]
 
     def check(self, checkpoint: Checkpoint) -> None:
-        for name, saved, optimizer in self.pairs(checkpoint):
-            self._check_optimizer(checkpoint, name, saved, optimizer)
-
-    def _check_optimizer(
-        self, checkpoint: Checkpoint, name: str, saved: dict[str, Any], live: PreparedOptimizer
-    ) -> None:
-        """Refuse other groups of parameters, and other parameters in them."""
-        groups = saved["parameters"], _parameters_of(live, _names_of_parameters(self._training))
-        sizes = ([len(group) for group in each] for each in groups)
-        checkpoint.require_equal(f"sizes of the parameter groups of {name}", *sizes)
-        pairs = zip(*map(chain.from_iterable, groups), strict=True)
-        for number, (one, other) in enumerate(pairs):
-            if not checkpoint.strict or None in (one[0], other[0]):
-                one, other = one[1:], other[1:]  # parameters of no model have no names
-            checkpoint.require_equal(f"parameter {number} of {name}", one, other)
+        """Refuse also other groups of parameters, and other parameters in them."""
+        names = _names_of_parameters(self._training)
+        for name, saved, live in self.pairs(checkpoint):
+            groups = saved["parameters"], _parameters_of(live, names)
+            sizes = ([len(group) for group in each] for each in groups)
+            checkpoint.require_equal(f"sizes of the parameter groups of {name}", *sizes)
+            pairs = zip(*map(chain.from_iterable, groups), strict=True)
+            for number, (one, other) in enumerate(pairs):
+                if not checkpoint.strict or None in (one[0], other[0]):
+                    one, other = one[1:], other[1:]  # parameters of no model have no names
+                checkpoint.require_equal(f"parameter {number} of {name}", one, other)
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         for name, saved, optimizer in self.pairs(checkpoint):
@@ -273,10 +265,8 @@ class Objects(_Objects):
     def live(self) -> list[Any]:
         return self._training.registered
 
-    def state_dict(self, *, allow_pickle: bool = False) -> list[Any]:
-        return [
-            {"kind": kind_of(one), **_state_of_object(one, allow_pickle)} for one in self.live()
-        ]
+    def states(self, allow_pickle: bool) -> list[Any]:
+        return [_state_of_object(one, allow_pickle) for one in self.live()]
 
     def check(self, checkpoint: Checkpoint) -> None:
         self._states = [
@@ -364,30 +354,18 @@ class Positions(_Part):
         checkpoint.require_equal("number of loaders", len(saved), len(live))
         if self._training.skips_itself:
             return
+        promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
         for loader, position in zip(live, saved, strict=True):
             loader.require_position(position, str(checkpoint.folder))
-            if position["pass"] is not None:
-                self._check_global_batch(checkpoint, position["total"], loader.total_batch_size)
-
-    def _check_global_batch(self, checkpoint: Checkpoint, saved: int, live: int) -> None:
-        """Require as many samples in an optimizer step, where either run says how many."""
-        saved *= checkpoint.shared["accumulation"]["steps"]
-        live *= self._training.accumulation.steps
-        promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
-        if promised != (None, None):
-            what = "samples in an optimizer step, in the middle of an epoch"
-            fix = f"pass Accelerator(global_batch_size={saved}), or load one of an epoch's end"
-            checkpoint.require_equal(what, saved, live, fix=fix)
+            if position["pass"] is not None and promised != (None, None):
+                total = position["total"] * checkpoint.shared["accumulation"]["steps"]
+                here = loader.total_batch_size * self._training.accumulation.steps
+                what = "samples in an optimizer step, in the middle of an epoch"
+                fix = f"pass Accelerator(global_batch_size={total}), or load one of an epoch's end"
+                checkpoint.require_equal(what, total, here, fix=fix)
 
 
-_SHARED: tuple[type[_Part], ...] = (
-    Optimizers,
-    Schedulers,
-    Objects,
-    LossScale,
-    OpenStep,
-    Positions,
-)
+_SHARED: tuple[type[_Part], ...] = (Optimizers, Schedulers, LossScale, OpenStep, Positions)
 
 
 class OwnOfRank:
@@ -480,7 +458,8 @@ def over_where_left(
 
 def parts_of(training: Training) -> list[Any]:
     """Return the parts of the state of a whole training, but for the weights of models."""
-    return [*(kind(training) for kind in _SHARED), OwnOfRank(training)]
+    shared = [kind(training) for kind in (*_SHARED, Objects)]
+    return [*shared, OwnOfRank(training)]
 
 
 def kind_of(obj: Any) -> str:
@@ -583,15 +562,16 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
 
 def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
     state = obj.state_dict()
+    saved = {"kind": kind_of(obj), "state": state}
     if not allow_pickle:
-        return {"state": state}
+        return saved
     try:
         encode(state, "state", {})
-        return {"state": state}
+        return saved
     except CheckpointError:
         pass
     try:
-        return {"pickle": pickle.dumps(state)}
+        return {"kind": kind_of(obj), "pickle": pickle.dumps(state)}
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"the state of a registered {type(obj).__name__} cannot be pickled:"
