@@ -57,7 +57,7 @@ def state_of(
         "objects": Objects(training).states(allow_pickle),
         "global_batch_size": training.global_batch_size,
     }
-    own = OwnOfRank(training).state_dict(own_buffers, shared["loaders"])
+    own = OwnOfRank(training).states(own_buffers, shared["loaders"])
     return State(shared, own)
 
 
@@ -155,7 +155,7 @@ class Checkpoint:
 
 
 class _Part:
-    """A part of the state that all ranks share, by the name that a checkpoint has for it."""
+    """A part of the state of a training; `name` is what a checkpoint calls it, if all share it."""
 
     name: ClassVar[str]
 
@@ -342,7 +342,7 @@ class OpenStep(_Part):
 
 
 class Positions(_Part):
-    """Where the passes over loaders stand; they go on with the generators of the rank."""
+    """The positions of loaders, which resume with the generators of the rank."""
 
     name = "loaders"
 
@@ -364,17 +364,25 @@ class Positions(_Part):
                 fix = f"pass Accelerator(global_batch_size={total}), or load one of an epoch's end"
                 checkpoint.require_equal(what, total, here, fix=fix)
 
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        yield "the positions of loaders"
+        training, own = self._training, checkpoint.own
+        resumption = Resumption(own["generators"], training.world.device, training.progress)
+        loaders, positions = training.loaders, own["loaders"]
+        if not training.skips_itself:
+            positions = over_where_left(loaders, positions, is_told=training.world.is_main)
+        for loader, position in zip(loaders, positions, strict=True):
+            loader.seek(position, resumption, only_skipped=training.skips_itself)
+        resumption.generators.restore()
+
 
 _SHARED: tuple[type[_Part], ...] = (Optimizers, Schedulers, LossScale, OpenStep, Positions)
 
 
-class OwnOfRank:
+class OwnOfRank(_Part):
     """What each rank has of its own: generators, tokens, buffers, gradients of an open step."""
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-
-    def state_dict(
+    def states(
         self, own_buffers: Sequence[Sequence[torch.Tensor | None]], positions: Any
     ) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.is_open
@@ -419,13 +427,6 @@ class OwnOfRank:
                 if saved is not None:
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
-        resumption = Resumption(own["generators"], training.world.device, training.progress)
-        loaders, positions = training.loaders, own["loaders"]
-        if not training.skips_itself:
-            positions = over_where_left(loaders, positions, is_told=training.world.is_main)
-        for loader, position in zip(loaders, positions, strict=True):
-            loader.seek(position, resumption, only_skipped=training.skips_itself)
-        resumption.generators.restore()
 
     def _buffers(self, checkpoint: Checkpoint) -> Sequence[tuple[Sequence[Any], bool]]:
         """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
@@ -458,8 +459,8 @@ def over_where_left(
 
 def parts_of(training: Training) -> list[Any]:
     """Return the parts of the state of a whole training, but for the weights of models."""
-    shared = [kind(training) for kind in (*_SHARED, Objects)]
-    return [*shared, OwnOfRank(training)]
+    kinds = Optimizers, Schedulers, Objects, LossScale, OpenStep, OwnOfRank, Positions
+    return [kind(training) for kind in kinds]  # generators are restored last
 
 
 def kind_of(obj: Any) -> str:
