@@ -492,7 +492,8 @@ def _is_closed(path: Path) -> bool:
         return True
     except OSError:
         return False
-    return not os.access(path, os.R_OK, follow_symlinks=False)
+    is_effective = os.access in os.supports_effective_ids
+    return not os.access(path, os.R_OK, effective_ids=is_effective, follow_symlinks=False)
 
 
 def _state_of(path: Path, size: int) -> State:

@@ -146,19 +146,20 @@ def test_a_hostile_manifest_is_refused(change: Callable[[Any], object], saved: P
     assert str(saved / NAME) in caught.value.problems[0].where
 
 
-def test_a_manifest_that_says_something_twice_is_refused(saved: Path) -> None:
-    text = (saved / NAME).read_text()
-    (saved / NAME).write_text(text.replace('"step": 1', '"step": 2, "step": 1'))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"step": 1', '"step": 2'),
+        ('"world_size": 1', '"world_size": 2'),
+        ('"step": 1', '"step": 2, "step": 1'),
+    ],
+)
+def test_a_manifest_with_another_number_or_one_twice_is_refused(
+    old: str, new: str, saved: Path
+) -> None:
+    (saved / NAME).write_text((saved / NAME).read_text().replace(old, new))
     with pytest.raises(CheckpointError):
-        read_manifest(saved)
-
-
-def test_any_other_number_in_a_manifest_is_noticed(saved: Path) -> None:
-    text = (saved / NAME).read_text()
-    for old, new in [('"step": 1', '"step": 2'), ('"world_size": 1', '"world_size": 2')]:
-        (saved / NAME).write_text(text.replace(old, new))
-        with pytest.raises(CheckpointError):
-            verify(saved)
+        verify(saved)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, '{"format": 1e400}', "\0"])
