@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,16 @@ for name, is_sharded in [("whole", False), ("sharded", True)]:
     accelerator.load_state(name)
     assert state(model, optimizer) == expected
     assert any(one.grad is not None for one in model.parameters())
+    def pop_on(ranks):
+        hook = lambda models, weights, folder: rank in ranks and weights.pop()
+        return accelerator.register_save_state_pre_hook(hook)
+    for ranks in ([0, 1], [0]):
+        handle = pop_on(ranks)
+        try:
+            accelerator.save_state(f"hooked {name} {ranks}")
+        except CheckpointError as error:
+            print(f"rank {rank} {name} {ranks}: {error.problems[0].what}")
+        handle.remove()
     accelerator.free_memory()
 describe = saving.describe_files
 def fail(folder, *arguments, **options):
@@ -205,6 +216,9 @@ def test_ranks_save_aside_while_they_train_and_sharded_states_are_loaded_by_othe
     for rank in (0, 1):
         assert f"rank {rank} refused:" in done.stdout
     assert done.stdout.count("/there\n") == 2
+    assert len(re.findall(r"sharded \[0\]: .*hook", done.stdout)) == 2
+    hooked = [one.path.name for one in checkpoints_in(Path(".")) if "hooked" in one.path.name]
+    assert sorted(hooked) == ["hooked sharded [0, 1]", "hooked whole [0, 1]", "hooked whole [0]"]
     assert not Path("other").exists()
     assert leftovers_in(Path(".")) == []
     done = launch(*words, "3", script(LOAD_ASIDE, "load.py"))
