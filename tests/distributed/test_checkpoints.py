@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from headway.checkpoint.loading import load_checkpoint
-from headway.checkpoint.saving import Progress, State, prepare_checkpoint, write_prepared
+from headway.checkpoint.saving import CheckpointProgress, State, prepare_checkpoint, write_prepared
 from headway.errors import CheckpointError
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -40,20 +40,20 @@ def save_checkpoint(*words):
 own = {"rank": rank, "states": torch.full((2,), rank)}
 plain = {name: one + rank for name, one in whole.items()}  # those of rank 0 count
 saved = State({"sharded": state, "plain": plain}, own)
-save_checkpoint(target, lambda folder: saved, Progress(3, 1))
+save_checkpoint(target, lambda folder: saved, CheckpointProgress(3, 1))
 def fail(folder):
     (folder / f"hook_{rank}.txt").write_text("mine")
     if rank == 1:
         raise OSError(28, "No space left on device", "there")
     return State({}, {})
 try:
-    save_checkpoint(target, fail, Progress(4, 1))
+    save_checkpoint(target, fail, CheckpointProgress(4, 1))
 except CheckpointError as error:
     print("refused:", error.problems[0].what)
-save_checkpoint(Path(f"other{rank}"), lambda folder: saved, Progress(5, 1))
-save_checkpoint(Path("other1"), lambda folder: saved, Progress(6, 1))
+save_checkpoint(Path(f"other{rank}"), lambda folder: saved, CheckpointProgress(5, 1))
+save_checkpoint(Path("other1"), lambda folder: saved, CheckpointProgress(6, 1))
 local = Path(f"disk_of_rank_{rank}")  # as on machines that share no disk
-for use, *rest in (save_checkpoint, local / "a", lambda _: State({}, {}), Progress(7, 1)), (
+for use, *rest in (save_checkpoint, local / "a", lambda _: State({}, {}), CheckpointProgress(7, 1)), (
     load_checkpoint, Path(f"other{rank}")
 ):
     try:
@@ -64,7 +64,7 @@ def leave(folder):
     Path(local).mkdir(exist_ok=True)
     os.chdir(local)
     return saved
-save_checkpoint(Path("moved"), leave, Progress(8, 1))
+save_checkpoint(Path("moved"), leave, CheckpointProgress(8, 1))
 dist.destroy_process_group()
 """
 )
