@@ -53,8 +53,9 @@ except CheckpointError as error:
 save_checkpoint(Path(f"other{rank}"), lambda folder: saved, CheckpointProgress(5, 1))
 save_checkpoint(Path("other1"), lambda folder: saved, CheckpointProgress(6, 1))
 local = Path(f"disk_of_rank_{rank}")  # as on machines that share no disk
-for use, *rest in (save_checkpoint, local / "a", lambda _: State({}, {}), CheckpointProgress(7, 1)), (
-    load_checkpoint, Path(f"other{rank}")
+for use, *rest in (
+    (save_checkpoint, local / "a", lambda _: State({}, {}), CheckpointProgress(7, 1)),
+    (load_checkpoint, Path(f"other{rank}")),
 ):
     try:
         use(*rest)
