@@ -251,7 +251,7 @@ class Checkpointer:
                     "a hook of save_state() has left other weights than on rank 0, and each rank"
                     " has a part of a sharded model",
                     where=f"rank {rank_and_size()[0]}",
-                    fix="let the hook change the list `weights` in the same way on every rank",
+                    fix="let the hook change its list of weights in the same way on every rank",
                 )
 
         if not self._save_hooks:

@@ -469,13 +469,12 @@ def kind_of(obj: Any) -> str:
     ChainedScheduler also has them. The module is not part of the name: a class moves to another
     file, and the script's own module is `__main__` in one run and has a name in another.
     """
-    if isinstance(obj, PreparedOptimizer):
-        obj = obj.optimizer
-    if isinstance(obj, PreparedScheduler):
-        obj = obj.scheduler
+    if isinstance(obj, PreparedOptimizer | PreparedScheduler):
+        return kind_of(obj.optimizer if isinstance(obj, PreparedOptimizer) else obj.scheduler)
     name = type(obj).__name__
     if isinstance(obj, SequentialLR | ChainedScheduler):
-        name += f"({', '.join(map(kind_of, obj._schedulers))})"
+        parts = vars(obj)["_schedulers"]  # as their state_dict() calls them
+        name += f"({', '.join(map(kind_of, parts))})"
     return name
 
 
