@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 200
 _SLACK = 50  # more than these are removed at once, so that few launches do it
-MAX_BYTES = 2**24
 _FILE = "run.json"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIX = "`headway runs` lists the runs that have a record"
@@ -47,9 +46,8 @@ def write(path: str, record: Mapping[str, Any]) -> None:
         os.mkdir(path, 0o700)
     text = json.dumps({"format": FORMAT, **record}, separators=(",", ":"))
     partial = os.path.join(path, f".{_FILE}-{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(partial, flags, 0o600), "wb") as file:
-        file.write(text.encode())
+    with open(partial, "w") as file:
+        file.write(text)
     os.replace(partial, os.path.join(path, _FILE))
 
 
@@ -96,10 +94,9 @@ def read_record(path: str) -> RunRecord:
     """Return the record in a run's folder; raises ConfigError if it cannot be read."""
     from headway.history.record import decode
 
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(os.open(os.path.join(path, _FILE), flags), "rb") as file:
-            return decode(file.read(MAX_BYTES))._replace(path=path)
+        with open(os.path.join(path, _FILE), "rb") as file:
+            return decode(file.read())._replace(path=path)
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         what = f"the record of run {os.path.basename(path)} {reason}"
