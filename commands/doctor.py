@@ -32,7 +32,6 @@ from headway.machine.snapshot import as_data
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems
 from headway.settings.resolve import resolve, threads_given_by
-from headway.settings.table import Settings
 
 
 class Severity(str, Enum):
@@ -61,10 +60,9 @@ class Check(NamedTuple):
         return described(self.remedies)
 
 
-LIVE = ("torch runs", "profile", "hostname", "port", "disk")
+LIVE = ("torch runs", "profile", "hostname", "disk")
 TORCH_TIMEOUT_S = 120
 LEAST_FREE_BYTES = {WARNING: 5 * 2**30, ERROR: 2**28}
-CONNECT_TIMEOUT_S = 3.0
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
 MIN_OPEN_FILES = 4096  # workers and the tensors that they share need descriptors
@@ -300,7 +298,6 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
         settings = resolve(layers, machine, cluster=cluster_layer(os.environ, layers))
         found = problems(settings, machine)
     except HeadwayError as error:
-        settings = resolve([], machine)
         found = [*error.problems]
     for problem in found:
         # in words: they say where each setting was set
@@ -309,7 +306,6 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     if not found:
         yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
     yield _check_hostname()
-    yield _check_port(settings)
     yield from _check_disk()
 
 
@@ -413,35 +409,6 @@ def _check_hostname() -> Check:
         what = f"{name!r} resolves to {address[4][0]}, not bindable here: {error.strerror}"
         return Check("hostname", WARNING, what, fix)
     return Check("hostname", OK, f"{name} is {address[4][0]}")
-
-
-def _check_port(settings: Settings) -> Check:
-    """Check the port for runs on several machines; a run on one machine takes a free one."""
-    port = settings.main_port or 29500
-    address = settings.main_address
-    if settings.num_machines > 1 and settings.machine_rank and address is not None:
-        return _check_reachable(address, port)
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-    except OSError as error:
-        what = f"port {port} cannot be bound: {error.strerror}"
-        return Check("port", WARNING, what, [advice("choose another port with --main-port")])
-    return Check("port", OK, f"{port} is free for runs on several machines")
-
-
-def _check_reachable(address: str, port: int) -> Check:
-    try:
-        socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        pass  # the machine is reachable, but has no launch yet
-    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
-        reason = error.strerror if isinstance(error, OSError) else None
-        what = f"machine 0 cannot be reached at {address}:{port}: {reason or error}"
-        fix = advice("check main_address and the firewalls between the machines")
-        return Check("port", ERROR, what, [fix])
-    return Check("port", OK, f"machine 0 can be reached at {address}")
 
 
 def _check_disk() -> Iterator[Check]:
