@@ -145,7 +145,10 @@ def _invalid(question: Question, answer: str) -> Problem | None:
     if any("\ud800" <= char <= "\udfff" for char in answer):  # undecodable bytes
         return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN)
     try:
-        TABLE["sbatch"].parse({name: answer}) if name == TIME else TABLE[name].parse(answer)
+        if name == TIME:
+            TABLE["sbatch"].parse({name: answer})
+        else:
+            TABLE[name].parse(answer)
     except ValueError as error:
         return Problem(f"{name} is {question.shown(answer)!r}, {error}", "your answer", _AGAIN)
     return None

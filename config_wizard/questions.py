@@ -210,6 +210,14 @@ def _is_more_than_one(machines: Raw) -> bool:
     return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
 
+def _more(state: State) -> bool:
+    return state.asks_more
+
+
+def _sharded(state: State) -> bool:
+    return state.asks_more and state.known.get("strategy") in SHARDED
+
+
 def _devices(state: State) -> tuple[Choice, ...]:
     """Return the devices that this machine can use, the best first."""
     machine = state.facts.machine
@@ -286,41 +294,25 @@ QUESTIONS = (
     Ask(PLACE, "Where to keep the profile?", choices=_places),
     Ask(MORE, "More settings?", choices=lambda _: (Choice(NO), Choice(YES))),
     Ask("devices", "Which GPUs?", lambda of: of.asks_more and of.has_gpus),
-    Ask("mixed_precision", "Which precision?", lambda of: of.asks_more, _precisions),
-    Ask(
-        "gradient_accumulation_steps",
-        "How many micro-batches for each optimizer step?",
-        lambda of: of.asks_more,
-    ),
-    Ask("threads_per_process", "How many CPU threads for each process?", lambda of: of.asks_more),
-    Ask("max_restarts", "How many restarts after a failure?", lambda of: of.asks_more),
-    Ask("log_dir", "A folder for log files?", lambda of: of.asks_more),
-    Ask("env", "Extra environment variables? (A=1 B=2)", lambda of: of.asks_more),
-    Ask("num_machines", "How many machines in a run?", lambda of: of.asks_more),
+    Ask("mixed_precision", "Which precision?", _more, _precisions),
+    Ask("gradient_accumulation_steps", "How many micro-batches for each optimizer step?", _more),
+    Ask("threads_per_process", "How many CPU threads for each process?", _more),
+    Ask("max_restarts", "How many restarts after a failure?", _more),
+    Ask("log_dir", "A folder for log files?", _more),
+    Ask("env", "Extra environment variables? (A=1 B=2)", _more),
+    Ask("num_machines", "How many machines in a run?", _more),
     Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
     Ask("machine_rank", "Which of them is this one, from 0?", lambda of: of.has_machines),
     Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
-    Ask("strategy", "How should ranks share a model?", lambda of: of.asks_more),
-    Ask(
-        "activation_checkpointing",
-        "Compute activations again in the backward pass?",
-        lambda of: of.asks_more,
-    ),
+    Ask("strategy", "How should ranks share a model?", _more),
+    Ask("activation_checkpointing", "Compute activations again in the backward pass?", _more),
     Ask(
         "shard_size",
         "How many ranks for one copy of the model?",
         lambda of: of.asks_more and of.known.get("strategy") == HSDP,
     ),
-    Ask(
-        "wrap",
-        "Which modules are gathered at a time?",
-        lambda of: of.asks_more and of.known.get("strategy") in SHARDED,
-    ),
-    Ask(
-        "cpu_offload",
-        "Keep parameters on the CPU?",
-        lambda of: of.asks_more and of.known.get("strategy") in SHARDED and of.has_gpus,
-    ),
+    Ask("wrap", "Which modules are gathered at a time?", _sharded),
+    Ask("cpu_offload", "Keep parameters on the CPU?", lambda of: _sharded(of) and of.has_gpus),
     Ask(FINISH, "What now?", choices=_endings),
 )
 """All questions, in their order; each may depend on the answers before it."""
