@@ -49,7 +49,6 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
         assert str(run.checkpoint) in capsys.readouterr().err
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
-    training.accelerator.end_training()
 
 
 def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,6 @@ def test_the_launcher_sees_which_call_a_rank_waits_in(monkeypatch: pytest.Monkey
     accelerator.load_state(folder)
     assert list(dict.fromkeys(phases)) == ["resume", "checkpoint", "save_state", "load_state"]
     assert process_progress().phase == "script"
-    accelerator.end_training()
 
 
 def test_the_newest_is_the_last_one_saved_also_where_the_clock_is_set_back(
@@ -81,7 +79,6 @@ def test_the_newest_is_the_last_one_saved_also_where_the_clock_is_set_back(
     for folder in (CHECKPOINTS / "own", PROJECT / "best", CHECKPOINTS / "last"):
         training.accelerator.save_state(folder)
         assert Training().accelerator.resume().checkpoint == str(folder)
-    training.accelerator.end_training()
 
 
 def test_a_second_training_in_a_process_knows_its_samples_after_as_many_steps() -> None:
@@ -89,7 +86,6 @@ def test_a_second_training_in_a_process_knows_its_samples_after_as_many_steps() 
     Training().train_to(3, every=3)
     training = Training()
     assert training.accelerator.resume().samples == 3 * BATCH
-    training.accelerator.end_training()
 
 
 def test_the_newest_two_stay_or_as_many_as_the_limit_says() -> None:
@@ -102,7 +98,6 @@ def test_the_newest_two_stay_or_as_many_as_the_limit_says() -> None:
     assert run.checkpoint == kept, "those of save_state count"
     limited.train_to(3, every=1)
     assert len(names()) == 4
-    limited.accelerator.end_training()
 
 
 def test_checkpoints_may_be_written_while_training_goes_on_but_for_the_last() -> None:
@@ -119,7 +114,6 @@ def test_checkpoints_may_be_written_while_training_goes_on_but_for_the_last() ->
     (PROJECT / "checkpoints").touch()
     with pytest.raises(CheckpointError, match="checkpoints"):
         training.train_to(7, every=1, wait=False)
-    training.accelerator.end_training()
 
 
 def test_a_script_that_forgets_to_resume_does_not_replace_an_earlier_run() -> None:
@@ -134,7 +128,6 @@ def test_a_script_that_forgets_to_resume_does_not_replace_an_earlier_run() -> No
     by_hand = Training()
     by_hand.accelerator.load_state(CHECKPOINTS / "step_00000004")
     assert by_hand.train_to(6, every=2)[-1] == "step_00000006"
-    by_hand.accelerator.end_training()
 
 
 def test_what_is_prepared_after_resume_is_refused_in_the_first_run() -> None:
@@ -148,7 +141,6 @@ def test_what_is_prepared_after_resume_is_refused_in_the_first_run() -> None:
     assert accelerator.resume() == FRESH
     assert accelerator.checkpoint() is not None
     assert model is not None
-    accelerator.end_training()
 
 
 def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +150,6 @@ def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]
     for _ in training.test_loader:
         training.accelerator.checkpoint()
     assert capsys.readouterr().err.count("evaluation") == 1
-    training.accelerator.end_training()
 
 
 def test_two_runs_in_one_project_folder_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +160,6 @@ def test_two_runs_in_one_project_folder_are_told_once(capsys: pytest.CaptureFixt
     assert "another run" not in capsys.readouterr().err
     other.train_to(5, runs[1], every=1)
     assert capsys.readouterr().err.count("another run") == 1
-    one.accelerator.end_training()
 
 
 def test_a_clock_that_is_set_back_makes_no_other_run(
@@ -181,7 +171,6 @@ def test_a_clock_that_is_set_back_makes_no_other_run(
     training = Training()
     training.train_to(4, training.accelerator.resume(), every=1)
     assert "another run" not in capsys.readouterr().err
-    training.accelerator.end_training()
 
 
 def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
@@ -192,7 +181,6 @@ def test_between_the_micro_batches_of_a_step_nothing_is_saved() -> None:
         if training.accelerator.checkpoint(every=1):
             seen.append(training.accelerator.sync_gradients)
     assert seen == [True, True, True]
-    training.accelerator.end_training()
 
 
 def test_a_duration_is_as_good_as_a_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +193,6 @@ def test_a_duration_is_as_good_as_a_number_of_steps(monkeypatch: pytest.MonkeyPa
         if training.accelerator.checkpoint(every="5m"):
             saved.append(step)
     assert saved == [5, 10, 15]
-    training.accelerator.end_training()
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, "soon", "0m", True])
@@ -213,7 +200,6 @@ def test_an_interval_that_is_none_is_refused(every: Any) -> None:
     training = Training()
     with pytest.raises(UsageError, match=re.escape(repr(every))):
         training.accelerator.checkpoint(every=every)
-    training.accelerator.end_training()
 
 
 def test_without_a_project_folder_or_an_optimizer_the_call_says_what_to_do() -> None:
@@ -224,7 +210,6 @@ def test_without_a_project_folder_or_an_optimizer_the_call_says_what_to_do() -> 
         accelerator.checkpoint()
     with pytest.raises(UsageError, match="no optimizer"):
         Accelerator(cpu=True, project_dir=PROJECT).checkpoint(every=1)
-    accelerator.end_training()
 
 
 # ------------------------------------------------------------------ damage
@@ -245,7 +230,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_left_out_only_when_asked(
     assert "step_00000003" in problem.fix
     assert training.accelerator.resume(fall_back=True).step == 3
     assert "step_00000006" in capsys.readouterr().err
-    training.accelerator.end_training()
 
 
 def test_where_none_is_whole_to_fall_back_on_the_error_says_so() -> None:
@@ -257,7 +241,6 @@ def test_where_none_is_whole_to_fall_back_on_the_error_says_so() -> None:
         training.accelerator.resume(fall_back=True)
     assert all(name in str(caught.value) for name in names())
     assert str(CHECKPOINTS) in str(caught.value)
-    training.accelerator.end_training()
 
 
 def test_where_another_run_saves_and_removes_meanwhile_the_new_one_is_fallen_back_on(
@@ -275,7 +258,6 @@ def test_where_another_run_saves_and_removes_meanwhile_the_new_one_is_fallen_bac
     training = Training()
     run = training.accelerator.resume(fall_back=True)
     assert run.checkpoint == str(CHECKPOINTS / "step_00000002")
-    training.accelerator.end_training()
 
 
 def test_a_checkpoint_that_does_not_fit_is_no_reason_to_fall_back() -> None:
@@ -284,7 +266,6 @@ def test_a_checkpoint_that_does_not_fit_is_no_reason_to_fall_back() -> None:
     for options in ({}, {"fall_back": True}):
         with pytest.raises(CheckpointError, match="does not fit"):
             accelerator.resume(**options)
-    accelerator.end_training()
 
 
 def test_what_a_killed_save_has_left_is_removed_once_nobody_writes_there() -> None:
@@ -300,7 +281,6 @@ def test_what_a_killed_save_has_left_is_removed_once_nobody_writes_there() -> No
     accelerator.resume()
     assert fresh.exists()
     assert not old.exists()
-    accelerator.end_training()
 
 
 def test_a_disk_that_is_full_where_the_runs_of_trackers_are_noted_is_told_with_their_file() -> None:
@@ -322,7 +302,6 @@ def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> Non
         accelerator.resume()
     assert str(newest / "trackers.json") in str(caught.value)
     assert all(map(torch.equal, before, training.model.parameters())), "nothing has changed"
-    accelerator.end_training()
 
 
 def test_a_checkpoint_that_another_run_removes_meanwhile_is_not_to_be_moved_away(
@@ -342,7 +321,6 @@ def test_a_checkpoint_that_another_run_removes_meanwhile_is_not_to_be_moved_away
         accelerator.resume()
     assert str(newest) in caught.value.problems[0].where
     assert str(newest) not in caught.value.problems[0].fix
-    accelerator.end_training()
 
 
 # ------------------------------------------------------------------ a certain checkpoint
@@ -360,7 +338,6 @@ def test_the_script_may_name_the_checkpoint() -> None:
         Training(resume_from="nowhere").accelerator.resume()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Training(resume_from="latest", project_dir="runs/other").accelerator.resume()
-    Training().accelerator.end_training()
 
 
 def test_the_flag_names_it_too_and_may_not_contradict_the_script(
@@ -372,7 +349,6 @@ def test_the_flag_names_it_too_and_may_not_contradict_the_script(
     assert accelerator.resume().step == 4
     with pytest.raises(UsageError, match="--resume"):
         Training(resume_from="latest")
-    accelerator.end_training()
 
 
 def test_restarted_ranks_go_on_from_what_their_job_has_saved(
@@ -397,4 +373,3 @@ def test_restarted_ranks_go_on_from_what_their_job_has_saved(
     (CHECKPOINTS / "step_00000006" / NAME).write_text("{}")
     with pytest.raises(CheckpointError, match="step_00000006"):
         restarted(behind).accelerator.resume()
-    training.accelerator.end_training()

@@ -86,7 +86,6 @@ def test_a_second_ctrl_c_interrupts_at_once() -> None:
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    training.accelerator.end_training()
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
@@ -94,7 +93,6 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     training = Training()
     training.train_to(1, every="1h")
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-    training.accelerator.end_training()
 
 
 def test_a_loop_of_another_shape_asks_and_saves_itself() -> None:
@@ -150,7 +148,6 @@ def test_the_time_limit_counts_from_the_beginning_of_the_job(
         stopped.train_to(2, every="1h")
     assert caught.value.code == 75
     assert names() == ["step_00000001"]
-    training.accelerator.end_training()
 
 
 def test_a_clock_that_is_set_back_does_not_put_off_the_time_limit(
