@@ -33,47 +33,39 @@ def pretend(monkeypatch: pytest.MonkeyPatch, machine: str, is_available: bool) -
         monkeypatch.setattr(module, "detect_machine", lambda: there)
 
 
-def test_mps_is_chosen_without_a_word_and_by_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "mac_m2", True)
-    for asked in ("auto", "gpu", "mps"):
-        assert world._device_of(ALONE, asked, None) == torch.device("mps")
-
-
-def test_ranks_on_a_mac_compute_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "mac_m2", True)
-    assert world._device_of(TWO, "auto", None) == torch.device("cpu")
-
-
-@pytest.mark.parametrize("machine", ["mac_disable_mps", "mac_virtual"])
-def test_an_opt_out_holds_under_plain_python_too(
-    machine: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("machine", "ranks", "asked", "device"),
+    [
+        *(("mac_m2", ALONE, asked, "mps") for asked in ("auto", "gpu", "mps")),
+        ("mac_m2", TWO, "auto", "cpu"),  # a GPU for one rank alone
+        ("mac_disable_mps", ALONE, "auto", "cpu"),
+        ("mac_virtual", ALONE, "auto", "cpu"),
+    ],
+)
+def test_a_mac_computes_on_its_gpu_unless_ranks_or_the_user_rule_it_out(
+    machine: str, ranks: Ranks, asked: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, machine, True)
-    assert world._device_of(ALONE, "auto", None) == torch.device("cpu")
+    assert world._device_of(ranks, asked, None) == torch.device(device)
 
 
 @pytest.mark.parametrize(
-    ("machine", "reason"),
+    ("machine", "asked", "reason"),
     [
-        ("mac_rosetta", "Rosetta"),
-        ("mac_12_2", "macOS 12.2 is older than 12.3"),
-        ("mac_torch_without_mps", "built without MPS"),
-        ("laptop_cpu", "not a Mac"),
+        ("mac_rosetta", "mps", "Rosetta"),
+        ("mac_12_2", "mps", "macOS 12.2 is older than 12.3"),
+        ("mac_torch_without_mps", "mps", "built without MPS"),
+        ("laptop_cpu", "mps", "not a Mac"),
+        ("laptop_cpu", "gpu", "device is 'gpu', but this machine has none"),
     ],
 )
-def test_a_script_that_asks_for_mps_is_told_why_not(
-    machine: str, reason: str, monkeypatch: pytest.MonkeyPatch
+def test_a_device_that_is_not_there_is_refused_with_the_reason(
+    machine: str, asked: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, machine, False)
     with pytest.raises(MachineError) as caught:
-        world._device_of(ALONE, "mps", None)
+        world._device_of(ALONE, asked, None)
     assert reason in str(caught.value)
-
-
-def test_gpu_without_any_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "laptop_cpu", False)
-    with pytest.raises(MachineError, match="device is 'gpu', but this machine has none"):
-        world._device_of(ALONE, "gpu", None)
 
 
 def test_bf16_on_an_old_macos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
