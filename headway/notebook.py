@@ -303,7 +303,7 @@ def _be_rank(
 
 @contextmanager
 def _process_group() -> Iterator[int]:
-    """Give a process group for the block, after which all that belongs to it is ended.
+    """Yield a process group, and kill all its processes after the block.
 
     Its leader is not waited for before, so that no other process can have its number.
     """

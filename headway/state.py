@@ -235,7 +235,7 @@ def share(
     dynamo_plugin: TorchDynamoPlugin,
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
 ) -> AcceleratorState:
-    """Let the states show these from now on; return one that keeps showing them."""
+    """Make all states show these from now on; return one that keeps showing them."""
     PartialState._shared_state["world"] = world
     shared = AcceleratorState._shared_state
     shared.update(
@@ -250,7 +250,7 @@ def share(
 
 
 def share_accumulation(accumulation: Accumulation) -> GradientState:
-    """Let all GradientStates show this from now on; return one that keeps showing it."""
+    """Make all GradientStates show this from now on; return one that keeps showing it."""
     GradientState._shared_state["accumulation"] = accumulation
     own = GradientState.__new__(GradientState)
     own.__dict__ = {**GradientState._shared_state}

@@ -80,7 +80,7 @@ class Accumulation:
         self.exchanges_each_batch = plugin.sync_each_batch
 
     def reset(self) -> None:
-        """Begin anew, for all optimizers that step with this."""
+        """Restart the count, for all optimizers that step with this."""
         self.sync_gradients = True  # whether gradients are due
         self.num_micro_batches = 0  # how many were begun so far
         self.num_steps = 0  # how many optimizer steps those were the first of
@@ -100,7 +100,7 @@ class Accumulation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue where `state_dict` was called."""
         self._micro_batches = state["micro_batches"]
         self.sync_gradients = state["sync_gradients"]
 
@@ -138,7 +138,7 @@ class TokenMean:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new optimizer step."""
+        """Start a new optimizer step."""
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         """The tokens of the micro-batches before this one, and what their sums were divided by."""
         self._last_backward: tuple[int, int, bool] | None = None

@@ -239,7 +239,7 @@ def check_seed(seed: int | None) -> None:
         raise UsageError(
             f"seed is {seed!r}, not a whole number from 0 to 2**32 - 1",
             where=CALL,
-            fix="pass such as seed=42",
+            fix="pass a number, for example seed=42",
         )
 
 

@@ -136,7 +136,7 @@ def connect(given: Arguments) -> Connected:
 
 
 def tell(connected: Connected, strategy: str | Strategy | None) -> None:
-    """Say on rank 0 what was overridden or has no effect, now and at the end of the script."""
+    """Log on rank 0 what was overridden or has no effect, now and at the end of the script."""
     settings, world, progress = connected.settings, connected.world, connected.training.progress
     progress.note_use(accelerator=True)
     own.join(progress)
@@ -165,9 +165,9 @@ def _join_world(
 
 @cache
 def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
-    """Say at the end of a successful script that it has not looked at what was asked for, once.
+    """Log once, at the end of a successful script, which settings it has not used.
 
-    Under a launcher, that itself says so.
+    Under a launcher, the launcher does.
     """
     if resume is None and time_limit is None:
         return

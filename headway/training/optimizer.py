@@ -125,11 +125,11 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer.state = state
 
     def train(self) -> None:
-        """Let an optimizer that has modes, such as a schedule-free one, train."""
+        """Switch a schedule-free optimizer to train mode; others have no modes."""
         getattr(self.optimizer, "train", _no_mode)()
 
     def eval(self) -> None:
-        """Let an optimizer that has modes use the weights for evaluation."""
+        """Switch a schedule-free optimizer to eval mode; others have no modes."""
         getattr(self.optimizer, "eval", _no_mode)()
 
     def state_dict(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Training:
         return next(pairs, (None, None))[1]
 
     def remember(self, original: Any, prepared: Any) -> None:
-        """Note what an object of the script was prepared as."""
+        """Map an object of the script to its prepared wrapper."""
         self.prepared.append((original, prepared))
         if isinstance(prepared, torch.nn.Module):
             _PREPARED_MODELS.add(prepared)
