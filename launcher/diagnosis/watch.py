@@ -74,7 +74,6 @@ class Watch:
         self._is_asked = False
         self._is_closing = False
         self._is_stopping = False
-        self._reporter: threading.Thread | None = None  # answers Ctrl-\\
         self._thread = threading.Thread(target=self._listen, name="headway-watch", daemon=True)
         self._thread.start()
 
@@ -137,7 +136,7 @@ class Watch:
         self._is_stopping = True
 
     def ask(self) -> None:
-        """Have all ranks' stacks printed; may be called from a signal handler."""
+        """Have all ranks' stacks printed, by the thread; may be called from a signal handler."""
         self._is_asked = True
         self._wake()
 
@@ -205,8 +204,6 @@ class Watch:
         self._is_closing = True
         self._wake()
         self._thread.join()
-        if self._reporter is not None and self._reporter.is_alive():
-            self._reporter.join()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -263,17 +260,8 @@ class Watch:
                 self._ask_all()
             if self._is_asked:
                 self._is_asked = False
-                self._begin_report()
+                say(self.describe())
             self._look_for_a_hang()
-
-    def _begin_report(self) -> None:
-        """Print where the ranks are, by a thread of its own: the ranks are watched meanwhile."""
-        if self._reporter is None or not self._reporter.is_alive():
-            self._reporter = threading.Thread(
-                target=lambda: say(self.describe()), name="headway-report", daemon=True
-            )
-            with suppress(RuntimeError):  # too many threads
-                self._reporter.start()
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:
