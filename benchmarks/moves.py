@@ -42,7 +42,6 @@ _ORDER = "shuffled with several ranks in the order in which one process shuffles
 WHY = {
     "batch_size_finder": "the batch size is halved, in Accelerate nine tenths are taken",
     "bf16_autocast": _ORDER,
-    "diffusion": _ORDER,
     "language_model": _ORDER,
     "logger_and_state": "a PartialState() made first joins the other ranks; Accelerate's needs"
     " cpu=True for that on CPUs, else each rank trains alone",

@@ -21,7 +21,7 @@ one of the same name: `accelerate.utils` needs no row for `headway.utils`."""
 
 _BATCH_SIZE = {
     "find_executable_batch_size": "headway.compat.utils.find_executable_batch_size",
-    "should_reduce_batch_size": "headway.memory.oom.is_out_of_memory",
+    "should_reduce_batch_size": "headway.compat.utils.should_reduce_batch_size",
 }
 
 HOMES: dict[str, dict[str, str]] = {

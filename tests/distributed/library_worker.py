@@ -1,6 +1,6 @@
 """Trains by a library for two epochs, and can be stopped and started again at any time.
 
-python library_worker.py trainer|sft|dpo|sentence|lightning FOLDER, with what `main` reads
+python library_worker.py trainer|lightning FOLDER, with what `main` reads
 
 Each rank appends the number of each step that it has done to FOLDER/steps-RANK; at the end rank 0
 writes the steps done and a checksum of the weights to FOLDER/done.json. Nothing of Headway is here.
@@ -28,8 +28,6 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true", help="each fourth step")
     parser.add_argument("--save-nap", type=float, default=0, help="seconds, amid each save")
     parser.add_argument("--workers", type=int, default=0, help="of the loaders")
-    parser.add_argument("--limit", type=int, help="how many checkpoints stay")
-    parser.add_argument("--max-steps", type=int, default=-1)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     (given.folder / f"pid-{RANK}.tmp").write_text(str(os.getpid()))
@@ -66,7 +64,7 @@ def slow_down_saves(nap: float) -> None:
     torch.save = save_slowly
 
 
-# ---------------------------------------------------------------- transformers and what derives
+# ---------------------------------------------------------------- transformers
 
 
 def settings(given: argparse.Namespace) -> dict:
@@ -74,10 +72,8 @@ def settings(given: argparse.Namespace) -> dict:
     return {
         "output_dir": str(given.folder / "out"),
         "num_train_epochs": 2,
-        "max_steps": given.max_steps,
         "per_device_train_batch_size": 4,
         "save_steps": 5,
-        "save_total_limit": given.limit,
         "logging_steps": 3,
         "report_to": "none",
         "disable_tqdm": True,
@@ -105,22 +101,6 @@ def gpt2():
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=1, pad_token_id=0))
 
 
-def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"w{number}": number + 3 for number in range(60)}
-    model = models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2, **words}, unk_token="<unk>")
-    made = Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, **special)
-
-
-def text(number: int) -> str:
-    return " ".join(f"w{(number * 7 + word * 3) % 60}" for word in range(4 + number % 5))
-
-
 def train_by_trainer(given: argparse.Namespace):
     from transformers import Trainer, TrainingArguments
 
@@ -130,83 +110,6 @@ def train_by_trainer(given: argparse.Namespace):
         args=TrainingArguments(**settings(given)),
         train_dataset=rows,
         eval_dataset=rows[:16],
-        callbacks=[noting_callback(given)],
-    )
-    trainer.train()
-    return trainer.state.global_step, trainer.model
-
-
-def lora():
-    from peft import LoraConfig
-
-    return LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], task_type="CAUSAL_LM")
-
-
-def train_by_sft(given: argparse.Namespace):
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    rows = Dataset.from_list([{"text": text(number)} for number in range(NUM_SAMPLES)])
-    trainer = SFTTrainer(
-        model=gpt2(),
-        args=SFTConfig(**settings(given), max_length=32, bf16=False),
-        train_dataset=rows,
-        eval_dataset=rows.select(range(8)),
-        processing_class=tokenizer(),
-        peft_config=lora(),
-        callbacks=[noting_callback(given)],
-    )
-    trainer.train()
-    return trainer.state.global_step, trainer.model
-
-
-def train_by_dpo(given: argparse.Namespace):
-    from datasets import Dataset
-    from trl import DPOConfig, DPOTrainer
-
-    rows = [
-        {"prompt": text(number), "chosen": text(number + 1), "rejected": text(number + 2)}
-        for number in range(NUM_SAMPLES)
-    ]
-    trainer = DPOTrainer(
-        model=gpt2(),
-        args=DPOConfig(**settings(given), max_length=48, bf16=False),
-        train_dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list(rows[:8]),
-        processing_class=tokenizer(),
-        peft_config=lora(),
-        callbacks=[noting_callback(given)],
-    )
-    trainer.train()
-    return trainer.state.global_step, trainer.model
-
-
-def train_by_sentence(given: argparse.Namespace):
-    from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-        losses,
-        models,
-    )
-    from transformers import BertConfig, BertModel
-
-    folder = given.folder / f"bert-{RANK}"
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertModel(BertConfig(**sizes, vocab_size=64, intermediate_size=32)).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    words = models.Transformer(str(folder), max_seq_length=16)
-    model = SentenceTransformer(modules=[words, models.Pooling(32)], device="cpu")
-    rows = Dataset.from_list(
-        [{"anchor": text(number), "positive": text(number + 1)} for number in range(NUM_SAMPLES)]
-    )
-    trainer = SentenceTransformerTrainer(
-        model=model,
-        args=SentenceTransformerTrainingArguments(**settings(given)),
-        train_dataset=rows,
-        eval_dataset=rows.select(range(8)),
-        loss=losses.MultipleNegativesRankingLoss(model),
         callbacks=[noting_callback(given)],
     )
     trainer.train()
@@ -266,9 +169,6 @@ def train_by_lightning(given: argparse.Namespace):
 
 TRAINED = {
     "trainer": train_by_trainer,
-    "sft": train_by_sft,
-    "dpo": train_by_dpo,
-    "sentence": train_by_sentence,
     "lightning": train_by_lightning,
 }
 

@@ -16,7 +16,8 @@ from tests.distributed.launching import launch, start
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 WORKER = str(Path(__file__).with_name("library_worker.py"))
-SLOW = ("--nap", "0.05", "--save-nap", "0.3")
+SLOW = ("--evaluate", "--nap", "0.05", "--save-nap", "0.3")
+WHOLE = ("--evaluate", "--nap", "0")
 
 
 def require(*packages: str) -> None:
@@ -47,7 +48,7 @@ def test_trainer_on_two_ranks_is_killed_and_stopped_amid_saves_and_ends_with_the
     require("transformers", "accelerate")
     words = ("--cpu", "--num-processes", "2")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert launch(*words, WORKER, "trainer", str(whole), "--nap", "0").returncode == 0
+    assert launch(*words, WORKER, "trainer", str(whole), *WHOLE).returncode == 0
     run = start(*words, WORKER, "trainer", str(cut), *SLOW)
     begin_of_save(cut, 10)
     os.kill(int((cut / "pid-0").read_text()), signal.SIGKILL)

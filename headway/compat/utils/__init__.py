@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
+
+import torch
 
 from headway.compat.forwarding import forward
 from headway.memory import oom
@@ -15,6 +18,12 @@ del globals()["tqdm"]
 __getattr__, __dir__ = forward(__name__)
 
 
+def should_reduce_batch_size(exception: BaseException) -> bool:
+    """Return whether an error means out of memory: also a RuntimeError that says so, as there."""
+    says_so = isinstance(exception, RuntimeError) and " out of memory." in str(exception)
+    return says_so or oom.is_out_of_memory(exception)
+
+
 def find_executable_batch_size(
     function: Callable[..., Any] | None = None,
     starting_batch_size: int = 128,
@@ -22,7 +31,23 @@ def find_executable_batch_size(
 ) -> Any:
     """See `headway.memory.oom.find_executable_batch_size`, which halves the size instead.
 
-    Each size is nine tenths of the last one, as in Accelerate.
+    Each size is nine tenths of the last one, as in Accelerate; see `should_reduce_batch_size`.
     """
+    if function is None:
+        return partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
+
+    @wraps(function)
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if should_reduce_batch_size(error):
+                raise torch.OutOfMemoryError(str(error)) from error
+            raise
+
     find: Any = oom.find_executable_batch_size
-    return find(function, starting_batch_size, reduce_batch_size_fn, factor=0.9)
+    return find(attempt, starting_batch_size, reduce_batch_size_fn, factor=0.9)
