@@ -27,7 +27,7 @@ NAMES = "headway-gpu"
 
 POLL_S = 2.0  # a look at all GPUs takes a part of a second
 _TURN_WITHIN_S = 10.0  # many launches may select at once
-_TURN_POLL_S = 0.02
+_TURN_POLL_S = 0.02  # a turn takes about as long as one look at the GPUs
 _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 

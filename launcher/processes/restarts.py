@@ -10,7 +10,7 @@ from headway.launcher.diagnosis.hang import Hang
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Restart
 
-MAX_DELAY_S = 60
+MAX_DELAY_S = 60  # longer would waste the machines once their fault is over
 
 
 class Restarts:
