@@ -63,6 +63,7 @@ def test_a_plan_that_cannot_be_obeyed_ends_as_its_launch_would() -> None:
     assert "no GPU is visible" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_wrong_result_is_an_error_that_says_how_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
