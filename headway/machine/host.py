@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -74,6 +73,8 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _names_only(pairs: str) -> str:
     """Return NAME=VALUE words, quoted as in a shell, without the values."""
+    import shlex
+
     try:
         words = shlex.split(pairs)
     except ValueError:

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Sequence
 
 from headway.contract.run import RANK_VARIABLES
-from headway.contract.secrets import masked, masked_command
+from headway.contract.secrets import masked_command
 from headway.launcher.plan.plan import LaunchPlan, counted, place_of, printable, summary
 from headway.launcher.plan.program import HOOKS
+from headway.launcher.plan.recorded import text_of, without_secrets
 from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, Settings
@@ -54,17 +55,6 @@ def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool
     return "\n".join([*lines, "note: what is detected here is detected again on each machine"])
 
 
-def without_secrets(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with secrets masked, in variables and in the script's arguments."""
-    program = plan.program._replace(args=tuple(masked_command(plan.program.args)))
-    environment = {
-        name: change if change.value is None else change._replace(value=masked(name, change.value))
-        for name, change in plan.environment.items()
-    }
-    settings = plan.settings.without_secrets()
-    return plan._replace(program=program, environment=environment, settings=settings)
-
-
 def settings_table(settings: Settings, with_origin: bool = True) -> str:
     """Return one line for each setting: its name, its value, its origin."""
     rows = []
@@ -99,19 +89,6 @@ def _port(plan: LaunchPlan) -> tuple[str, str]:
         return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief
     address = f"{plan.settings.main_address or LOOPBACK}:{plan.settings.main_port}"
     return address, plan.settings.origin("main_address").brief
-
-
-def text_of(value: object) -> str:
-    """Return the value of a setting, as tables show it."""
-    if value is None or value == {}:
-        return "-"
-    if isinstance(value, dict):
-        return " ".join(f"{name}={text}" for name, text in value.items())
-    if type(value) is tuple:  # ranks
-        from headway.contract.notes import ranges
-
-        return ranges(value)
-    return str(value)
 
 
 def _changed(name: str, change: Value) -> tuple[str, str, str]:

@@ -1,4 +1,7 @@
-"""What the record of a run says of its plan. Imported beside the launch, not on its path."""
+"""What the record of a run says of its plan, with secrets masked.
+
+On the path of a launch of one process, which writes its record before the script starts.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ from functools import partial
 
 from headway._version import __version__
 from headway.contract.run import CODE_VARIABLE, job_of
-from headway.contract.secrets import masked_command
+from headway.contract.secrets import masked, masked_command
 from headway.history.beginning import script_path, variables_of
 from headway.history.code import copied_commit
 from headway.history.launch import Launch
-from headway.launcher.plan.describe import text_of, without_secrets
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
 from headway.settings.table import TABLE
@@ -72,6 +74,30 @@ def start_of(
         snapshot=code,
         is_rank=plan.is_rank,
     )
+
+
+def without_secrets(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with secrets masked, in variables and in the script's arguments."""
+    program = plan.program._replace(args=tuple(masked_command(plan.program.args)))
+    environment = {
+        name: change if change.value is None else change._replace(value=masked(name, change.value))
+        for name, change in plan.environment.items()
+    }
+    settings = plan.settings.without_secrets()
+    return plan._replace(program=program, environment=environment, settings=settings)
+
+
+def text_of(value: object) -> str:
+    """Return the value of a setting, as tables show it."""
+    if value is None or value == {}:
+        return "-"
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in value.items())
+    if type(value) is tuple:  # ranks
+        from headway.contract.notes import ranges
+
+        return ranges(value)
+    return str(value)
 
 
 def _as_typed(code: str, root: str, word: str) -> str:
