@@ -18,7 +18,6 @@ from headway.distributed.collectives import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     broadcast as broadcast,
     broadcast_object_list as broadcast_object_list,
-    copy_tensor_to_devices as copy_tensor_to_devices,
     gather as gather,
     gather_object as gather_object,
     pad_across_processes as pad_across_processes,

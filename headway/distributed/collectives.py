@@ -289,42 +289,6 @@ def _padded(
     return torch.cat([padding, tensor] if first else [tensor, padding], dim=dim)
 
 
-def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
-    """Return, on every rank, the tensor that one rank has; the others pass None.
-
-    Args:
-        tensor: of any shape and dtype.
-
-    Returns:
-        A tensor of that shape and dtype, on the device of each rank.
-
-    Raises:
-        UsageError: not exactly one rank has a tensor.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import copy_tensor_to_devices
-        >>> copy_tensor_to_devices(torch.tensor([1, 2]))
-        tensor([1, 2])
-    """
-    mine = None if tensor is None else (tensor.shape, tensor.dtype)
-    offers = gather_object([mine])
-    owners = [rank for rank, offer in enumerate(offers) if offer is not None]
-    if len(owners) != 1:
-        raise UsageError(
-            f"{len(owners)} ranks gave a tensor to copy",
-            where="the script's copy_tensor_to_devices(...)",
-            fix="pass a tensor on one rank, and None on all others",
-        )
-    if tensor is None:
-        shape, dtype = offers[owners[0]]
-        tensor = torch.empty(shape, dtype=dtype, device=group_device())
-    elif rank_and_size()[1] > 1:
-        tensor = tensor.detach().to(group_device(), copy=True).contiguous()
-    copied: torch.Tensor = broadcast(tensor, from_process=owners[0])
-    return copied
-
-
 def any_rank(condition: bool) -> bool:
     """Return whether `condition` holds on any rank; every rank has to call this."""
     if rank_and_size()[1] == 1:

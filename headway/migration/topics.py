@@ -215,9 +215,10 @@ TOPICS = (
         "copy the function from Accelerate into the script, if it needs it",
         _names("""
             TensorInformation ThreadLocalSharedDict filter_trackers chained_operation
-            clean_state_dict_for_safetensors convert_bytes do_nothing gather_tensor_shape
-            get_data_structure get_grad_scaler get_mixed_precision_context_manager
-            get_module_class_from_name get_shape has_repeated_blocks ignorant_find_batch_size
+            clean_state_dict_for_safetensors convert_bytes copy_tensor_to_devices do_nothing
+            gather_tensor_shape get_data_structure get_grad_scaler
+            get_mixed_precision_context_manager get_module_class_from_name get_shape
+            has_repeated_blocks ignorant_find_batch_size
             initialize_tensors is_import_timer_available is_repeated_blocks is_tensor_information
             is_torch_xpu_tensor merge_dicts move_to_device pad_input_tensors patch_optimizer_step
             verify_operation

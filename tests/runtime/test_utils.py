@@ -132,9 +132,6 @@ def test_gather_and_its_kin_on_one_rank_return_what_they_were_given() -> None:
     tensor = torch.arange(3.0)
     assert utils.gather(tensor).equal(tensor)
     assert utils.reduce(tensor, "max").equal(tensor)
-    assert utils.copy_tensor_to_devices(tensor).equal(tensor)
-    with pytest.raises(UsageError):
-        utils.copy_tensor_to_devices(None)
     utils.wait_for_everyone()
 
 
