@@ -23,8 +23,9 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each setting is a flag of `headway launch`, a key of a [profile](profiles.md) and an "
-        "environment variable. `auto` means that Headway detects the value.",
+        "Each setting is a flag of `headway launch` (the rare ones by `--set`), a key of a "
+        "[profile](profiles.md) and an environment variable. `auto` means that Headway detects the "
+        "value.",
         "",
     ]
     for row in TABLE.values():
@@ -35,8 +36,9 @@ def settings_page() -> str:
 
 def _facts(row: Setting[object]) -> Iterator[tuple[str, str]]:
     metavar = "" if row.bare is not None else f" {row.metavar}"
-    yield "flag", f"`{row.flag}{metavar}`".replace("|", r"\|")
-    if row.bare is not None:
+    words = f"{row.flag}{metavar}" if row.has_flag else row.as_flag(row.metavar)
+    yield "flag", f"`{words}`".replace("|", r"\|")
+    if row.bare is not None and row.has_flag:
         yield "flag alone", f"means `{row.bare}`"
     yield "profile", f"`{row.name}:` {_SHAPES[row.shape]}"
     yield "variable", f"`{row.variable}`"
