@@ -28,7 +28,7 @@ from headway.errors import (
     Problem,
     WorkerFailed,
 )
-from headway.launcher.clusters.cluster import cluster_layer, task_of
+from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan, summary
 from headway.launcher.plan.program import Program, interpreter
@@ -185,6 +185,7 @@ def _make_plan(launch: _Launch) -> None:
         began_at=0.0 if parsed.dry_run else launch.began_at,
         problems=problems,
         task=None if problems else task_of(launch.environ, settings),
+        job="" if problems else job_in(launch.environ, settings),
     )
     stronger = overridden(launch.profiles) if parsed.profile else []
     launch.plan = plan._replace(notes=(*plan.notes, *stronger))

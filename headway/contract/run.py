@@ -217,7 +217,8 @@ def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
 
 def job_of(environ: Mapping[str, str] = os.environ) -> str:
     """Return the id of the scheduler's job that this process runs in; empty outside of one."""
-    return environ.get(JOB_VARIABLE, "")
+    allocated, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
+    return environ.get(JOB_VARIABLE, allocated)
 
 
 def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:

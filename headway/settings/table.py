@@ -16,6 +16,8 @@ from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
 from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.devices.table import is_kind
+from headway.extensions import CLUSTERS as EXTENSIONS
+from headway.extensions import extensions
 from headway.machine.devices import ALL, DeviceSpec
 from headway.settings.hosts import Hosts, read_hosts
 from headway.settings.setting import (
@@ -45,9 +47,7 @@ ON, OFF = "on", "off"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
 NO_CLUSTER = "none"
-CLUSTERS = (
-    *("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "aws-batch", "sagemaker", "ranked"),
-)
+CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
 """The kinds of clusters whose variables are read, and the value for reading none."""
 
 LINES, RAW = "lines", "raw"
@@ -187,7 +187,9 @@ class Settings:
         obeyed_by=Obeyer.MACHINES,
     )
     cluster = Setting(
-        Choice(NO_CLUSTER, *CLUSTERS, or_auto=True),
+        Choice(
+            NO_CLUSTER, *CLUSTERS, or_auto=True, others=lambda name: name in extensions(EXTENSIONS)
+        ),
         AUTO,
         "whose variables say which machines belong to the run: of the scheduler or of mpirun, "
         "where there are any (auto), of the named one alone, or of none",

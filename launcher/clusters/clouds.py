@@ -1,14 +1,13 @@
-"""What Kubernetes, SkyPilot, AWS Batch, SageMaker, Alibaba's PAI and torchrun say of a place."""
+"""A machine's place in a run by the variables of Kubernetes, SkyPilot, Alibaba's PAI, torchrun."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
 from headway.settings.profile import Entries, Entry
 
-_BATCH_RANK, _BATCH_MAIN = "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"
-_BATCH_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _SKY_IPS, _SKY_GPUS = "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_GPUS_PER_NODE"
-_SM_HOSTS, _SM_HOST = "SM_HOSTS", "SM_CURRENT_HOST"
 _PROCESSES = "NPROC_PER_NODE"
 
 
@@ -18,38 +17,6 @@ def _skypilot(environ: Environ) -> Entries:
     gpus = environ.get(_SKY_GPUS, "0")
     processes = {"num_processes": Entry(gpus, said_by(_SKY_GPUS))} if gpus != "0" else {}
     return {**address, **processes}
-
-
-def _batch(environ: Environ) -> Entries:
-    """Count from the main node, which need not have index 0, and is not told its own address."""
-    index, main = environ.get(_BATCH_RANK, ""), environ.get(_BATCH_MAIN, "0")
-    if not (index.isdecimal() and main.isdecimal()):
-        what = f"{_BATCH_RANK} is {index!r} and {_BATCH_MAIN} is {main!r}: no numbers of machines"
-        return {"machine_rank": faulty("machine_rank", index, _BATCH_RANK, what)}
-    rank = 0 if index == main else int(index) + (int(index) < int(main))
-    entries = {"machine_rank": Entry(str(rank), said_by(_BATCH_RANK))}
-    if rank == 0:
-        import socket
-
-        own = said_by(_BATCH_RANK, "this is the main node")
-        return {**entries, "main_address": Entry(socket.gethostname(), own)}
-    return entries
-
-
-def _sagemaker(environ: Environ) -> Entries:
-    import json
-
-    try:
-        hosts = sorted(json.loads(environ[_SM_HOSTS]))
-        rank = hosts.index(environ[_SM_HOST])
-    except (ValueError, KeyError, TypeError):
-        what = f"{_SM_HOSTS} is {environ[_SM_HOSTS]!r}, in which {_SM_HOST} is not named"
-        return {"num_machines": faulty("num_machines", "1", _SM_HOSTS, what)}
-    return {
-        "num_machines": Entry(str(len(hosts)), said_by(_SM_HOSTS)),
-        "machine_rank": Entry(str(rank), said_by(_SM_HOSTS)),
-        "main_address": Entry(hosts[0], said_by(_SM_HOSTS)),
-    }
 
 
 def _is_ranked(environ: Environ) -> bool:
@@ -88,13 +55,6 @@ SKYPILOT = Cluster(
     {"num_machines": "SKYPILOT_NUM_NODES", "machine_rank": "SKYPILOT_NODE_RANK"},
     _skypilot,
 )
-AWS_BATCH = Cluster(
-    "aws-batch",
-    lambda environ: "AWS_BATCH_JOB_NUM_NODES" in environ,
-    {"num_machines": "AWS_BATCH_JOB_NUM_NODES", "main_address": _BATCH_ADDRESS},
-    _batch,
-)
-SAGEMAKER = Cluster("sagemaker", lambda environ: _SM_HOSTS in environ, {}, _sagemaker)
 KUBERNETES = Cluster(  # the number and the address are in the manifest, as HEADWAY_*
     "kubernetes",
     lambda environ: "JOB_COMPLETION_INDEX" in environ,
@@ -144,3 +104,18 @@ TORCHRUN = Cluster(
     _derive,
     hides=("kubernetes",),
 )
+
+
+def refused(environ: Environ) -> Entries:
+    """Return an error for variables of several machines that are known, but not supported."""
+    for variable, (service, is_several) in _UNSUPPORTED.items():
+        if is_several(environ.get(variable, "")):
+            what = f"{service}'s {variable} names several machines: it is not supported"
+            return {"num_machines": faulty("num_machines", "1", variable, what)}
+    return {}
+
+
+_UNSUPPORTED: Mapping[str, tuple[str, Callable[[str], bool]]] = {
+    "AWS_BATCH_JOB_NUM_NODES": ("AWS Batch", lambda text: text not in ("", "1")),
+    "SM_HOSTS": ("SageMaker", lambda text: "," in text),  # a JSON list of names
+}

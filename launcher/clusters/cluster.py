@@ -45,10 +45,18 @@ def task_of(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if typed or settings.cluster == NO_CLUSTER:
         return None
-    from headway.launcher.clusters.table import CLUSTERS
+    from headway.launcher.clusters.table import row_of
 
-    rows = {row.name: row for row in CLUSTERS}
-    return rows[settings.cluster].task(environ)
+    return row_of(settings.cluster).task(environ)
+
+
+def job_in(environ: Mapping[str, str], settings: Settings) -> str:
+    """Return the id of the scheduler's job that this process runs in; empty outside of one."""
+    if JOB_VARIABLE in environ or settings.cluster == NO_CLUSTER:
+        return environ.get(JOB_VARIABLE, "")
+    from headway.launcher.clusters.table import row_of
+
+    return environ.get(row_of(settings.cluster).job_variable, "")
 
 
 def _may_be_on_cluster(environ: Mapping[str, str]) -> bool:

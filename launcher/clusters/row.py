@@ -20,7 +20,8 @@ class Cluster(NamedTuple):
 
     `derive` returns the settings whose value no variable holds as it is; an entry that cannot be
     used says so in its faults. `task` returns this process's place where the cluster has started
-    each rank, not one process on each machine.
+    each rank, not one process on each machine. Another package adds a row by an
+    entry point of the group `headway.clusters`, whose name is the row's.
     """
 
     name: str  # the value of the setting `cluster` that means it
@@ -28,6 +29,7 @@ class Cluster(NamedTuple):
     variables: Mapping[str, str]  # by settings' names, those that hold the value as it is
     derive: Callable[[Environ], Entries]
     task: Callable[[Environ], Ranks | None] = lambda _: None
+    job_variable: str = ""  # holds the id of the scheduler's job
     hides: tuple[str, ...] = ()  # clusters whose variables mean something else beside this one's
 
 

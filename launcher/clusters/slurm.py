@@ -239,7 +239,12 @@ def _index(environ: Environ) -> int:
 
 
 SLURM = Cluster(
-    "slurm", lambda environ: JOB_VARIABLE in environ and _JOB_NODES in environ, {}, _derive, _task
+    "slurm",
+    lambda environ: JOB_VARIABLE in environ and _JOB_NODES in environ,
+    {},
+    _derive,
+    _task,
+    job_variable=JOB_VARIABLE,
 )
 
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headway.errors import Code, Problem
-from headway.launcher.clusters.clouds import (
-    AWS_BATCH,
-    KUBERNETES,
-    RANKED,
-    SAGEMAKER,
-    SKYPILOT,
-    TORCHRUN,
-)
+from headway.extensions import CLUSTERS as EXTENSIONS
+from headway.extensions import extensions
+from headway.launcher.clusters.clouds import KUBERNETES, RANKED, SKYPILOT, TORCHRUN, refused
 from headway.launcher.clusters.mpi import MPI
 from headway.launcher.clusters.row import Cluster, Environ, said_by
 from headway.launcher.clusters.slurm import SLURM
@@ -22,7 +17,7 @@ from headway.settings.setting import AUTO
 from headway.settings.table import TABLE
 
 CLUSTERS: Sequence[Cluster] = (
-    *(TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, AWS_BATCH, SAGEMAKER),
+    *(TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT),
     RANKED,
 )
 """The first row that is here speaks."""
@@ -38,13 +33,15 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
 
     A person has named the cluster `wanted`, or `auto`; `is_typed`: and how many machines there are.
     """
-    here = [row for row in CLUSTERS if row.is_here(environ)]
     if wanted != AUTO:
-        here = [row for row in here if row.name == wanted]
+        row = row_of(wanted)
+        here = [row] if row.is_here(environ) else []
         if not here:
             return {"cluster": _missing(wanted)}
+    else:
+        here = [row for row in CLUSTERS if row.is_here(environ)]
     if not here:
-        return NOTHING
+        return refused(environ)
     first = here[0]
     entries = _entries(first, environ)
     is_number = entries.keys() == {"machine_rank"}  # which any job has
@@ -55,6 +52,19 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
         entries |= _disagreeing(entries, _entries(row, environ))
     seen_by = next(iter(entries.values())).origin
     return {**entries, "cluster": Entry(first.name, seen_by)}
+
+
+def row_of(name: str) -> Cluster:
+    """Return the row with this name, which may be another package's.
+
+    Raises:
+        KeyError: there is no such cluster.
+    """
+    rows = {row.name: row for row in CLUSTERS}
+    if name in rows:
+        return rows[name]
+    row: Cluster = extensions(EXTENSIONS)[name].load()
+    return row
 
 
 def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:

@@ -37,6 +37,7 @@ def build_plan(
     began_at: float = 0.0,
     problems: Sequence[Problem] = (),
     task: Ranks | None = None,
+    job: str = "",
 ) -> LaunchPlan:
     """Return the plan of one launch.
 
@@ -60,6 +61,7 @@ def build_plan(
         supervised=supervised,
         in_process=in_process,
         task=task,
+        job=job,
         began_at=began_at,
     )
     found = [*problems, *program_problems(plan), *settings_problems(settings, machine)]

@@ -25,6 +25,7 @@ class LaunchPlan(NamedTuple):
     supervised: str | None  # why the launcher supervises the script; None: the script replaces it
     in_process: bool  # the script runs in the launcher's interpreter
     task: Ranks | None = None  # this process's place, where its scheduler starts each rank
+    job: str = ""  # the id of the scheduler's job that the launch runs in
     began_at: float = 0.0  # from which the time limit counts, in seconds since the epoch
     environment: Mapping[str, Value] = {}  # what changes; None removes a variable
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from headway._version import __version__
-from headway.contract.run import CODE_VARIABLE, job_of
+from headway.contract.run import CODE_VARIABLE
 from headway.contract.secrets import masked, masked_command
 from headway.history.beginning import script_path, variables_of
 from headway.history.code import copied_commit
@@ -70,7 +70,7 @@ def start_of(
         num_processes=settings.num_processes if plan.task is None else plan.task.world_size,
         num_machines=settings.num_machines,
         supervised=plan.supervised,
-        job=job_of(environ),
+        job=plan.job,
         snapshot=code,
         is_rank=plan.is_rank,
     )

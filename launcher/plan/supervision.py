@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headway.contract.run import JOB_VARIABLE, Ranks
+from headway.contract.run import Ranks
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, Problem
 from headway.launcher.plan.plan import LaunchPlan
@@ -50,7 +50,7 @@ def why_not_hooked(plan: LaunchPlan) -> str | None:
     if plan.program.kind == "program":
         return "it is not a Python script"
     asked = any(settings.are_user_set(name) for name in ("library_hooks", "resume", "time_limit"))
-    if asked or plan.supervised is not None or plan.in_process or JOB_VARIABLE in plan.inherited:
+    if asked or plan.supervised is not None or plan.in_process or plan.job:
         return None
     return f"one process is plain Python ({TABLE['library_hooks'].as_flag(YES)} hooks them)"
 

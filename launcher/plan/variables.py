@@ -7,7 +7,6 @@ from collections.abc import Callable
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import (
     ALLOCATION_VARIABLE,
-    JOB_VARIABLE,
     KEY_VARIABLE,
     RANK_VARIABLES,
     WORLD_OF_ONE,
@@ -122,9 +121,10 @@ def _outer_launch(plan: LaunchPlan) -> Variables:
     changes = {name: stale for name in RANK_VARIABLES if name in plan.inherited}
     if KEY_VARIABLE in plan.inherited:
         changes[KEY_VARIABLE] = _ours(None, "for launchers only")
-    if JOB_VARIABLE in plan.inherited:
-        job = f"{plan.inherited[JOB_VARIABLE]}:"
-        changes[ALLOCATION_VARIABLE] = _ours(job, "so that launches inside of ranks know their job")
+    if plan.job:
+        changes[ALLOCATION_VARIABLE] = _ours(
+            f"{plan.job}:", "so that launches inside of ranks know their job"
+        )
     return changes
 
 

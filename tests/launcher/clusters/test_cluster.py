@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from headway.commands.main import main
 from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
-from headway.launcher.clusters import cluster, table
+from headway.extensions import extensions
+from headway.launcher.clusters import cluster
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.clusters.row import Cluster
 from headway.launcher.clusters.table import CLUSTERS
@@ -203,8 +205,6 @@ HERE = {
     "slurm": {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"},
     "kubernetes": {"JOB_COMPLETION_INDEX": "0"},
     "skypilot": {"SKYPILOT_NUM_NODES": "2"},
-    "aws-batch": {"AWS_BATCH_JOB_NUM_NODES": "2"},
-    "sagemaker": {"SM_HOSTS": '["a", "b"]'},
     "ranked": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"},
 }
 
@@ -222,25 +222,48 @@ def test_each_row_is_a_value_of_the_setting() -> None:
     assert {NO_CLUSTER, AUTO, *(row.name for row in CLUSTERS)} == {*TABLE["cluster"].choices}
 
 
-ROW = """
-Cluster(
-    "skypilot",
+TOY = {
+    "TOY_JOB": "7",
+    "TOY_MACHINES": "2",
+    "TOY_INDEX": "1",
+    "TOY_HOSTS": "127.0.0.1 other",
+    "HEADWAY_CLUSTER": "toy",
+}
+FILES = {
+    "toy_cluster-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
+    "toy_cluster-1.0.dist-info/entry_points.txt": "[headway.clusters]\ntoy = toy_cluster:TOY\n",
+    "toy_cluster.py": """
+from headway.launcher.clusters.row import Cluster, said_by
+from headway.settings.profile import Entry
+
+TOY = Cluster(
+    "toy",
     lambda environ: "TOY_JOB" in environ,
     {"num_machines": "TOY_MACHINES", "machine_rank": "TOY_INDEX", "main_port": "TOY_PORT"},
     lambda environ: {"main_address": Entry(environ["TOY_HOSTS"].split()[0], said_by("TOY_HOSTS"))},
+    job_variable="TOY_JOB",
 )
-"""
+""",
+}
 
-TOY = {"TOY_JOB": "7", "TOY_MACHINES": "2", "TOY_INDEX": "1", "TOY_HOSTS": "127.0.0.1 other"}
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package that adds a cluster, importable as an installed one is."""
+    folder = tmp_path / "outside"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    extensions.cache_clear()
+    yield folder
+    extensions.cache_clear()
 
 
 @pytest.mark.wording
-def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_cluster_of_another_package_is_one_row_and_dry_run_shows_its_origins(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row: Cluster = eval(ROW, vars(table))
-    monkeypatch.setattr(table, "CLUSTERS", (row, *CLUSTERS))
-    monkeypatch.setattr(cluster, "SIGNS", ("TOY_", *cluster.SIGNS))
     for name, text in TOY.items():
         monkeypatch.setenv(name, text)
     assert main(["launch", "--cpu", "--dry-run", script("pass")]) == 0
@@ -248,24 +271,25 @@ def test_a_cluster_is_one_row_and_dry_run_shows_its_origins(
     assert ["num_machines", "2", "TOY_MACHINES"] in lines
     assert ["machine_rank", "1", "TOY_INDEX"] in lines
     assert ["main_address", "127.0.0.1", "TOY_HOSTS"] in lines
+    assert any(line[:3] == ["+", "HEADWAY_ALLOCATION", "7:"] for line in lines)
+
+
+def test_a_cluster_that_no_package_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--cpu", "--cluster", "toy", "--dry-run", script("pass")]) == 2
+    assert "toy" in capsys.readouterr().err
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
-def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
+def test_the_machines_of_a_cluster_start_one_run_without_a_flag(package: Path) -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
-    Path("toy.py").write_text(
-        "from headway.launcher.clusters import cluster, table\n"
-        f"table.CLUSTERS = (eval({ROW!r}, vars(table)), *table.CLUSTERS)\n"
-        "cluster.SIGNS = ('TOY_', *cluster.SIGNS)\n"
-        "from headway.commands.main import run_command\n"
-        "run_command()\n"
-    )
     port = str(free_port())
     machines = [
         subprocess.Popen(
-            [sys.executable, "toy.py", "launch", "--cpu", name],
-            env=environment(**{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}),
+            [sys.executable, "-m", "headway", "launch", "--cpu", name],
+            env=environment(
+                **{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}, PYTHONPATH=str(package)
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -215,13 +215,6 @@ SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
     "SKYPILOT_NUM_GPUS_PER_NODE": "0",
 }
-BATCH_OF_AWS = {
-    "AWS_BATCH_JOB_NUM_NODES": "3",
-    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "1",
-    "AWS_BATCH_JOB_NODE_INDEX": "0",
-    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7",
-}
-SAGEMAKER = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": "algo-2"}
 PAI = {
     "RANK": "1",
     "WORLD_SIZE": "2",
@@ -235,9 +228,6 @@ PAI = {
     ("environ", "expected"),
     [
         (SKYPILOT, (2, 1, "10.0.0.1", 29500)),
-        (BATCH_OF_AWS, (3, 1, "10.0.0.7", 29500)),
-        ({**BATCH_OF_AWS, "AWS_BATCH_JOB_NODE_INDEX": "2"}, (3, 2, "10.0.0.7", 29500)),
-        (SAGEMAKER, (2, 1, "algo-1", 29500)),
         (PAI, (2, 1, "a", 9)),
         ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:7"}, (2, 0, "a", 7)),
         ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a"}, (2, 0, "a", 29500)),
@@ -249,14 +239,6 @@ def test_other_clusters_say_where_a_machine_is(
     assert place(settings_in(environ)) == expected
 
 
-def test_the_main_node_of_aws_batch_is_machine_0_and_listens_on_its_own_name() -> None:
-    environ = {**BATCH_OF_AWS, "AWS_BATCH_JOB_NODE_INDEX": "1"}
-    del environ["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"]
-    settings = settings_in(environ)
-    assert settings.machine_rank == 0
-    assert settings.main_address
-
-
 def test_processes_are_as_many_as_the_cluster_says_where_nothing_is_set() -> None:
     assert settings_in(PAI).num_processes == 8
     assert settings_in({**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "4"}).num_processes == 4
@@ -264,13 +246,24 @@ def test_processes_are_as_many_as_the_cluster_says_where_nothing_is_set() -> Non
 
 
 @pytest.mark.parametrize(
-    "environ",
-    [{**SAGEMAKER, "SM_HOSTS": "algo-1"}, {**BATCH_OF_AWS, "AWS_BATCH_JOB_NODE_INDEX": "x"}],
+    ("variable", "several", "alone"),
+    [
+        ("AWS_BATCH_JOB_NUM_NODES", "3", "1"),
+        ("SM_HOSTS", '["algo-1", "algo-2"]', '["algo-1"]'),
+    ],
 )
-def test_variables_of_a_cluster_that_cannot_be_read_are_refused(environ: Environ) -> None:
+def test_several_machines_of_a_service_that_is_not_supported_are_refused(
+    variable: str, several: str, alone: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        settings_in(environ)
-    assert caught.value.problems[0].code is Code.BAD_VALUE
+        settings_in({variable: several})
+    (problem,) = caught.value.problems
+    assert problem.where == variable
+    assert "--cluster none" in problem.fix
+    assert place(settings_in({variable: several}, cluster="none")) == (1, 0, None, None)
+    typed = settings_in({variable: several}, num_machines="2", machine_rank="1", main_address="a")
+    assert place(typed) == (2, 1, "a", 29500)
+    assert place(settings_in({variable: alone})) == (1, 0, None, None)
 
 
 def test_a_jobs_index_is_a_machines_rank_only_in_a_run_of_several_machines() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError, MachineError
+from headway.launcher.clusters.cluster import job_in
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
@@ -43,14 +44,16 @@ def plan(
 ) -> LaunchPlan:
     """Return the plan for a machine on which these settings are said in this layer."""
     environ = environ or {}
+    settings = resolve([said(layer, **values)], machine, environ)
     return build_plan(
-        resolve([said(layer, **values)], machine, environ),
+        settings,
         machine,
         program,
         python=python,
         environ=environ,
         supervise=supervise,
         in_process=in_process,
+        job=job_in(environ, settings),
     )
 
 

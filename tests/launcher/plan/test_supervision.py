@@ -29,6 +29,7 @@ def plan(machine: str = "laptop_cpu", **flags: str) -> LaunchPlan:
         python=["python"],
         environ={**TASKS, "RANK": "0", KEY_VARIABLE: "secret"},
         task=TASK,
+        job="3",
     )
 
 
