@@ -251,3 +251,9 @@ def test_an_abort_that_nothing_explains_is_no_other_machines_fault() -> None:
     assert failure(ended(0, -6, 1.0)).doubt == 1
     said = {0: ("terminate called after throwing an instance of", "[.../gloo/pair.cc] closed")}
     assert failure(ended(0, -6, 1.0), last_lines=said).doubt == 2
+
+
+def test_an_operator_that_mps_lacks_is_answered_with_the_setting_that_helps() -> None:
+    message = "The operator 'aten::x' is not currently implemented for the MPS device."
+    crash = Crash(0.0, "NotImplementedError", message, "Traceback ...", is_from_torch=True)
+    assert "--set mps_fallback=on" in failure(ended(0, 1, 0.0, crash=crash)).fix
