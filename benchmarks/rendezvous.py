@@ -7,10 +7,9 @@
 Agents are simulated, all on this host: machine 0 is a process, and all others are in another one. A
 join is timed from the first connection until the last agent may start its ranks: for the channel
 with authentication, comparison of the machines, and one connection from each machine to another.
-Bytes are those of the whole loopback device, with the headers of Ethernet, IP and TCP, and for the
-channel also those on its sockets alone. Idle traffic is the heartbeats at the default timeout.
-torch's c10d runs up to 64 agents: 256 take it minutes. Where other programs use the loopback
-device, root can have one of its own:
+Bytes are those of the whole loopback device, with the headers of Ethernet, IP and TCP. Idle traffic
+is the heartbeats at the default timeout. torch's c10d runs up to 64 agents: 256 take it minutes.
+Where other programs use the loopback device, root can have one of its own:
 
     unshare --net sh -c "ip link set lo up; python benchmarks/rendezvous.py"
 """
@@ -45,9 +44,7 @@ class Cost(NamedTuple):
 
     seconds: float
     device_bytes: int
-    socket_bytes: int | None = None
     idle_device_bytes_per_s: float | None = None
-    idle_socket_bytes_per_s: float | None = None
 
 
 def device_bytes() -> int:
@@ -110,10 +107,10 @@ class Agents:
 
 def introduction(machine: int, machines: int) -> Any:
     """Return what a machine of a real launch tells."""
-    from headway.launcher.machines.messages import Join
+    from headway.launcher.machines.messages import Facts, Join
 
     host = f"node{machine:04d}.cluster.local"
-    return Join(machine, machines, machines, host, 8, time.time())
+    return Join(machine, machines, machines, host, time.time(), Facts((), ()))
 
 
 def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
@@ -158,22 +155,15 @@ def channel(count: int, idle_s: float) -> Cost:
     ended = ours.recv()
     main.wait(lambda: main.round is not None, 600)
     ended = max(ended, time.monotonic())
-    on_device, on_sockets = device_bytes() - before, hub.traffic()
+    on_device = device_bytes() - before
     time.sleep(idle_s)
     idle_on_device = device_bytes() - before - on_device
-    idle_on_sockets = hub.traffic() - on_sockets
     ours.send(None)
     others.join()
     main.close()
     hub.close(0)
     probe.close()
-    return Cost(
-        ended - began,
-        on_device,
-        on_sockets,
-        idle_on_device / idle_s,
-        idle_on_sockets / idle_s,
-    )
+    return Cost(ended - began, on_device, idle_on_device / idle_s)
 
 
 def in_threads(count: int, act: Callable[[int], None]) -> Cost:
@@ -279,7 +269,7 @@ def main() -> None:
         "a counter in TCPStore": lambda count: measured(counter, count),
         "torch's c10d": lambda count: measured(c10d, count),
     }
-    heading = ("join", "device", "sockets", "idle, device", "idle, sockets")
+    heading = ("join", "bytes", "idle")
     print(f"{'agents':>6}  {'by':<22}" + "".join(f"{name:>16}" for name in heading))
     rows = []
     for count in map(int, options.agents.split(",")):
@@ -288,13 +278,10 @@ def main() -> None:
                 continue
             cost = measure(count)
             rows.append({"agents": count, "by": name, **cost._asdict()})
-            on_sockets = "-" if cost.socket_bytes is None else f"{cost.socket_bytes / 1e6:.2f} MB"
             cells = [
                 f"{cost.seconds:.2f} s",
                 f"{cost.device_bytes / 1e6:.2f} MB",
-                on_sockets,
                 _per_s(cost.idle_device_bytes_per_s),
-                _per_s(cost.idle_socket_bytes_per_s),
             ]
             print(f"{count:>6}  {name:<22}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
     if options.json:

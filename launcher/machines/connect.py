@@ -18,8 +18,13 @@ from headway.launcher.machines.messages import Probe
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CONNECT_TIMEOUT_S = 5.0
-_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
+CHECK_EVERY_S = 0.1
+"""How often a wait is begun anew: a signal just before it does not end it."""
+
+NOTICE_AFTER_S = 1.0
+"""How long something is waited for before a line says so: what is usual takes less."""
+
+_CONNECT_TIMEOUT_S = 5.0  # then it is tried again
 _OTHER_FILES = 512  # open in a launcher, besides its connections to other machines
 
 
@@ -174,14 +179,9 @@ def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures
 
 def result_of(called: futures.Future[T], look: Callable[[], None] = lambda: None) -> T:
     """Return the result of a call that has begun; a signal's exception, or `look`'s, ends this."""
-    while not is_done(called, _CHECK_EVERY_S):
+    while not futures.wait([called], CHECK_EVERY_S).done:
         look()
     return called.result()
-
-
-def is_done(called: futures.Future[T], within_s: float) -> bool:
-    """Wait at most `within_s` seconds for the call; return whether it has ended."""
-    return bool(futures.wait([called], within_s).done)
 
 
 def try_to_reach(probe: Probe) -> str:

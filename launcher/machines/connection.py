@@ -36,7 +36,6 @@ class Connection:
         with suppress(OSError):  # it is no TCP connection
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.link = link
-        self.num_bytes = 0  # sent and received
         self._key = key
         self._is_hub = is_hub
         self._lines = Lines(MAX_GREETING)
@@ -77,7 +76,6 @@ class Connection:
             return
         if not data:
             raise EOFError
-        self.num_bytes += len(data)
         for line in self._lines.feed(data):
             if self._session is None:
                 theirs = read_greeting(line)
@@ -100,9 +98,7 @@ class Connection:
         """Send what is left, as far as the connection takes it now."""
         with suppress(BlockingIOError):
             while self._unsent:
-                sent = self.link.send(self._unsent)
-                self.num_bytes += sent
-                del self._unsent[:sent]
+                del self._unsent[: self.link.send(self._unsent)]
 
     def flush_watched(self, selector: selectors.BaseSelector) -> None:
         """Do the same, and let the selector, which has the link, tell when it takes more."""

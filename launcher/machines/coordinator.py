@@ -12,33 +12,13 @@ from typing import NamedTuple
 from headway.contract.notes import ranges
 from headway.contract.records import Figures
 from headway.errors import HeadwayError
-from headway.launcher.machines import preflight
-from headway.launcher.machines.messages import (
-    Accepted,
-    AllDone,
-    Beat,
-    Done,
-    Facts,
-    Failed,
-    Join,
-    Leave,
-    Message,
-    Missing,
-    Probe,
-    Probed,
-    Ready,
-    Refused,
-    Restart,
-    Round,
-    Steps,
-    Stopping,
-)
+from headway.launcher.machines import messages, preflight
+from headway.launcher.machines.connect import NOTICE_AFTER_S
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
 """The exit code of a run that has failed outside of its ranks, as that of a LaunchError."""
 
-NOTICE_AFTER_S = 1.0  # then say which machines are missing
 SETTLE_S = 3.0  # for more machines than are necessary
 _CULPRIT_WITHIN_S = 2.0  # a failure that may be another's consequence waits so long for that one
 
@@ -55,20 +35,19 @@ class Machine:
     """A machine that has joined."""
 
     peer: int  # its connection
-    join: Join
+    join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
     reached_at: str  # the address of machine 0 that it has connected to
     clock_ahead_s: float  # of machine 0's clock
-    facts: Facts  # those of machine 0, unless it tells others
     heard_at: float  # when it has last said something, on the monotonic clock
     rank: int | None = field(init=False)  # the one it asked for, until it is given one
-    ready: Ready | None = None  # what it said when it last waited for a round; None: it does not
+    ready: messages.Ready | None = None  # while it waits for a round
     has_ranks: bool = False  # in the current round
     is_checked: bool = False
     is_done: bool = False
     is_leaving: bool = False
     word: str = ""  # the last one of its ranks
-    failure: tuple[int, float, Failed] | None = None  # doubt, when, what: in the current round
+    failure: tuple[float, messages.Failed] | None = None  # when and what, in this round
 
     def __post_init__(self) -> None:
         self.rank = self.join.machine
@@ -84,12 +63,12 @@ def _numbered(rank: int | None) -> str:
     return "a machine" if rank is None else f"machine {rank}"
 
 
-def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
+def loss(label: str, machine: int, host: str, reason: str, word: str) -> messages.Failed:
     """Return the failure of a run that has lost a machine, with the last word of its ranks."""
     go_on = "where machines may go, a range lets a run go on: --num-machines 1:2"
     if machine == 0:
         go_on = "no other machine can take the place of machine 0"
-    return Failed(
+    return messages.Failed(
         machine=machine,
         host=host,
         cause=f"{label} was lost: {reason}",
@@ -100,10 +79,10 @@ def loss(label: str, machine: int, host: str, reason: str, word: str) -> Failed:
     )
 
 
-def failure_of(error: HeadwayError, machine: int) -> Failed:
+def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
     """Return what other machines are told of an error of this machine's launcher."""
     problem = error.problems[0]
-    return Failed(
+    return messages.Failed(
         machine=machine,
         host=socket.gethostname(),
         cause=problem.what,
@@ -130,25 +109,23 @@ class Coordinator:
         max_restarts: int,
         join_timeout_s: float,
         machine_timeout_s: float,
-        facts: Facts,
+        facts: messages.Facts,
         say: Callable[[str], None],
         now: float,
     ) -> None:
-        self.outbox: list[tuple[int, Message]] = []
+        self.outbox: list[tuple[int, messages.Message]] = []
         self.seen = Seen()
         self.machines: dict[int, Machine] = {}  # by peer
         self.is_ended = False
         self.num_untold = 0  # machines that are still to come, to be told that the run has ended
         self.num_restarts = 0
-        self._ended_by: Failed | None = None
+        self._ended_by: messages.Failed | None = None
         self._least = least
         self._most = most
         self._max_restarts = max_restarts
         self._join_timeout_s = join_timeout_s
         self._facts = facts
-        self._accepted = Accepted(float(machine_timeout_s), facts.digest())
-        self._asked_ranks: set[int | None] = set()
-        self._num_ready = 0
+        self._accepted = messages.Accepted(float(machine_timeout_s))
         self._say = say
         self._round = -1
         self._is_running = False
@@ -172,7 +149,13 @@ class Coordinator:
         return self._most - len(self.machines)
 
     def join(
-        self, peer: int, join: Join, address: str, reached_at: str, clock: float, now: float
+        self,
+        peer: int,
+        join: messages.Join,
+        address: str,
+        reached_at: str,
+        clock: float,
+        now: float,
     ) -> bool:
         """Take a machine in, or refuse it; return whether it is in."""
         if self._ended_by is not None:
@@ -191,74 +174,63 @@ class Coordinator:
                 self._end_before_start(of_it, num_known=1)
             return False
         ahead_s = join.clock - clock
-        self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, self._facts, now)
-        self._asked_ranks.add(join.machine)
+        self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, now)
         self.outbox.append((peer, self._accepted))
         return True
 
-    def _why_not(self, join: Join) -> Refused | None:
+    def _why_not(self, join: messages.Join) -> messages.Refused | None:
         """Return why a machine cannot join; None if it can."""
         if self.is_ended or self._is_stopping:
-            return Refused("the run has ended", "machine 0", "start it again on all machines")
+            again = "start it again on all machines"
+            return messages.Refused("the run has ended", "machine 0", again)
         if (join.least, join.most) != (self._least, self._most):
-            asked, ours = Machines(join.most, join.least), Machines(self._most, self._least)
-            return Refused(
-                f"num_machines is {asked} here, but {ours} on machine 0",
+            theirs, ours = Machines(join.most, join.least), Machines(self._most, self._least)
+            return messages.Refused(
+                f"num_machines is {theirs} here, but {ours} on machine 0",
                 f"{_numbered(join.machine)}, and machine 0",
                 "pass the same --num-machines on every machine",
             )
         what = ""
         fix = f"give every machine its own --machine-rank, from 0 to {self._most - 1}"
-        if join.machine is not None and join.machine in self._asked_ranks:
+        asked = {one.join.machine for one in self.machines.values()}
+        if join.machine is not None and join.machine in asked:
             what = f"machine_rank {join.machine} was given to two machines"
         elif join.machine is not None and join.machine >= self._most:
             what = f"machine_rank is {join.machine}, but the run has {self._most} machines"
         elif len(self.machines) == self._most:
             what = f"the run has all of its {self._most} machines"
             fix = "raise --num-machines on every machine, or leave this one out"
-        return Refused(what, "the run at machine 0", fix) if what else None
+        return messages.Refused(what, "the run at machine 0", fix) if what else None
 
-    def give_up(self, failed: Failed) -> None:
-        """Act on a machine that has failed before it could join."""
-        label = f"machine {failed.machine} ({failed.host})"
-        self._say(f"{label} gives up: {failed.cause}")
-        self.num_untold -= self.num_untold > 0
-        if failed.machine not in self._asked_ranks:
-            cause = f"{label} cannot take part: {failed.cause}"
-            self._end_before_start(failed._replace(cause=cause), num_known=1)
-
-    def take(self, peer: int, message: Message, now: float) -> None:
+    def take(self, peer: int, message: messages.Message, now: float) -> None:
         """Act on a message of a machine that is in."""
         machine = self.machines[peer]
         machine.heard_at = now
-        if isinstance(message, Beat):
+        if isinstance(message, messages.Beat):
             machine.word = message.word or machine.word
-        elif isinstance(message, Steps):
+        elif isinstance(message, messages.Steps):
             if machine.rank is not None:
-                where = machine.rank, machine.join.host
-                self.seen.steps(message.rank, message.figures, *where)
-        elif isinstance(message, Facts):
-            machine.facts = message
-        elif isinstance(message, Ready):
-            self._num_ready += machine.ready is None
+                self.seen.steps(message.rank, message.figures, machine.rank, machine.join.host)
+        elif isinstance(message, messages.Ready):
             machine.ready = message
             self._settle_at = now + SETTLE_S
             if self._is_running:
-                self._tell([machine], Missing("the next restart of the run, which has begun"))
+                missing = "the next restart of the run, which has begun"
+                self._tell([machine], messages.Missing(missing))
             elif self._are_told and (missing := self._missing()):
-                self._tell([machine], Missing(missing))
-        elif isinstance(message, Probed):
+                self._tell([machine], messages.Missing(missing))
+        elif isinstance(message, messages.Probed):
             self._note_probe(machine, message)
-        elif isinstance(message, Failed):
+        elif isinstance(message, messages.Failed):
             self._note_failure(machine, message, now)
-        elif isinstance(message, Done):
+        elif isinstance(message, messages.Done):
             machine.is_done = True
             self._look_whether_all_are_done()
-        elif isinstance(message, Stopping):
+        elif isinstance(message, messages.Stopping):
             self._stop(machine, message)
-        elif isinstance(message, Leave):
+        elif isinstance(message, messages.Leave):
             machine.is_leaving = self.is_ended or self._is_stopping or machine.is_done
-        if isinstance(message, (Ready, Probed)):
+        if isinstance(message, (messages.Ready, messages.Probed)):
             self._advance(now)
 
     def lose(self, peer: int, reason: str, now: float) -> None:
@@ -266,8 +238,6 @@ class Coordinator:
         machine = self.machines.pop(peer, None)
         if machine is None:
             return
-        self._asked_ranks.discard(machine.join.machine)
-        self._num_ready -= machine.ready is not None
         self._probes = {by: of for by, of in self._probes.items() if peer not in (by, of)}
         if self.is_ended or machine.is_leaving:
             return
@@ -303,19 +273,19 @@ class Coordinator:
             self._end(self._failed(cause, "machine 0", fix))
         elif now > self._notice_at and not self._are_told:
             self._are_told = True
-            self._tell(self.machines.values(), Missing(missing))
+            self._tell(self.machines.values(), messages.Missing(missing))
 
-    def _failed(self, cause: str, where: str, fix: str, details: str = "") -> Failed:
+    def _failed(self, cause: str, where: str, fix: str, details: str = "") -> messages.Failed:
         """Return a failure that machine 0 finds, of no rank."""
         host = next((one.join.host for one in self.machines.values() if one.rank == 0), "")
-        return Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
+        return messages.Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
 
     def _wait_from(self, now: float) -> None:
         self._wait_until = now + self._join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
         self._are_told = False
 
-    def _tell(self, machines: Iterable[Machine], message: Message) -> None:
+    def _tell(self, machines: Iterable[Machine], message: messages.Message) -> None:
         self.outbox += [(one.peer, message) for one in machines]
 
     def _missing(self) -> str:
@@ -331,13 +301,10 @@ class Coordinator:
         """Start a round if all that it needs is there."""
         if self._is_running or self.is_ended or self._is_stopping or self._probes:
             return
-        if self._num_ready < self._least:
+        ready = [one for one in self.machines.values() if one.ready is not None]
+        if any(one.has_ranks and not one.ready for one in self.machines.values()):
             return
-        present = list(self.machines.values())
-        ready = [one for one in present if one.ready is not None]
-        if any(one.has_ranks and not one.ready for one in present):
-            return
-        if not any(one.rank == 0 for one in ready):
+        if len(ready) < self._least or not any(one.rank == 0 for one in ready):
             return
         if len(ready) < self._most and now < self._settle_at:
             return
@@ -359,8 +326,9 @@ class Coordinator:
         for one in machines:
             one.is_checked = True
         for one in others:
-            errors, warnings = preflight.differences(self._facts, one.facts, one.label)
-            found += errors
+            ours, theirs = self._facts, one.join.facts
+            found += preflight.differences(ours.must_agree, theirs.must_agree, one.label)
+            warnings = preflight.differences(ours.should_agree, theirs.should_agree, one.label)
             clock = preflight.describe_clock(one.label, one.clock_ahead_s)
             for warning in filter(None, [*map(str, warnings), clock]):
                 self._say(f"note: {warning}")
@@ -381,14 +349,14 @@ class Coordinator:
             target, prober = self.machines[of], self.machines[by]
             assert target.ready is not None
             address = target.address or prober.reached_at
-            probe = Probe(target.label, address, target.ready.probe_port)
+            probe = messages.Probe(target.label, address, target.ready.probe_port)
             self.outbox.append((by, probe))
 
     def _refuse_all(self, cause: str, details: str, fix: str) -> None:
         where = "compared before the ranks start"
         self._end(self._failed(cause, where, fix, details), details)
 
-    def _note_probe(self, machine: Machine, probed: Probed) -> None:
+    def _note_probe(self, machine: Machine, probed: messages.Probed) -> None:
         if machine.peer not in self._probes:
             return
         del self._probes[machine.peer]
@@ -409,24 +377,25 @@ class Coordinator:
         own_address = next((one.reached_at for one in machines[1:] if one.reached_at), "")
         self._round += 1
         self._is_running = True
-        self._num_ready -= len(machines)
         for rank, one in enumerate(machines):
             one.ready = one.failure = None
             one.has_ranks, one.is_done = True, False
             address = one.address or own_address
-            told = Round(self._round, rank, len(machines), self.num_restarts, address, store_port)
+            told = messages.Round(
+                self._round, rank, len(machines), self.num_restarts, address, store_port
+            )
             self.outbox.append((one.peer, told))
 
-    def _note_failure(self, machine: Machine, failed: Failed, now: float) -> None:
+    def _note_failure(self, machine: Machine, failed: messages.Failed, now: float) -> None:
         if failed.is_final:
             self._end_before_start(failed)
         if not (self._is_running and machine.has_ranks) or self.is_ended or self._is_stopping:
             return
-        machine.failure = (failed.doubt, now - failed.ago_s, failed)
+        machine.failure = (now - failed.ago_s, failed)
         if self._asked_at is None:
             self._asked_at = now
             if failed.doubt:
-                self._tell(self.machines.values(), Beat(""))
+                self._tell(self.machines.values(), messages.Beat(""))
         self._judge(now)
 
     def _judge(self, now: float) -> None:
@@ -436,9 +405,9 @@ class Coordinator:
         if not failures:
             self._asked_at = None
             return
-        doubt, _, first = min(failures, key=lambda failure: failure[:2])
+        _, first = min(failures, key=lambda failure: (failure[1].doubt, failure[0]))
         have_answered = all(one.heard_at > self._asked_at for one in self.machines.values())
-        if doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
+        if first.doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
             return
         self._asked_at = None
         if self.num_restarts < self._max_restarts and not first.is_final:
@@ -453,10 +422,10 @@ class Coordinator:
         self._asked_at = None
         self.num_restarts += is_counted
         with_ranks = [one for one in self.machines.values() if one.has_ranks]
-        self._tell(with_ranks, Restart(cause, self.num_restarts if is_counted else 0))
+        self._tell(with_ranks, messages.Restart(cause, self.num_restarts if is_counted else 0))
         self._wait_from(now)
 
-    def _end(self, failed: Failed, details_for_all: str = "") -> None:
+    def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
         """Tell all how the run has failed, and machine 0, which reports it, all that is known."""
         self.is_ended = True
         self._ended_by = failed
@@ -464,7 +433,7 @@ class Coordinator:
         for one in self.machines.values():
             self.outbox.append((one.peer, brief if one.rank else failed))
 
-    def _end_before_start(self, failed: Failed, num_known: int = 0) -> None:
+    def _end_before_start(self, failed: messages.Failed, num_known: int = 0) -> None:
         """End a run that needs all of its machines, where their ranks do not run.
 
         `num_known` machines know why, besides those that are in.
@@ -474,7 +443,7 @@ class Coordinator:
             self.num_untold = max(self._most - len(self.machines) - num_known, 0)
             self._end(failed)
 
-    def _stop(self, machine: Machine, stopping: Stopping) -> None:
+    def _stop(self, machine: Machine, stopping: messages.Stopping) -> None:
         """Stop the run; a machine without ranks only leaves it, unless it is machine 0."""
         is_end = machine.has_ranks or not machine.address
         is_news = stopping.ends_grace or not self._is_stopping
@@ -487,6 +456,6 @@ class Coordinator:
         if self._is_running and not self.is_ended and are_done:
             self.is_ended = True
             with_ranks = [one for one in self.machines.values() if one.has_ranks]
-            self._tell(with_ranks, AllDone())
-            late = Refused("the run has ended", "machine 0", "nothing is left to do here")
+            self._tell(with_ranks, messages.AllDone())
+            late = messages.Refused("the run has ended", "machine 0", "nothing is left to do here")
             self._tell([one for one in self.machines.values() if not one.has_ranks], late)

@@ -6,7 +6,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,12 +20,10 @@ from headway.launcher.machines.connection import (
 from headway.launcher.machines.coordinator import Coordinator
 from headway.launcher.machines.messages import (
     Beat,
-    Failed,
     HeartbeatLost,
     Join,
     Leave,
     Message,
-    Refused,
     Unacceptable,
 )
 
@@ -34,7 +31,6 @@ BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
 _GREET_WITHIN_S = 10.0
 _MAX_STRANGERS = 256  # connections that have not joined, beside the machines that are missing
-_MAX_OF_ADDRESS = 64  # of these
 _MAX_NAMED = 10  # refused connections that are printed
 _ACCEPTED_AT_ONCE = 16  # then the machines are served, whatever strangers do
 
@@ -82,7 +78,6 @@ class Hub:
         self._close_at = float("inf")
         self._beat_at = time.monotonic() + self._beat_s
         self._accept_at = 0.0
-        self.num_bytes = 0  # of connections that have ended
         self._selector = selectors.DefaultSelector()
         self._woken_end, self._waking_end = socket.socketpair()
         self._selector.register(self._woken_end, selectors.EVENT_READ)
@@ -95,12 +90,6 @@ class Hub:
     def take_own_end(self) -> socket.socket:
         """Return the connection of machine 0 itself."""
         return self._own_end
-
-    def traffic(self) -> int:
-        """Return how many bytes have been sent and received, without those of TCP."""
-        return self.num_bytes + sum(
-            peer.connection.num_bytes for peer in self.peers.copy().values()
-        )
 
     def close(self, within_s: float) -> None:
         """End once all machines have left, and late ones know why, or after `within_s` seconds."""
@@ -178,40 +167,23 @@ class Hub:
     def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
         now = time.monotonic()
         connection = Connection(link, self._key, is_hub=True)
-        if address:
-            self._make_room(address)
+        self._make_room()
         self._num_peers += 1
         self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
         with suppress(OSError):  # it has gone already, as is read next
             connection.flush_watched(self._selector)
 
-    def _make_room(self, address: str) -> None:
-        """Drop a stranger where there are too many: of this address, or else of that with most.
+    def _make_room(self) -> None:
+        """Drop the oldest stranger where there are too many.
 
-        Those go first that have been refused, and then those that have not greeted, the oldest
-        first: a machine greets at once, and one that is dropped all the same connects again.
+        A machine joins at once; one that is dropped all the same connects again.
         """
-        strangers = {
-            number: peer
-            for number, peer in self.peers.items()
-            if peer.address and not peer.has_joined
-        }
-        counts = Counter(peer.address for peer in strangers.values())
-        if counts[address] < self._coordinator.room + _MAX_OF_ADDRESS:
-            if len(strangers) < self._coordinator.room + _MAX_STRANGERS:
-                return
-            address = counts.most_common(1)[0][0]
-        self._drop(
-            min(
-                (number for number, peer in strangers.items() if peer.address == address),
-                key=lambda one: (
-                    not strangers[one].is_refused,
-                    strangers[one].connection.has_greeted,
-                    one,
-                ),
-            )
-        )
+        strangers = [
+            number for number, peer in self.peers.items() if peer.address and not peer.has_joined
+        ]
+        if len(strangers) >= self._coordinator.room + _MAX_STRANGERS:
+            self._drop(strangers[0])
 
     def _serve_peer(self, number: int, events: int, now: float) -> None:
         peer = self.peers[number]
@@ -245,10 +217,6 @@ class Hub:
             peer.has_joined = self._coordinator.join(
                 number, message, peer.address, peer.reached_at, time.time(), now
             )
-        elif isinstance(message, Failed):
-            self._coordinator.give_up(message)
-            is_known = Refused(message.cause, message.where, message.fix)
-            self._coordinator.outbox.append((number, is_known))
         elif isinstance(message, Leave):  # of one that has been refused
             raise EOFError
         else:
@@ -304,6 +272,5 @@ class Hub:
 
     def _drop(self, number: int) -> None:
         connection = self.peers.pop(number).connection
-        self.num_bytes += connection.num_bytes
         self._selector.unregister(connection.link)
         connection.close()

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.launcher.machines.connect import plain_address
+from headway.launcher.machines import messages
+from headway.launcher.machines.connect import CHECK_EVERY_S, plain_address
 from headway.launcher.machines.connection import (
     Connection,
     ended,
@@ -19,24 +20,6 @@ from headway.launcher.machines.connection import (
     time_of_day,
     unheard,
 )
-from headway.launcher.machines.messages import (
-    Accepted,
-    AllDone,
-    Beat,
-    Failed,
-    HeartbeatLost,
-    Message,
-    Missing,
-    Probe,
-    Refused,
-    Restart,
-    Round,
-    Stopping,
-    Unacceptable,
-    not_ours,
-)
-
-_CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 
 
 class Member:
@@ -48,27 +31,27 @@ class Member:
     def __init__(
         self, link: socket.socket, key: bytes, machine_timeout_s: float, word: Callable[[], str]
     ) -> None:
-        self.accepted: Accepted | None = None
-        self.refused: Refused | None = None
-        self.missing: Missing | None = None
-        self.probe: Probe | None = None
-        self.round: Round | None = None
-        self.restart: Restart | None = None  # asked for since the last round
-        self.ended_by: Failed | None = None
+        self.accepted: messages.Accepted | None = None
+        self.refused: messages.Refused | None = None
+        self.missing: messages.Missing | None = None
+        self.probe: messages.Probe | None = None
+        self.round: messages.Round | None = None
+        self.restart: messages.Restart | None = None  # asked for since the last round
+        self.ended_by: messages.Failed | None = None
         self.is_all_done = False
-        self.stopping: Stopping | None = None
+        self.stopping: messages.Stopping | None = None
         self.on_grace_end: Callable[[], None] = lambda: None
         """Called by the thread when the grace period of the run is ended on another machine."""
         self.lost: str | None = None  # machine 0, and how that was noticed
         self.is_silent = False  # it was lost because nothing was heard from it
-        self.unacceptable: Unacceptable | None = None  # what came from what is not machine 0
+        self.unacceptable: messages.Unacceptable | None = None  # it is not machine 0
         self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
         self.connection = Connection(link, key, is_hub=False)
         self.timeout_s = machine_timeout_s
         self._word = word
         self._last_word = ""
-        self._to_send: deque[Message] = deque()
+        self._to_send: deque[messages.Message] = deque()
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
@@ -78,7 +61,7 @@ class Member:
         self._thread = threading.Thread(target=self._serve, name="headway-member", daemon=True)
         self._thread.start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Have a message sent, once the other end has greeted."""
         self._to_send.append(message)
         self._wake()
@@ -91,7 +74,7 @@ class Member:
         until = time.monotonic() + within_s
         while not is_so() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                self._woken.get(timeout=min(left_s, _CHECK_EVERY_S))
+                self._woken.get(timeout=min(left_s, CHECK_EVERY_S))
         return is_so()
 
     @property
@@ -118,7 +101,7 @@ class Member:
         self._is_closing = True
         self._wake()
         while self._thread.is_alive():
-            self._thread.join(_CHECK_EVERY_S)  # a signal ends the wait
+            self._thread.join(CHECK_EVERY_S)
         self._waking_end.close()
 
     def _wake(self) -> None:
@@ -143,11 +126,11 @@ class Member:
                 if self.accepted is not None and now > heard_at + self.timeout_s:
                     self._leave_unheard(now - heard_at)
                     break
-        except Unacceptable as error:
+        except messages.Unacceptable as error:
             self.unacceptable = error
         except (EOFError, OSError) as error:
             if self.connection.has_part and not self.has_greeted:
-                self.unacceptable = not_ours()
+                self.unacceptable = messages.not_ours()
             else:
                 self.lost = self.lost or ended(error)
         finally:
@@ -160,7 +143,7 @@ class Member:
         """Tell machine 0, which may still hear this one, why the connection will close."""
         self.lost = silent_for(seconds)
         self.is_silent = True
-        self.connection.put(HeartbeatLost(time_of_day(seconds)))
+        self.connection.put(messages.HeartbeatLost(time_of_day(seconds)))
         self.connection.flush()
 
     @property
@@ -178,37 +161,37 @@ class Member:
         self._woken.put(None)
         return has_come
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Accepted):
+    def _take(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Accepted):
             self.timeout_s = message.machine_timeout_s
             self.accepted = message
-        elif isinstance(message, Beat):
+        elif isinstance(message, messages.Beat):
             word = self._word()
-            self._to_send.append(Beat("" if word == self._last_word else word))
+            self._to_send.append(messages.Beat("" if word == self._last_word else word))
             self._last_word = word
-        elif isinstance(message, Round):
+        elif isinstance(message, messages.Round):
             self.restart, self.probe = None, None
             self.round = message
-        elif isinstance(message, Restart):
+        elif isinstance(message, messages.Restart):
             self.restart = message
-        elif isinstance(message, Failed):
+        elif isinstance(message, messages.Failed):
             self.ended_by = message
-        elif isinstance(message, AllDone):
+        elif isinstance(message, messages.AllDone):
             self.is_all_done = True
-        elif isinstance(message, Refused):
+        elif isinstance(message, messages.Refused):
             self.refused = message
-        elif isinstance(message, Missing):
+        elif isinstance(message, messages.Missing):
             self.missing = message
-        elif isinstance(message, HeartbeatLost):
+        elif isinstance(message, messages.HeartbeatLost):
             self.lost = unheard(message, "this machine")
-        elif isinstance(message, Probe):
+        elif isinstance(message, messages.Probe):
             self.probe = message
-        elif isinstance(message, Stopping):
+        elif isinstance(message, messages.Stopping):
             self.stopping = message
             if message.ends_grace:
                 self.on_grace_end()
         else:
-            raise Unacceptable(f"{type(message).__name__} is no message of machine 0")
+            raise messages.Unacceptable(f"{type(message).__name__} is no message of machine 0")
 
     def _send_all(self) -> None:
         while self.has_greeted and self._to_send:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import binascii
 import hashlib
 import hmac
-import json
 import math
 import re
 import secrets
@@ -40,6 +39,13 @@ class Fact(NamedTuple):
     value: str
 
 
+class Facts(NamedTuple):
+    """What is compared between machines before ranks start."""
+
+    must_agree: tuple[Fact, ...]
+    should_agree: tuple[Fact, ...]
+
+
 class Join(NamedTuple):
     """A machine's first message: who it is."""
 
@@ -47,19 +53,8 @@ class Join(NamedTuple):
     least: int  # machines that it expects
     most: int
     host: str
-    num_processes: int
     clock: float  # seconds since the epoch
-
-
-class Facts(NamedTuple):
-    """What is compared before ranks start; sent where it is not the same as on machine 0."""
-
-    must_agree: tuple[Fact, ...]
-    should_agree: tuple[Fact, ...]
-
-    def digest(self) -> str:
-        """Return the same text for the same facts alone."""
-        return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
+    facts: Facts
 
 
 class Ready(NamedTuple):
@@ -76,10 +71,7 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """How a run failed: a machine reports it, and machine 0 tells all which failure ended it.
-
-    A machine that fails before it could join sends it in place of `Join`.
-    """
+    """How a run failed: a machine reports it, and machine 0 tells all which failure ended it."""
 
     machine: int
     host: str
@@ -133,7 +125,6 @@ class Accepted(NamedTuple):
     """The machine has been taken in."""
 
     machine_timeout_s: float
-    digest: str  # of the facts of machine 0
 
 
 class Refused(NamedTuple):
@@ -181,7 +172,7 @@ class AllDone(NamedTuple):
 
 
 Message = (
-    Join | Facts | Ready | Probed | Failed | Done | Stopping | Beat | Steps | HeartbeatLost | Leave
+    Join | Ready | Probed | Failed | Done | Stopping | Beat | Steps | HeartbeatLost | Leave
 ) | (Accepted | Refused | Missing | Probe | Round | Restart | AllDone)
 
 _KINDS = kinds_of(*get_args(Message))

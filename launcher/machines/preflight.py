@@ -64,17 +64,8 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def differences(
-    main: Facts, other: Facts, machine: str
-) -> tuple[list[Difference], list[Difference]]:
-    """Return how `other` differs from machine 0: what must agree, and what should."""
-    return (
-        _compared(main.must_agree, other.must_agree, machine),
-        _compared(main.should_agree, other.should_agree, machine),
-    )
-
-
-def _compared(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[Difference]:
+def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[Difference]:
+    """Return how the facts of a machine differ from those of machine 0."""
     on_main, here = dict(main), dict(other)
     missing = "-"
     return [

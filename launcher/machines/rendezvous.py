@@ -18,13 +18,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from headway.contract.notes import say
 from headway.contract.records import Figures
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.machines.connect import (
+    CHECK_EVERY_S,
     begin_call,
     host_port,
-    is_done,
     listening_socket,
     result_of,
 )
@@ -37,10 +36,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BACKEND = "headway"
-_POLL_INTERVAL_S = 0.1
 _STORE_TIMEOUT = timedelta(seconds=60)
 _ANSWER_WITHIN_S = 30.0  # beyond what it waits for on behalf of its caller
-_NOTICE_AFTER_S = 1.0
 
 
 class RunEnded(Exception):
@@ -133,7 +130,7 @@ class Rendezvous(RendezvousHandler):
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             self._look()
-            time.sleep(min(left_s, _POLL_INTERVAL_S))  # a signal just before it does not end it
+            time.sleep(min(left_s, CHECK_EVERY_S))
 
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
@@ -205,8 +202,6 @@ def open_store(host: str) -> tuple[TCPStore, int]:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),  # the store closes it
     )
-    if not is_done(made, _NOTICE_AFTER_S):
-        say(f"waiting for this machine's own store at {host_port(address, port)}")
     try:
         return result_of(made), port
     except DistError as error:

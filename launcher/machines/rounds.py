@@ -16,7 +16,10 @@ from headway.contract.records import Figures
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.clusters.slurm import SLURM, address_of_node
+from headway.launcher.machines import messages
 from headway.launcher.machines.connect import (
+    CHECK_EVERY_S,
+    NOTICE_AFTER_S,
     allow_open_files,
     connect_to,
     host_port,
@@ -31,20 +34,6 @@ from headway.launcher.machines.connect import (
 from headway.launcher.machines.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.machines.hub import Hub
 from headway.launcher.machines.member import Member
-from headway.launcher.machines.messages import (
-    Done,
-    Failed,
-    Join,
-    Leave,
-    Missing,
-    Probe,
-    Probed,
-    Ready,
-    Restart,
-    Round,
-    Steps,
-    Stopping,
-)
 from headway.launcher.machines.preflight import facts_of
 from headway.launcher.machines.rendezvous import (
     Rendezvous,
@@ -61,9 +50,6 @@ from headway.launcher.machines.run_key import (
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
-_POLL_INTERVAL_S = 0.1
-_NOTICE_AFTER_S = 1.0
-_RETRY_S = 0.5
 _ANSWERS_WITHIN_S = 60.0  # machine 0 does at once, unless it is suspended
 _JOIN_TIMEOUT_S = 600.0
 _DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
@@ -89,7 +75,7 @@ class MachinesRendezvous(Rendezvous):
         self._has_stopped = False  # a signal has come here, or from another machine
 
     @property
-    def restart(self) -> Restart | None:  # type: ignore[override]
+    def restart(self) -> messages.Restart | None:  # type: ignore[override]
         """The restart of all machines that has been asked for, and has not begun."""
         return self._member.restart if self._member is not None else None
 
@@ -112,7 +98,7 @@ class MachinesRendezvous(Rendezvous):
             main = self._membership.address
             host = listening_host(main) if is_literally_local(main) else ""
             self._store, store_port = open_store(host)
-        member.send(Ready(self._listen_to_probe(member), store_port))
+        member.send(messages.Ready(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
         if self._probe is not None:
@@ -143,24 +129,24 @@ class MachinesRendezvous(Rendezvous):
         return self._own_address or (main if is_literally_local(main) else LOOPBACK)
 
     def _wait_for_round(
-        self, member: Member, began: Round | None, missing: Missing | None
-    ) -> Round:
+        self, member: Member, began: messages.Round | None, missing: messages.Missing | None
+    ) -> messages.Round:
         """Return the round that follows `began`, once all machines are there.
 
         What is missing is printed where it was told after `missing`.
         """
-        tried: Probe | None = None
+        tried: messages.Probe | None = None
 
         def has_news() -> bool:
             return member.round is not began or member.probe is not tried
 
         while True:
-            if member.wait(has_news, _POLL_INTERVAL_S):
+            if member.wait(has_news, CHECK_EVERY_S):
                 if member.round is not None and member.round is not began:
                     return member.round
                 tried = member.probe
                 if tried is not None:
-                    member.send(Probed(try_to_reach(tried)))
+                    member.send(messages.Probed(try_to_reach(tried)))
                 continue
             self._look()
             if member.refused is not None:
@@ -183,12 +169,12 @@ class MachinesRendezvous(Rendezvous):
             raise RunEnded
         self._follow_stop(member)
 
-    def _loss_of_machine_0(self, member: Member) -> Failed:
+    def _loss_of_machine_0(self, member: Member) -> messages.Failed:
         address = self._membership.address
         reason = member.lost or str(member.unacceptable)
         return loss(f"machine 0 ({address})", 0, address, reason, "")
 
-    def failed_elsewhere(self) -> Failed | None:
+    def failed_elsewhere(self) -> messages.Failed | None:
         member = self._member
         if member is None or member.is_all_done:
             return None
@@ -210,12 +196,12 @@ class MachinesRendezvous(Rendezvous):
         self._look()
         return int(self.restart is not None)
 
-    def restarts_after(self, describe: Callable[[], Failed]) -> bool:
+    def restarts_after(self, describe: Callable[[], messages.Failed]) -> bool:
         member = self._member
         assert member is not None
-        told: Failed | None = None
+        told: messages.Failed | None = None
         began = time.monotonic()
-        while not member.wait(lambda: member.restart is not None, _POLL_INTERVAL_S):
+        while not member.wait(lambda: member.restart is not None, CHECK_EVERY_S):
             if member.stopping is not None:
                 self._follow_stop(member)  # the ranks here have failed because of it
             failed = describe()
@@ -234,20 +220,20 @@ class MachinesRendezvous(Rendezvous):
         assert member is not None
         if not self._is_done:
             self._is_done = True
-            member.send(Done())
-        return member.wait(lambda: member.is_all_done, _POLL_INTERVAL_S)
+            member.send(messages.Done())
+        return member.wait(lambda: member.is_all_done, CHECK_EVERY_S)
 
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         member = self._member
         if member is not None and (ends_grace or not self._has_stopped):
             self._has_stopped = True
             if ends_grace or member.stopping is None:
-                member.send(Stopping(int(number), socket.gethostname(), ends_grace))
+                member.send(messages.Stopping(int(number), socket.gethostname(), ends_grace))
 
     def tell_steps(self, rank: int, figures: Figures) -> None:
         member = self._member
         if member is not None and not self._is_machine_0 and not member.is_over:
-            member.send(Steps(rank, figures))
+            member.send(messages.Steps(rank, figures))
 
     def give_up(self, error: HeadwayError) -> None:
         member = self._member
@@ -308,10 +294,7 @@ class Membership:
         machine is refused.
         """
         link = self._listen(seen or Seen()) if is_machine_0(self._rank, self.address) else None
-        member = self._reach(word) if link is None else self._offer(link, word)
-        if member.accepted is not None and member.accepted.digest != self._facts.digest():
-            member.send(self._facts)
-        return member
+        return self._reach(word) if link is None else self._offer(link, word)
 
     def _reach(self, word: Callable[[], str]) -> Member:
         """Return the member, once machine 0's name resolves, and it listens there and answers.
@@ -320,7 +303,7 @@ class Membership:
         listens behind it, and machine 0 does where too many strangers connect.
         """
         until = time.monotonic() + self._join_timeout_s
-        notice_at = time.monotonic() + _NOTICE_AFTER_S
+        notice_at = time.monotonic() + NOTICE_AFTER_S
         noticed = set[bool]()  # both kinds of waiting are
         host = ""  # another address of machine 0, for an unknown name
         while True:
@@ -345,7 +328,7 @@ class Membership:
             if time.monotonic() > notice_at and is_closed not in noticed:
                 noticed.add(is_closed)
                 say(f"waiting for machine 0 at {self._main} ({reason})")
-            time.sleep(_RETRY_S if is_closed else _POLL_INTERVAL_S)
+            time.sleep(CHECK_EVERY_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
         return LaunchError(
@@ -360,9 +343,9 @@ class Membership:
         assert self._key is not None
         member = self.member = Member(link, self._key.key, self._timeout_s, word)
         member.send(self._introduction())
-        notice_at = time.monotonic() + _NOTICE_AFTER_S
+        notice_at = time.monotonic() + NOTICE_AFTER_S
         until = time.monotonic() + min(self._join_timeout_s, _ANSWERS_WITHIN_S)
-        while not member.wait(lambda: member.accepted is not None, _POLL_INTERVAL_S):
+        while not member.wait(lambda: member.accepted is not None, CHECK_EVERY_S):
             if member.ended_by is not None or member.is_closed_unanswered:
                 return member
             if member.is_over:
@@ -417,21 +400,21 @@ class Membership:
     def leave(self) -> None:
         """Leave the run; machine 0 first waits until the others have, at most the grace period."""
         if self.member is not None:
-            self.member.send(Leave())
+            self.member.send(messages.Leave())
             self.member.close()
         if self.hub is not None:
             self.hub.close(self._settings.grace_period_s)
         if self._key is not None:
             self._key.forget()
 
-    def _introduction(self) -> Join:
-        return Join(
+    def _introduction(self) -> messages.Join:
+        return messages.Join(
             machine=0 if self.hub is not None else self._rank,
             least=self._least,
             most=self._most,
             host=socket.gethostname(),
-            num_processes=self._settings.num_processes,
             clock=time.time(),
+            facts=self._facts,
         )
 
     def _listen(self, seen: Seen) -> socket.socket | None:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError
+from headway.launcher.machines.connect import CHECK_EVERY_S
 
 _MIN_LENGTH = 16
 _FILE_WITHIN_S = 30.0  # on a network file system
-_POLL_INTERVAL_S = 0.1
 _JOB = ("SLURM_SUBMIT_DIR", "SLURM_JOB_ID", "SLURM_STEP_ID")
 HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same value on every machine"
 
@@ -100,7 +100,7 @@ def wait_for_run_key(environ: Mapping[str, str], within_s: float = _FILE_WITHIN_
     """Return the key; machine 0, which has been reached, has written it before it listened."""
     until = time.monotonic() + within_s
     while (key := run_key_of_other(environ)) is None and time.monotonic() < until:
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(CHECK_EVERY_S)
     return key or RunKey(b"", "none")
 
 

@@ -15,6 +15,7 @@ import pytest
 from headway.launcher.machines.messages import (
     MAX_LINE,
     Done,
+    Facts,
     Failed,
     Join,
     Leave,
@@ -38,8 +39,8 @@ pytestmark = [
 
 TIMES = 100
 MESSAGES: list[Message] = [
-    Join(1, 2, 2, "stranger", 1, 0.0),
-    Join(None, 2, 2, "stranger", 1, 0.0),
+    Join(1, 2, 2, "stranger", 0.0, Facts((), ())),
+    Join(None, 2, 2, "stranger", 0.0, Facts((), ())),
     Ready(4711, 4712),
     Failed(1, "stranger", "ended by a stranger", "", "", "", 1, is_final=True),
     Stopping(15, "stranger", ends_grace=True),

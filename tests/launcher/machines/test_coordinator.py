@@ -52,12 +52,9 @@ class Run:
         )
 
     def join(self, peer: int, machine: int | None, script: str = "a", clock: float = 0.0) -> bool:
-        join = Join(machine, self.least, self.most, f"n{peer}", 1, clock)
+        join = Join(machine, self.least, self.most, f"n{peer}", clock, facts(script))
         address = "" if peer == 1 else f"10.0.0.{peer}"
-        is_in = self.coordinator.join(peer, join, address, "10.0.0.1", 0.0, self.now)
-        if script != "a":
-            self.take(peer, facts(script))
-        return is_in
+        return self.coordinator.join(peer, join, address, "10.0.0.1", 0.0, self.now)
 
     def take(self, peer: int, message: Message) -> None:
         self.coordinator.take(peer, message, self.now)
@@ -150,46 +147,12 @@ def test_a_machine_with_another_script_ends_the_run_with_a_table() -> None:
     assert any("3600 s ahead" in line for line in run.lines)  # a warning
 
 
-def test_a_machine_that_fails_before_it_joins_ends_the_wait_of_all_others() -> None:
-    run = Run(3, 3)
-    run.join(1, 0)
-    run.ready(1)
-    run.coordinator.give_up(failed(cause="no such script")._replace(machine=2, host="n3"))
-    ((_, end),) = run.sent()
-    assert isinstance(end, Failed)
-    assert end.exit_code == failed().exit_code
-    assert "machine 2 (n3) cannot take part: no such script" in end.cause
-
-
-def test_machines_that_come_after_the_run_has_ended_are_told_why() -> None:
-    """Machine 0 itself may come last: its hub listens before it joins."""
-    run = Run(4, 4)
-    run.join(2, 1)
-    run.coordinator.give_up(failed()._replace(machine=2))
-    assert run.coordinator.num_untold == 2
-    run.coordinator.give_up(failed()._replace(machine=3))
-    assert not run.join(1, 0)
-    assert kinds(run.sent()) == [(2, "Failed"), (1, "Failed")]
-    assert run.coordinator.num_untold == 0
-
-
-def test_a_machine_that_fails_before_it_joins_changes_no_run_that_can_do_without_it() -> None:
-    began, elastic, twice = Run(2, 2), Run(2, 3), Run(3, 3)
-    began.begin(2)
-    elastic.join(1, 0)
-    twice.join(1, 0)
-    twice.join(2, 1)
-    for run in (began, elastic, twice):
-        run.coordinator.give_up(failed()._replace(machine=1))
-        assert not run.sent()
-        assert any("gives up" in line for line in run.lines)
-
-
 def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all() -> None:
     run = Run(2, 2)
     run.join(1, 0)
     run.ready(1)
-    run.coordinator.join(2, Join(1, 3, 3, "n2", 1, 0.0), "10.0.0.2", "10.0.0.1", 0.0, run.now)
+    run.least = run.most = 3  # on machine 1
+    assert not run.join(2, 1)
     (_, refused), (peer, end) = run.sent()
     assert isinstance(refused, Refused)
     assert isinstance(end, Failed)
@@ -197,12 +160,19 @@ def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all(
     assert "num_machines is 3 here, but 2 on machine 0" in end.cause
 
 
-def test_a_launcher_that_fails_between_joining_and_the_ranks_ends_the_wait_of_all() -> None:
-    run = Run(3, 3)
-    run.join(1, 0)
+def test_a_launcher_that_fails_before_the_ranks_start_ends_the_wait_of_all_also_of_late_ones() -> (
+    None
+):
+    """Machine 0 itself may come last: its hub listens before it joins."""
+    run = Run(4, 4)
     run.join(2, 1)
-    run.take(2, failed(cause="too many open files")._replace(is_final=True))
-    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+    run.join(3, 2)
+    run.take(3, failed(cause="too many open files")._replace(is_final=True))
+    assert run.coordinator.num_untold == 2
+    assert not run.join(1, 0)
+    assert not run.join(4, 3)
+    assert kinds(run.sent()) == [(peer, "Failed") for peer in (2, 3, 1, 4)]
+    assert run.coordinator.num_untold == 0
 
 
 def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait_for_it() -> None:

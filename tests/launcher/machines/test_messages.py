@@ -15,6 +15,7 @@ from headway.launcher.machines.messages import (
     MAX_LINE,
     MAX_RECORD,
     Beat,
+    Facts,
     Failed,
     Join,
     Message,
@@ -70,8 +71,8 @@ IMPOSSIBLE: list[Message] = [
     FAILED._replace(exit_code=300),
     FAILED._replace(ago_s=float("nan")),
     FAILED._replace(host="n2\x1b[2J"),
-    Join(-1, 2, 2, "n2", 1, 0.0),
-    Join(1, 2, 2, "n2", 1, float("inf")),
+    Join(-1, 2, 2, "n2", 0.0, Facts((), ())),
+    Join(1, 2, 2, "n2", float("inf"), Facts((), ())),
     Ready(99_999, None),
 ]
 
