@@ -245,8 +245,8 @@ class Accelerator:
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, data loaders and schedulers; return them in the same order.
 
-        An object of another kind, or one that is prepared already, is returned as it is. One
-        argument gives the object itself, several a tuple. What another Accelerator has prepared
+        One argument gives the object itself, several a tuple. An object of another kind, or one
+        that is prepared already, is returned as it is. What another Accelerator has prepared
         follows this one from now on.
 
         Args:
@@ -254,8 +254,8 @@ class Accelerator:
             device_placement: for each argument, whether it is moved to `device`.
 
         Raises:
-            UsageError: a scheduler's optimizer has not been prepared, or a loader cannot be shared
-                out.
+            UsageError: a model is spread over several devices, a scheduler's optimizer has not been
+                prepared, or a loader cannot be sharded.
 
         Examples:
             >>> model = torch.nn.Linear(2, 1)
@@ -273,15 +273,12 @@ class Accelerator:
         device_placement: bool | None = None,
         evaluation_mode: bool = False,
     ) -> Any:
-        """Prepare one model, as `prepare` does.
+        """Prepare one model, as `prepare` does; an object of another kind raises UsageError.
 
         Args:
             device_placement: whether it is moved to `device`; None is the Accelerator's setting.
             evaluation_mode: the model will not be trained: it computes in the precision and is
                 compiled, but its ranks exchange nothing.
-
-        Raises:
-            UsageError: it is no model, or is spread over several devices.
 
         Examples:
             >>> teacher = accelerator.prepare_model(torch.nn.Linear(2, 1), evaluation_mode=True)
@@ -295,17 +292,9 @@ class Accelerator:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
-        """Prepare one optimizer, as `prepare` does.
+        """Prepare one optimizer, as `prepare` does; an object of another kind raises UsageError.
 
-        Args:
-            device_placement: without effect: an optimizer's state is where its weights are.
-
-        Raises:
-            UsageError: it is no optimizer.
-
-        Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(2))
-            >>> optimizer = accelerator.prepare_optimizer(torch.optim.SGD([weight], lr=0.1))
+        `device_placement` has no effect: an optimizer's state is where its weights are.
         """
         preparer = self.parts.preparer
         make = preparer.make_optimizer
@@ -314,15 +303,9 @@ class Accelerator:
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
-        """Prepare one data loader, as `prepare` does.
+        """Prepare one data loader, as `prepare` does; an object of another kind raises UsageError.
 
-        Args:
-            data_loader: a `torch.utils.data.DataLoader`.
-            device_placement: whether batches are moved to `device`; None is the Accelerator's
-                setting.
-
-        Raises:
-            UsageError: it is no data loader, or cannot be shared out.
+        `device_placement` says whether batches are moved to `device`, as in `prepare_model`.
 
         Examples:
             >>> loader = torch.utils.data.DataLoader(range(3), batch_size=2)
@@ -334,15 +317,12 @@ class Accelerator:
         return preparer.prepare_one("prepare_data_loader", data_loader, make, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
-        """Prepare one scheduler, as `prepare` does; its optimizer must be prepared first.
-
-        Raises:
-            UsageError: it is no scheduler, or its optimizer has not been prepared.
+        """Prepare one scheduler, as `prepare` does; an object of another kind raises UsageError.
 
         Examples:
             >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
             >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-            >>> optimizer = accelerator.prepare_optimizer(optimizer)
+            >>> optimizer = accelerator.prepare_optimizer(optimizer)  # before its scheduler
             >>> scheduler = accelerator.prepare_scheduler(scheduler)
             >>> optimizer.step(), scheduler.step(), scheduler.get_last_lr()
             (None, None, [0.05])
@@ -353,14 +333,12 @@ class Accelerator:
     def free_memory(self, *objects: Any) -> list[None]:
         """Release all prepared objects and their memory, and restart gradient accumulation.
 
-        Returns:
-            A None for each of `objects`: `model, optimizer = accelerator.free_memory(model, ...)`.
+        Return a None for each of `objects`. `clear` is another name of this method.
 
         Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> batch = torch.ones(4, 2)
+            >>> model, batch = accelerator.prepare(torch.nn.Linear(2, 1)), torch.ones(4, 2)
             >>> model, batch = accelerator.free_memory(model, batch)
-            >>> accelerator.clear()  # the same, by another name
+            >>> accelerator.clear()
             []
         """
         freed = [None] * len(objects)
@@ -371,7 +349,7 @@ class Accelerator:
     clear = free_memory
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """Return a loader that leaves out the first batches of each pass.
+        """Return a loader that skips the first batches of each epoch.
 
         See `headway.skip_first_batches`.
 
@@ -468,9 +446,8 @@ class Accelerator:
     ) -> AbstractContextManager[Any]:
         """Return the context in which operations outside a prepared model use the precision.
 
-        Args:
-            autocast_handler: in place of the Accelerator's; `AutocastKwargs(enabled=False)` goes
-                back to fp32.
+        `autocast_handler` replaces the Accelerator's; `AutocastKwargs(enabled=False)` goes back to
+        fp32.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, mixed_precision="bf16")
@@ -509,13 +486,9 @@ class Accelerator:
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch: every n-th, and the last of a loader, completes an optimizer step.
 
-        The last step of an epoch may have fewer than n micro-batches; each still counts 1/n.
-
-        Args:
-            models: those trained here; without any, all prepared models.
-
-        Returns:
-            The context for the micro-batch's forward and backward pass.
+        The context that is returned is for the forward and backward pass of `models`, or of all
+        prepared models. The last step of an epoch may have fewer than n micro-batches; each still
+        counts 1/n.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -534,17 +507,15 @@ class Accelerator:
     ) -> Iterator[Any]:
         """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
 
-        If memory runs out on any rank, all ranks start the batch again in parts of half the
-        size, which stays for all later batches. One batch is one micro-batch of
-        `gradient_accumulation_steps`, however many parts it has; each counts by its samples.
+        Without it, the batch is the only part. If memory runs out on any rank, all ranks start the
+        batch again in parts of half the size, which stays for all later batches. One batch is one
+        micro-batch of `gradient_accumulation_steps`, however many parts it has; each counts by its
+        samples.
 
         Args:
             batch: tensors of shape [samples, ...], alone or nested.
             max_size: no part has more samples.
             min_size: no smaller size is tried.
-
-        Returns:
-            An iterator over the parts; without `auto_micro_batch` over the batch alone.
 
         Raises:
             OutOfMemory: memory runs out with parts of `min_size` samples, too.
@@ -563,13 +534,7 @@ class Accelerator:
         return self.parts.steps.micro_batches(batch, max_size=max_size, min_size=min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> with accelerator.no_sync(model):
-            ...     accelerator.backward(model(torch.ones(4, 2)).mean())
-        """
+        """Return a context in which gradients of `model` stay on their rank."""
         return self.parts.steps.no_sync(model)
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -624,16 +589,10 @@ class Accelerator:
     ) -> None:
         """Divide gradients by fp16's loss scale, once for each step; else there is nothing to do.
 
-        Args:
-            optimizer: whose gradients; None means all that are prepared.
+        `optimizer` is the one whose gradients, or several; None means all that are prepared.
 
         Examples:
-            >>> weight = torch.nn.Parameter(torch.ones(2))
-            >>> optimizer = accelerator.prepare(torch.optim.SGD([weight], lr=0.1))
-            >>> accelerator.backward(weight.sum())
-            >>> accelerator.unscale_gradients(optimizer)
-            >>> weight.grad
-            tensor([1., 1.])
+            >>> accelerator.unscale_gradients()  # before the script reads or changes gradients
         """
         self.parts.steps.unscale_gradients(optimizer)
 
@@ -643,7 +602,6 @@ class Accelerator:
         """Clip the gradients' norm, unless gradients accumulate, and return what it was.
 
         Args:
-            parameters: those whose gradients are clipped, of any shapes.
             max_norm: the largest norm of all gradients together.
             norm_type: 2 is the Euclidean norm; `inf` the largest absolute value.
 
@@ -663,10 +621,6 @@ class Accelerator:
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
 
-        Args:
-            parameters: those whose gradients are clipped, of any shapes.
-            clip_value: the largest absolute value.
-
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
             >>> accelerator.backward((3 * weight).sum())
@@ -682,12 +636,8 @@ class Accelerator:
     ) -> Iterator[torch.profiler.profile]:
         """Profile the block; with `output_trace_dir`, all ranks' traces are there at its end.
 
-        Args:
-            profile_handler: in place of the one in `kwargs_handlers`.
-
-        Returns:
-            The context, which gives a `torch.profiler.profile`; call its `step()` after each step
-            where there is a schedule.
+        The context gives a `torch.profiler.profile`; call its `step()` after each step where there
+        is a schedule. `profile_handler` replaces the one in `kwargs_handlers`.
 
         Examples:
             >>> from headway import ProfileKwargs
@@ -764,11 +714,9 @@ class Accelerator:
     ) -> torch.nn.Module:
         """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
 
-        One that was compiled since stays compiled.
-
         Args:
             keep_fp32_wrapper: keep computing under autocast.
-            keep_torch_compile: return a compiled model as such.
+            keep_torch_compile: return a model that was compiled, also since, as such.
 
         Examples:
             >>> model = torch.nn.Linear(2, 1)
@@ -796,8 +744,8 @@ class Accelerator:
     def whole(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         """Return a context with the model as it was before `prepare`, whose weights are whole here.
 
-        Where the model is sharded, every rank has to enter the context, and what is written to
-        the weights in it is lost.
+        Where the model is sharded, every rank has to enter the context, and what is written to the
+        weights in it is lost.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -811,11 +759,9 @@ class Accelerator:
             yield inner
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state of a model. Call it on every rank: each may hold a part of it.
+        """Return the full state of any model. Call it on every rank: each may hold a part of it.
 
-        Args:
-            model: a prepared model, or any other.
-            unwrap: use the names of the weights in the model itself, without those of wrappers.
+        With `unwrap`, the names are those of the weights in the model itself, without wrappers.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -833,27 +779,24 @@ class Accelerator:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the weights of `model` on rank 0; every rank has to call this.
+        """Write the weights of any model on rank 0; every rank must call this.
 
-        The files are those of Hugging Face libraries. Those of an earlier save into the same folder
-        are removed.
+        The files are those of Hugging Face libraries. Those of an earlier save into the same
+        folder, which is created if need be, are removed.
 
         Args:
-            model: a prepared model, or any other.
-            save_directory: a folder, which is created.
             max_shard_size: the size of a file's tensors, in bytes or such as "5MB" (10**6 bytes) or
-                "5MiB" (2**20 bytes). A larger tensor gets a file of its own.
+                "5MiB" (2**20 bytes). A larger tensor gets its own file.
             safe_serialization: write `model.safetensors`, instead of `pytorch_model.bin` by
                 torch.save.
 
         Raises:
-            UsageError: `max_shard_size` is no size.
-            UsageError: `save_directory` is a file, or a weight has no data (on the meta device).
+            UsageError: `max_shard_size` is not a size, `save_directory` is a file, or a weight has
+                no data (on the meta device).
 
         Examples:
             >>> from pathlib import Path
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> accelerator.save_model(model, "weights")
+            >>> accelerator.save_model(accelerator.prepare(torch.nn.Linear(2, 1)), "weights")
             >>> [path.name for path in Path("weights").iterdir()]
             ['model.safetensors']
         """
@@ -894,39 +837,37 @@ class Accelerator:
         wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
-        """Save the whole training as a checkpoint, which appears once it is complete.
+        """Save the whole training as a checkpoint; return its folder.
 
-        It holds models, optimizers, schedulers, the loss scale, registered objects, the positions
-        of prepared loaders, and each rank's random number generators; inside of gradient
-        accumulation also each rank's gradients. An older checkpoint at the same place is replaced
-        in one step; other files in its folder stay.
+        It appears once it is complete, and holds models, optimizers, schedulers, the loss scale,
+        registered objects, the positions of prepared loaders, and each rank's random number
+        generators; inside of gradient accumulation also each rank's gradients. An older checkpoint
+        at the same place is replaced in one step; other files in its folder stay.
 
         Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
         0's. Sharded models need all ranks.
 
         Args:
             output_dir: the folder that it becomes, on a disk that all machines share. With
-                `automatic_checkpoint_naming` the name is not the script's to choose, and this is
-                not looked at, as in Accelerate.
+                `automatic_checkpoint_naming` it has no effect, as in Accelerate: the name is not
+                the script's to choose.
             safe_serialization: without effect; there is one format, and nothing in it is pickled.
             allow_pickle: pickle the states of registered objects that hold anything else than
                 values and tensors. `load_state` then needs it, too.
             wait: False: return once the state is copied to the memory of the CPU, which is kept for
-                the next one; a thread writes the checkpoint, which is there when
+                the next one; a thread writes the checkpoint, which exists when
                 `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
                 `load_state`, `end_training` and the end of the script wait, too.
 
-        Returns:
-            The folder.
-
         Raises:
             UsageError: there is no folder to save to, or a rank that is needed does not call it.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. Or
+            CheckpointError: a rank could not save; raised on all, and older checkpoints remain. Or
                 the one before, which was not waited for, could not be saved; then this one is not.
 
         Examples:
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> folder = accelerator.save_state("runs/last")
+            >>> folder = accelerator.save_state("runs/last", wait=False)
+            >>> accelerator.wait_for_checkpoint()
             >>> accelerator.load_state(folder)
         """
         refuse_keywords(save_model_func_kwargs, "save_state")
@@ -960,7 +901,7 @@ class Accelerator:
             UsageError: there is no folder to load from. Or a `load_state_dict` has failed, and some
                 objects have changed: start the training again.
             CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
-                on all ranks, and no object has changed, but for what a hook may have done.
+                on all ranks, and no object has changed, except for what a hook may have done.
         """
         refuse_keywords({**(load_kwargs or {}), **load_model_func_kwargs}, "load_state")
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
@@ -969,12 +910,7 @@ class Accelerator:
         """Wait until the checkpoint that `save_state(wait=False)` started is written.
 
         Raises:
-            CheckpointError: a rank could not save it; raised on all, and older checkpoints stand.
-
-        Examples:
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> folder = accelerator.save_state("runs/last", wait=False)
-            >>> accelerator.wait_for_checkpoint()
+            CheckpointError: a rank could not save it; raised on all, and older checkpoints remain.
         """
         self.parts.checkpoints.wait_for_checkpoint()
 
@@ -989,8 +925,8 @@ class Accelerator:
             UsageError: some have no such methods, and are named; then none is registered.
 
         Examples:
-            >>> accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(
-            ...     torch.nn.Linear(2, 1)))
+            >>> average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 1))
+            >>> accelerator.register_for_checkpointing(average)
         """
         self.parts.checkpoints.register_for_checkpointing(*objects)
 
@@ -1011,7 +947,6 @@ class Accelerator:
             >>> def note(models, weights, output_dir):
             ...     _ = (Path(output_dir) / "note.txt").write_text(f"{len(models)} models")
             >>> handle = accelerator.register_save_state_pre_hook(note)
-            >>> handle.remove()
         """
         return self.parts.checkpoints.register_save_state_pre_hook(hook)
 
@@ -1061,16 +996,9 @@ class Accelerator:
 
         Raises:
             UsageError: there is no project folder.
-            CheckpointError: the newest is damaged, or does not fit; or the one that
-                `Accelerator(resume_from=...)` or `headway launch --resume` asks for is none.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> run = accelerator.resume()
-            >>> run.epoch, run.step, run.samples
-            (0, 0, 0)
-            >>> accelerator.end_training()
+            CheckpointError: the newest is damaged, or does not fit; or what
+                `Accelerator(resume_from=...)` or `headway launch --resume` asks for is not a
+                checkpoint.
         """
         return self.parts.preemption.resume(fall_back=fall_back, allow_pickle=allow_pickle)
 
@@ -1080,21 +1008,21 @@ class Accelerator:
         """Save when a save is due; save and exit when the job must stop.
 
         Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
-        it costs next to nothing, and between the micro-batches of a step it does nothing. A job has
-        to stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
+        it costs next to nothing, and between the micro-batches of a step it does nothing. A job
+        must stop after SIGTERM, SIGUSR1, SIGHUP (the terminal is closed) or Ctrl-C to one of the
         ranks or to the launcher, and at its `--time-limit`. Then all ranks leave after the same
         step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
         noted from the first call on.
 
-        A checkpoint is `checkpoints/step_00000100` in the project folder. The newest
-        `total_limit` of this kind stay, or 2 if the project's configuration has no limit.
+        A checkpoint is `checkpoints/step_00000100` in the project folder. The newest `total_limit`
+        of this kind stay, or 2 if the project's configuration has no limit.
 
         Args:
             every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
                 None saves now, between micro-batches as well.
             allow_pickle: as in `save_state`.
-            wait: False: as in `save_state`, a thread writes while training continues.
-                When the job has to stop, the call waits all the same.
+            wait: False: as in `save_state`, a thread writes while training continues. When the job
+                must stop, the call waits all the same.
 
         Returns:
             The folder, if something was saved.
@@ -1102,14 +1030,17 @@ class Accelerator:
         Raises:
             UsageError: there is no project folder, no optimizer has been prepared, `every` is
                 neither a number of steps nor a duration, or `resume` came before `prepare`.
-            CheckpointError: a rank could not save; raised on all, and older checkpoints stand. With
-                `wait=False` by the next call that saves. A script that is to train on catches it.
-                Or the project folder has checkpoints of an earlier run, and this one has loaded
+            CheckpointError: a rank could not save; raised on all, and older checkpoints remain.
+                With `wait=False` by the next call that saves. A script that is to train on catches
+                it. Or the project folder has checkpoints of an earlier run, and this one has loaded
                 none.
 
         Examples:
             >>> accelerator = Accelerator(cpu=True, project_dir="runs/digits")
             >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
+            >>> run = accelerator.resume()
+            >>> run.epoch, run.step, run.samples
+            (0, 0, 0)
             >>> accelerator.checkpoint()
             'runs/digits/checkpoints/step_00000000'
             >>> accelerator.end_training()
@@ -1146,7 +1077,7 @@ class Accelerator:
             project_name: what the trackers call the project or experiment.
             config: the hyperparameters, by name.
             init_kwargs: for each tracker's name, keywords for its constructor; those of trackers
-                that are not used are not looked at.
+                that are not used are ignored.
 
         Raises:
             UsageError: `init_kwargs` has a name that no tracker has.
@@ -1154,7 +1085,7 @@ class Accelerator:
         Examples:
             >>> accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir="runs")
             >>> accelerator.init_trackers("digits", config={"lr": 0.1})
-            >>> accelerator.log({"loss": torch.tensor(0.5)}, step=1)
+            >>> accelerator.log({"loss": torch.tensor(0.5), "test": {"accuracy": 0.9}}, step=1)
             >>> accelerator.get_tracker("jsonl").path.parent.as_posix()
             'runs/digits'
             >>> accelerator.end_training()
@@ -1177,28 +1108,17 @@ class Accelerator:
 
         Raises:
             UsageError: `log_kwargs` has a name that no tracker has.
-
-        Examples:
-            >>> accelerator.log({"loss": 0.5, "test": {"accuracy": 0.9}}, step=1)
         """
         self.parts.tracking.log(values, step, log_kwargs)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker `name` of the run.
+        """Return the tracker `name` of the run; with `unwrap` what it wraps, such as wandb's run.
 
         On ranks that do not call it, and where `log_with` was not given, it is a `NoTracker`, whose
-        attributes and methods do nothing.
-
-        Args:
-            unwrap: return what the tracker wraps, such as wandb's run.
+        attributes and methods do nothing, and which is false.
 
         Raises:
             UsageError: `log_with` has no such tracker, or `init_trackers` was not called.
-
-        Examples:
-            >>> run = accelerator.get_tracker("wandb", unwrap=True)
-            >>> bool(run)  # log_with was not given
-            False
         """
         return self.parts.tracking.get_tracker(name, unwrap)
 
@@ -1222,11 +1142,17 @@ class Accelerator:
     def gather(self, tensor: Any) -> Any:
         """Return the tensors of all ranks, joined along dimension 0 in the order of the ranks.
 
-        See `headway.utils.gather`.
+        See `headway.utils.gather`, and the functions there of the names below.
 
         Examples:
             >>> accelerator.gather(torch.tensor([0.5, 0.25]))
             tensor([0.5000, 0.2500])
+            >>> accelerator.reduce(torch.tensor([1.0, 2.0]), "mean")
+            tensor([1., 2.])
+            >>> accelerator.pad_across_processes(torch.ones(2, 3), dim=1).shape
+            torch.Size([2, 3])
+            >>> accelerator.broadcast(torch.tensor([1, 2]), from_process=0)
+            tensor([1, 2])
         """
         return collectives.gather(tensor)
 
@@ -1234,7 +1160,7 @@ class Accelerator:
         """Gather results for samples of the current batch, without repeats, in the data's order.
 
         Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
-        equally many are left out. `loss.repeat(batch_size)` is cut to as many as the batch has.
+        equally many are dropped. `loss.repeat(batch_size)` is cut to as many as the batch has.
 
         Args:
             input_data: tensors of shape [samples of this rank's batch, ...], alone or nested; or a
@@ -1244,64 +1170,37 @@ class Accelerator:
             use_gather_object: gather tensors as objects, too.
 
         Returns:
-            The same nesting with tensors of shape [samples of all ranks' batches, ...], or one
-            list of objects, on every rank.
+            The same nesting with tensors of shape [samples of all ranks' batches, ...], or one list
+            of objects, on every rank.
 
         Raises:
             UsageError: there is something else than tensors, and it is not a list.
 
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))
-            >>> for batch in loader:
-            ...     accelerator.gather_for_metrics(batch > 1)
-            tensor([False, False])
-            tensor([True])
+            >>> [accelerator.gather_for_metrics(batch > 1) for batch in loader]
+            [tensor([False, False]), tensor([True])]
         """
         return gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
-
-        See `headway.utils.reduce`, where the default is the mean.
-
-        Examples:
-            >>> accelerator.reduce(torch.tensor([1.0, 2.0]), "mean")
-            tensor([1., 2.])
-        """
+        """Return the sum, mean or maximum over ranks of each tensor, times `scale`."""
         return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
     ) -> Any:
-        """Pad each tensor along `dim` to the largest size that any rank has there.
-
-        See `headway.utils.pad_across_processes`.
-
-        Examples:
-            >>> accelerator.pad_across_processes(torch.ones(2, 3), dim=1).shape
-            torch.Size([2, 3])
-        """
+        """Pad each tensor along `dim` to the largest size that any rank has there."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """Overwrite each tensor by that of rank `from_process`, and return it.
-
-        See `headway.utils.broadcast`.
-
-        Examples:
-            >>> accelerator.broadcast(torch.tensor([1, 2]))
-            tensor([1, 2])
-        """
+        """Overwrite each tensor by that of rank `from_process`, and return it."""
         return collectives.broadcast(tensor, from_process)
 
     # ------------------------------------------------------------------ this rank: Process
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank has called this.
-
-        Examples:
-            >>> accelerator.wait_for_everyone()
-        """
+        """Wait until every rank has called this."""
         self.parts.process.wait_for_everyone()
 
     def main_process_first(self) -> AbstractContextManager[None]:
@@ -1310,16 +1209,14 @@ class Accelerator:
         Examples:
             >>> with accelerator.main_process_first():
             ...     lines = ["rank 0 downloads and unpacks", "the others read"]
+            >>> with accelerator.local_main_process_first():
+            ...     lines = ["one rank of each machine downloads", "the others read"]
+            >>> accelerator.wait_for_everyone()
         """
         return self.parts.process.main_process_first()
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter it.
-
-        Examples:
-            >>> with accelerator.local_main_process_first():
-            ...     lines = ["one rank of each machine downloads", "the others read"]
-        """
+        """Return a context that each machine's first rank leaves before the others enter it."""
         return self.parts.process.local_main_process_first()
 
     def on_main_process(self, function: Function) -> Function:
@@ -1331,39 +1228,25 @@ class Accelerator:
             ...     print(text)
             >>> report("once")
             once
+            >>> @accelerator.on_local_main_process
+            ... def clean_up(folder): ...
+            >>> @accelerator.on_last_process
+            ... def finish(): ...
         """
         return self.parts.process.on_main_process(function)
 
     def on_local_main_process(self, function: Function) -> Function:
-        """Make a function run on each machine's first rank only; on other ranks it returns None.
-
-        Examples:
-            >>> @accelerator.on_local_main_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("once on each machine")
-            once on each machine
-        """
+        """Make a function run on each machine's first rank only; on other ranks it returns None."""
         return self.parts.process.on_local_main_process(function)
 
     def on_last_process(self, function: Function) -> Function:
-        """Make a function run on the last rank only; on other ranks it returns None.
-
-        Examples:
-            >>> @accelerator.on_last_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("once")
-            once
-        """
+        """Make a function run on the last rank only; on other ranks it returns None."""
         return self.parts.process.on_last_process(function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Any:
-        """Make a function run on one rank only; on other ranks it returns None.
-
-        See `PartialState.on_process`.
+        """Make a function run on one rank only; see `PartialState.on_process`.
 
         Examples:
             >>> @accelerator.on_process(process_index=1)
@@ -1371,23 +1254,14 @@ class Accelerator:
             ...     print(text)
             >>> report("by rank 1, or the only one")
             by rank 1, or the only one
+            >>> local = accelerator.on_local_process(report, local_process_index=0)
         """
         return self.parts.process.on_process(function, process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Make a function run on one rank of each machine only; on other ranks it returns None.
-
-        See `PartialState.on_local_process`.
-
-        Examples:
-            >>> @accelerator.on_local_process(local_process_index=0)
-            ... def report(text):
-            ...     print(text)
-            >>> report("once on each machine")
-            once on each machine
-        """
+        """Make a function run on one rank of each machine; see `PartialState.on_local_process`."""
         return self.parts.process.on_local_process(function, local_process_index)
 
     def split_between_processes(
@@ -1505,7 +1379,7 @@ class Accelerator:
     # ------------------------------------------------------------------ the end
 
     def end_training(self) -> None:
-        """End what this run has begun, in this order; call it last, on every rank.
+        """End what this run has started, in this order; call it last, on every rank.
 
         Signals do what they did before; a checkpoint that is being written is waited for; trackers
         are finished, as they are when the script ends without this call; the process group ends.
@@ -1514,9 +1388,6 @@ class Accelerator:
         Raises:
             UsageError: another rank trains on; nothing is ended.
             CheckpointError: the checkpoint could not be saved; all else is ended.
-
-        Examples:
-            >>> accelerator.end_training()
         """
         meet_to_end("end_training()")
         self.parts.preemption.release()

@@ -143,18 +143,7 @@ class Preemption:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job has to stop; for loops in which `checkpoint(every=...)` has no place.
-
-        Every rank must ask equally often, and gets the same answer. `checkpoint()` then saves and
-        leaves.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, project_dir="runs/gpt")
-            >>> for round in range(3):
-            ...     if accelerator.should_stop:
-            ...         accelerator.checkpoint()
-            >>> accelerator.end_training()
-        """
+        """Whether the job must stop; every rank must ask equally often."""
         if not self._by_calls.is_near:
             return self._by_calls.ask(Request.NONE) is not Request.NONE
         if self._request is Request.NONE and not self._training.accumulation.is_open:
