@@ -9,11 +9,8 @@ import json
 import os
 import re
 import shlex
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from importlib import metadata
@@ -60,14 +57,12 @@ class Check(NamedTuple):
         return described(self.remedies)
 
 
-LIVE = ("torch runs", "profile", "hostname", "disk")
+LIVE = ("torch runs", "profile")
 TORCH_TIMEOUT_S = 120
-LEAST_FREE_BYTES = {WARNING: 5 * 2**30, ERROR: 2**28}
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
 MIN_OPEN_FILES = 4096  # workers and the tensors that they share need descriptors
 MIN_PROCESSES = 1024
-TEMPORARY_FIX = "`export TMPDIR=FOLDER`, with one that you may write to"
 
 SLOW_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "kernel launches are synchronous",
@@ -305,8 +300,6 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
         yield Check("profile", ERROR, what, [advice(problem.fix)])
     if not found:
         yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
-    yield _check_hostname()
-    yield from _check_disk()
 
 
 def check_packages() -> Check:
@@ -339,8 +332,9 @@ def _ask_torch(machine: Machine) -> Check:
     """Import torch in another Python, and compare what it finds."""
     try:
         os.getcwd()
-    except OSError:  # the disk check reports why
-        return Check("torch runs", SKIPPED, "not possible without a working folder")
+    except OSError as error:
+        what = f"the working folder is not available: {error.strerror}"
+        return Check("torch runs", ERROR, what, [advice("`cd` to a folder that exists")])
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH, machine.gpu_kind],
@@ -383,47 +377,3 @@ def _compared(answer: Any, machine: Machine) -> tuple[str, list[Remedy]]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
         return f"torch cannot use MPS on this Mac{built}", [how_to_update_torch(machine.macos)]
     return "", []
-
-
-def _check_hostname() -> Check:
-    """Check that the hostname resolves to an address of this machine, as gloo listens on it."""
-    name = socket.gethostname()
-    fix = [
-        advice(
-            f"have `127.0.0.1 {name}` added to /etc/hosts; not needed for launches on one machine"
-        )
-    ]
-    try:
-        address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        what = f"hostname {name!r} does not resolve: {error.strerror}"
-        return Check("hostname", WARNING, what, fix)
-    except UnicodeError:  # DNS allows 63 characters between dots, Linux 64; torch resolves the name
-        what = f"hostname {name!r} is too long for DNS: torch cannot start several ranks"
-        shorter = advice("have this machine named by at most 63 characters")
-        return Check("hostname", ERROR, what, [shorter])
-    try:
-        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
-            probe.bind((address[4][0], 0))
-    except OSError as error:
-        what = f"{name!r} resolves to {address[4][0]}, not bindable here: {error.strerror}"
-        return Check("hostname", WARNING, what, fix)
-    return Check("hostname", OK, f"{name} is {address[4][0]}")
-
-
-def _check_disk() -> Iterator[Check]:
-    free_in: dict[str, int] = {}
-    for name, find, fix in (
-        ("the working folder", os.getcwd, "`cd` to a folder that exists"),
-        ("a folder for temporary files", tempfile.gettempdir, TEMPORARY_FIX),
-    ):
-        try:
-            folder = find()
-            free_in[folder] = shutil.disk_usage(folder).free
-        except OSError as error:
-            yield Check("disk", ERROR, f"{name} is not available: {error.strerror}", [advice(fix)])
-    for folder, free in free_in.items():
-        what = f"{free / 2**30:.1f} GiB free in {folder}"
-        low = [status for status, least in LEAST_FREE_BYTES.items() if free < least]
-        space = advice("remove old checkpoints and logs, or write to another disk")
-        yield Check("disk", low[-1] if low else OK, what, [space] if low else ())

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from headway.commands.doctor import TEMPORARY_FIX
 from headway.commands.flags import Parser
 from headway.commands.program import require_torch
 from headway.commands.tables import print_table
@@ -68,5 +67,5 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
         raise MachineError(
             f"no temporary folder for the checkpoints of the ranks: {error.strerror}",
             where="environment TMPDIR, /tmp and other default folders",
-            fix=TEMPORARY_FIX,
+            fix="`export TMPDIR=FOLDER`, with one that you may write to",
         ) from None

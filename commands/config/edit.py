@@ -23,7 +23,6 @@ from headway.settings.profile_edit import (
     BLANK,
     change_profile,
     is_blank,
-    masked_profile,
     set_value,
     unset_value,
     written,
@@ -165,7 +164,7 @@ def apply(
             raise ConfigError.of(found)
         return edited
 
-    new = change_profile(path, valid, is_private=_holds_secret)
+    new = change_profile(path, valid)
     after = parse_profile(new, path, layer)
     if not old:
         with suppress(ConfigError):  # only editors need it
@@ -174,25 +173,11 @@ def apply(
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in _differences(before, after):
         print(f"  {line}")
-    if _holds_secret(new) and not _holds_secret(old):
-        print("only you can read it now: it holds a secret")
     reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
     # notes, not errors: the profile may be for another machine
     not_here = launch_problems([*weaker, after, *stronger], machine)
-    gone = flat(_raws(before)).keys() - flat(_raws(after)).keys()
-    for note in [
-        *overridden([reported, *stronger]),
-        *_set_elsewhere(sorted(gone), [*weaker, *stronger]),
-        *(problem.what for problem in not_here),
-    ]:
+    for note in [*overridden([reported, *stronger]), *(problem.what for problem in not_here)]:
         say(f"note: {note}")
-
-
-def _holds_secret(text: str) -> bool:
-    try:
-        return masked_profile(text) != text
-    except ConfigError:  # it is no profile
-        return False
 
 
 def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
@@ -209,18 +194,6 @@ def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> lis
 def _shown(key: str, raw: Raw) -> str:
     """Return a value as profiles have it, with secrets masked."""
     return written(masked_value(key, raw))
-
-
-def _set_elsewhere(keys: Sequence[str], layers: Sequence[Entries]) -> list[str]:
-    """Return a note for each key that one of `layers` sets, by the strongest that does."""
-    still = {}
-    for layer in layers:
-        values = flat(_raws(layer))
-        for key in keys:
-            if key in values:
-                origin = layer[key.partition(".")[0]].origin
-                still[key] = f"{key} is still set, to {_shown(key, values[key])}: {origin}"
-    return list(still.values())
 
 
 def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:

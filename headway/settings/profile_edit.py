@@ -6,13 +6,12 @@ or removed. The result is parsed again, and refused where anything else has chan
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +21,12 @@ from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import MASK, masked, masked_value
 from headway.errors import ConfigError, UsageError
 from headway.settings.profile import VERSION, compose, parse_profile
-from headway.settings.profile_files import MAX_BYTES, choose_profile, read_text, shown
+from headway.settings.profile_files import choose_profile, shown, text_at
 from headway.settings.setting import Raw
 from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
 _PROFILE = "the profile"
-_TEMPORARY = ".headway.tmp"
 _PLAIN = re.compile(
     r"""
     0 | [1-9][0-9]{0,15}            # a number that YAML readers write back unchanged,
@@ -219,96 +217,40 @@ def _secrets(env: Any) -> list[Any]:
     return [env] if masked_value("env", words) != words else []
 
 
-def change_profile(
-    path: str, change: Callable[[str], str], is_private: Callable[[str], bool] = lambda _: False
-) -> str:
+def change_profile(path: str, change: Callable[[str], str]) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
-    Atomic: writers hold a lock on the folder; the text is written to a temporary file beside the
-    profile, flushed to disk, and renamed to the profile. A link is followed, and an existing file
-    keeps its permissions unless it becomes private: a file with a text that `is_private` is its
-    owner's alone, but where it was private before, its owner has given it the permissions that it
-    has.
+    It is written to a file beside the profile, which is then renamed: a reader finds the old text
+    or the new one. A link is followed. A new profile is its owner's alone, for it may hold secrets;
+    an existing one keeps its permissions.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
+    before, exists = text_at(target), os.path.exists(target)
+    text = change(before)
+    if exists and text == before:
+        return text
+    temporary = f"{target}.{os.getpid()}.tmp"
     try:
+        if exists:
+            os.close(os.open(target, os.O_WRONLY))  # fails where it is read-only
         os.makedirs(folder, exist_ok=True)
-        with _locked(folder):
-            if os.path.islink(target):  # realpath stops at a loop of links
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            exists = os.path.exists(target)
-            before = read_text(target) if exists else ""
-            text = change(before)
-            if exists and text == before:
-                return text
-            _refuse_to_write(target, text)
-            becomes_private = is_private(text) and not (exists and is_private(before))
-            _replace(target, text, becomes_private)
-            return text
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        if exists:
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
         raise ConfigError(
             f"the profile cannot be written: {error.strerror}",
             where=shown(target),
-            fix=f"check that {shown(folder)} is a writable folder on a disk with free space, or "
-            "set XDG_CONFIG_HOME",
+            fix=f"check the permissions of the file, and that {shown(folder)} is a writable folder "
+            "on a disk with free space, or set XDG_CONFIG_HOME",
         ) from None
-
-
-def _replace(target: str, text: str, becomes_private: bool) -> None:
-    """Write `text` beside `target`, and rename it; called with the folder's lock held."""
-    temporary = os.path.join(os.path.dirname(target), _TEMPORARY)
-    exists = os.path.exists(target)
-    with suppress(FileNotFoundError):
-        os.unlink(temporary)  # of a writer that was killed
-    try:
-        mode = 0o600 if exists or becomes_private else 0o666
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if exists and not becomes_private:
-            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-        os.replace(temporary, target)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _refuse_to_write(target: str, text: str) -> None:
-    """Raise ConfigError if the text is too long to be read again, or the file is read-only."""
-    if len(text.encode()) > MAX_BYTES:
-        raise ConfigError(
-            f"the profile would be larger than {MAX_BYTES // 2**20} MiB, the limit for reading it",
-            where=shown(target),
-            fix="shorten its values",
-        )
-    effective = os.access in os.supports_effective_ids
-    if os.path.exists(target) and not os.access(target, os.W_OK, effective_ids=effective):
-        raise ConfigError(
-            "the profile is read-only",
-            where=shown(target),
-            fix="change its permissions, or select a profile that you may write",
-        )
-
-
-@contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Hold the folder's lock; at the end flush the folder's entries to disk."""
-    if os.name == "nt":  # folders cannot be opened on Windows; os.replace is atomic by itself
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-        os.fsync(handle)
-    finally:
-        os.close(handle)  # releases the lock
+    return text
 
 
 def write_basic_config(

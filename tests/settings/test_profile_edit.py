@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
 import stat
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,10 +17,8 @@ from headway.errors import ConfigError
 from headway.machine.facts import Machine
 from headway.settings.profile import parse_profile, read_profile
 from headway.settings.profile_edit import BLANK, change_profile, set_value, unset_value
-from headway.settings.profile_files import MAX_BYTES
 from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
-from tests.distributed.launching import environment
 
 TEXT = """\
 # for the big machine
@@ -191,7 +184,7 @@ def test_a_failing_write_leaves_the_old_profile_and_no_litter(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         write_profile("default.yaml", {"device": "mps"})
     assert "device: cpu" in Path("default.yaml").read_text()
@@ -212,76 +205,10 @@ def test_a_folder_that_cannot_be_written_to_is_a_clear_error() -> None:
 def test_a_read_only_profile_is_not_replaced() -> None:
     write_profile("default.yaml", {"device": "cpu"})
     Path("default.yaml").chmod(0o444)
-    with pytest.raises(ConfigError, match="is read-only") as caught:
+    with pytest.raises(ConfigError, match="cannot be written: Permission denied") as caught:
         change_profile("default.yaml", lambda text: set_value(text, "device", "mps"))
     assert "permissions" in caught.value.problems[0].fix
     assert "device: cpu" in Path("default.yaml").read_text()
-
-
-def test_a_profile_that_could_not_be_read_again_is_not_written() -> None:
-    write_profile("default.yaml", {"device": "cpu"})
-    huge = {"log_dir": "a" * MAX_BYTES}
-    with pytest.raises(ConfigError, match="would be larger than 1 MiB"):
-        write_profile("default.yaml", huge)
-    assert "device: cpu" in Path("default.yaml").read_text()
-
-
-WRITER = """
-import sys
-from headway.settings.profile_edit import change_profile, set_value
-path, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
-while True:
-    number += 1
-    change_profile(path, lambda text: set_value(text, "env." + name, str(number)))
-    print(number, flush=True)
-"""
-
-READER = """
-import sys
-from headway.settings.profile import read_profile
-seen = {}
-while True:
-    numbers = {name: int(text) for name, text in read_profile(sys.argv[1], "p")["env"].raw.items()}
-    assert numbers.keys() == {"A", "B"}, numbers
-    assert all(numbers[name] >= seen.get(name, 0) for name in numbers), (seen, numbers)
-    seen = numbers
-"""
-
-
-def started(script: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("kills", [50, pytest.param(500, marks=pytest.mark.long)])
-@pytest.mark.processes
-def test_two_writers_killed_at_random_lose_nothing_that_they_wrote(kills: int) -> None:
-    path = str(Path("default.yaml").absolute())
-    Path(path).write_text("# by hand\nenv:\n  A: 0\n  B: 0\n")
-    done = {"A": 0, "B": 0}
-    writers = {name: started(WRITER, path, name, "0") for name in done}
-    readers = [started(READER, path) for _ in range(2)]
-    try:
-        for kill in range(kills):
-            name = "AB"[kill % 2]
-            writer = writers[name]
-            assert writer.stdout is not None
-            done[name] = int(writer.stdout.readline())
-            time.sleep(random.uniform(0, 0.02))
-            writer.send_signal(signal.SIGKILL)
-            rest = writer.communicate()[0].splitlines()
-            done[name] = int(rest[-1]) if rest and rest[-1] else done[name]
-            number = int(read_profile(path, Layer.PROFILE)["env"].raw[name])  # type: ignore[call-overload]
-            assert done[name] <= number <= done[name] + 1
-            writers[name] = started(WRITER, path, name, str(number))
-        assert [reader.poll() for reader in readers] == [None, None]
-    finally:
-        for process in (*writers.values(), *readers):
-            process.kill()
-            process.communicate()
-    assert Path(path).read_text().startswith("# by hand\n")
-    change_profile(path, lambda text: set_value(text, "env.A", "0"))
-    assert os.listdir() == ["default.yaml"]  # neither a lock nor a temporary file of the dead
 
 
 @pytest.mark.parametrize(
