@@ -43,7 +43,7 @@ def measure(kind: str, blocks: int, steps: int) -> float:
     progress = process_progress()
     if not progress.is_connected:
         leave_figures(progress)  # now: it begins the clock
-    progress.clock.is_on = kind == "on"
+    progress.is_watched = kind == "on"
     now = time.perf_counter if dist.is_initialized() else time.process_time
     seconds = []
     for block in range(blocks):

@@ -1,7 +1,7 @@
 """What this process's training is doing, and who is told: its launcher, by the status channel.
 
 A `Progress` belongs to the training: all parts of an Accelerator get the one of their `Training`.
-Entering a phase costs well under a microsecond, and nothing is sent without a launcher.
+Where nobody reads it, a step pays for looking at `is_watched`: the parts ask that before they call.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class Progress:
     """What the training in this process is doing, how far it is, and what it uses.
 
     Attributes:
-        phase: the name of the current phase.
-        step: optimizer steps done.
+        is_watched: whether anybody reads; else nobody needs to enter phases and end steps.
+        phase: the name of the current phase, where somebody reads.
+        step: optimizer steps done, where somebody reads.
         total: steps that the training will have; 0 if not known.
         loss: the last known one.
         num_trained: backward passes and optimizer steps of this process; never set back.
@@ -90,14 +91,15 @@ class Progress:
     """
 
     __slots__ = (
-        *("phase", "step", "total", "loss", "num_trained", "clock", "listeners", "uses"),
-        *("kept", "own_threads", "channel", "_beat_at"),
+        *("is_watched", "phase", "step", "total", "loss", "num_trained", "clock", "listeners"),
+        *("uses", "kept", "own_threads", "channel", "_beat_at"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
         return process_progress, ()
 
     def __init__(self) -> None:
+        self.is_watched = False
         self.step, self.phase, self.total, self.loss = ProgressSnapshot()
         self.num_trained = 0
         self.clock = StepClock()
@@ -129,12 +131,12 @@ class Progress:
     def report_to(self, listener: Callable[[Figures], None]) -> None:
         """Have the steps timed, and their figures given to `listener` about once a second."""
         self.listeners.append(listener)
-        self.clock.is_on = True
+        self.is_watched = True
 
     @property
     def is_due(self) -> bool:
         """Whether figures will be reported at the end of this step."""
-        return self.clock.is_on and self.clock.mark >= self.clock.due_at
+        return self.clock.mark >= self.clock.due_at
 
     def snapshot(self) -> ProgressSnapshot:
         """Return how far the training is."""
@@ -146,7 +148,7 @@ class Progress:
         """Begin a phase, which the time from now on counts for."""
         self.phase, counted = phase
         clock = self.clock
-        if clock.is_on and clock.phase != counted:
+        if clock.phase != counted:
             clock.switch(counted)
             if clock.mark > self._beat_at:
                 self._beat()
@@ -154,25 +156,22 @@ class Progress:
     def end_backward(self) -> None:
         """Note the end of a backward pass."""
         self.phase = SCRIPT.name
-        self.num_trained += 1
-        if self.clock.is_on:
-            self.clock.end_backward()
+        self.clock.end_backward()
 
     def end_step(self, step: int) -> None:
         """Note that optimizer step number `step` is done, and report the last ones if it is due."""
         self.phase, self.step = SCRIPT.name, step
-        self.num_trained += 1
         clock = self.clock
-        if clock.is_on:
-            if clock.end_step(step):
-                self._report_figures()
-            elif clock.mark > self._beat_at:
-                self._beat()
+        if clock.end_step(step):
+            self._report_figures()
+        elif clock.mark > self._beat_at:
+            self._beat()
 
     def follow(self, step: int, total: int, loss: float | None) -> None:
         """Note how far the training of a library is, at the end of one of its steps."""
-        self.total, self.loss = total, loss
-        self.end_step(step)
+        self.step, self.total, self.loss = step, total, loss
+        if self.is_watched:
+            self.end_step(step)
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:

@@ -193,12 +193,11 @@ class StepClock:
     """Adds up what steps take, until `take`."""
 
     __slots__ = (
-        *("is_on", "tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
+        *("tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
         *("batch_samples", "num_samples", "stolen_time", "device_bytes", "_is_warm"),
     )
 
     def __init__(self) -> None:
-        self.is_on = False  # somebody reads; before, what each step pays for need not be called
         self.tally = Tally()  # of the script's time
         self.spent = self.tally.spent
         self.phase, self.mark = SCRIPT, _now()

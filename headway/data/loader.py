@@ -184,9 +184,10 @@ class PreparedDataLoader(DataLoader[Any]):
                 lookahead = None
             start.begun()
             draws_ahead = self._draws_ahead
-            progress.enter(DATA)
-            workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
-            progress.clock.num_workers = workers if isinstance(workers, int) else None
+            if progress.is_watched:
+                progress.enter(DATA)
+                workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
+                progress.clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, _END)
             if lookahead is None:
                 start.loaded()
@@ -195,15 +196,16 @@ class PreparedDataLoader(DataLoader[Any]):
                 if lookahead is not None:
                     has_more = lookahead.has_more
                 else:
-                    progress.enter(DATA)
+                    if progress.is_watched:
+                        progress.enter(DATA)
                     if stream is not None:
                         current.stream = stream.state_dict()
                     if draws_ahead:
                         current.ahead = generator_states(_CPU)
                     following = next(items, _END)  # one batch ahead
                     has_more = following is not _END
-                progress.enter(FORWARD)
-                if progress.clock.is_on:
+                if progress.is_watched:
+                    progress.enter(FORWARD)
                     known = global_batch.samples // num_ranks
                     progress.clock.batch_samples = known or samples_in(batch)
                 current.rounds += 1
@@ -216,11 +218,13 @@ class PreparedDataLoader(DataLoader[Any]):
                         batch = send_to_device(batch, device, non_blocking=overlaps)
                     yield batch
                 if lookahead is not None:
-                    progress.enter(DATA)
+                    if progress.is_watched:
+                        progress.enter(DATA)
                     following = next(items, _END)
             current.is_exhausted = True
         finally:
-            progress.enter(SCRIPT)
+            if progress.is_watched:
+                progress.enter(SCRIPT)
             self._passes.end(current, self._given(current))
             loop.end()
 

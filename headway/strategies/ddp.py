@@ -53,7 +53,7 @@ class DDP(Strategy):
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
         progress = self._settings.progress
-        if progress is not None and progress.clock.is_on:
+        if progress is not None and progress.is_watched:
             self._watch_waiting(shared, progress)
         return shared
 

@@ -51,7 +51,11 @@ def note_whole_exchange(model: DistributedDataParallel, progress: Progress) -> N
         _when_over(let_ddp_wait)
 
     def let_ddp_wait() -> None:
-        _when_over(progress.end_backward)
+        _when_over(end)
+
+    def end() -> None:
+        progress.num_trained += 1
+        progress.end_backward()
 
     _LastGradient(model, progress, begin)
 

@@ -87,14 +87,17 @@ class PreparedOptimizer(torch.optim.Optimizer):
             if self._token_mean.pending is not None:
                 self._token_mean.refuse_open_step()
             progress = self._progress
-            progress.enter(OPTIMIZER_STEP)
+            if progress.is_watched:
+                progress.enter(OPTIMIZER_STEP)
             try:
                 self.step_was_skipped = self._precision.step(self.optimizer, closure)
             finally:
                 progress.phase = SCRIPT.name
             if not self.step_was_skipped:
                 self.step_count += 1
-                progress.end_step(self.step_count)
+                progress.num_trained += 1
+                if progress.is_watched:
+                    progress.end_step(self.step_count)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""

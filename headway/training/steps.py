@@ -44,12 +44,15 @@ class Steps:
         if gradient is not None:
             kwargs["gradient"] = gradient
         progress = self.training.progress
-        progress.enter(BACKWARD)
+        if progress.is_watched:
+            progress.enter(BACKWARD)
         try:
             self.training.precision.backward(weighed, **kwargs)
         finally:
-            progress.end_backward()
-        if progress.is_due:
+            progress.num_trained += 1
+            if progress.is_watched:
+                progress.end_backward()
+        if progress.is_watched and progress.is_due:
             _note_loss(progress, loss, num_tokens)
         if self._split is not None and self._split.is_active:
             self._split.after_backward()

@@ -36,13 +36,11 @@ def test_a_phase_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPat
     os.close(writing)
 
 
-def test_without_a_reader_no_step_is_timed_and_the_phase_is_known() -> None:
+def test_without_a_reader_no_step_is_timed_and_how_far_a_library_is_is_known() -> None:
     progress = Progress()
-    progress.enter(DATA)
-    progress.end_step(1)
-    progress.enter(BACKWARD)
+    progress.follow(1, 9, 0.5)
     assert (progress.clock.tally.num_steps, sum(progress.clock.spent)) == (0, 0)
-    assert progress.snapshot() == ProgressSnapshot(1, "backward")
+    assert progress.snapshot() == ProgressSnapshot(1, "script", 9, 0.5)
 
 
 def test_a_descriptor_that_the_script_closed_and_reused_gets_nothing() -> None:

@@ -67,10 +67,10 @@ def test_a_micro_batch_of_all_ranks_can_be_divided_among_them() -> None:
 def test_samples_are_counted_though_batches_have_sizes_of_their_own(
     maker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = process_progress().clock
-    monkeypatch.setattr(clock, "is_on", True)
+    progress = process_progress()
+    monkeypatch.setattr(progress, "is_watched", True)
     loader = maker(cpu=True).prepare(DataLoader(torch.arange(4), batch_sampler=Uneven()))
-    assert [clock.batch_samples for _ in loader] == [3, 1]
+    assert [progress.clock.batch_samples for _ in loader] == [3, 1]
 
 
 def test_batches_of_their_own_are_refused() -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
 from headway.contract.origin import Layer, Origin
-from headway.contract.progress import Progress
+from headway.contract.progress import Progress, process_progress
 from headway.contract.run import VARIABLE, RunContract, encode
 from headway.contract.step_clock import Event, QueueTimes
 from headway.errors import LaunchError, MachineError, UsageError
@@ -501,10 +501,28 @@ class Mark:
         return 1.0
 
 
+def test_steps_that_nobody_reads_call_nothing_of_the_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("enter", "end_backward", "end_step"):
+        monkeypatch.setattr(Progress, name, lambda *_: pytest.fail("nobody reads this"))
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters()), DataLoader(TensorDataset(torch.ones(2, 1)))
+    )
+    progress = process_progress()
+    monkeypatch.setattr(progress, "is_watched", False)  # by figures of an earlier test
+    trained = progress.num_trained
+    for (batch,) in loader:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+    assert progress.num_trained == trained + 4
+
+
 def on_gpu(mark: Mark) -> Progress:
     progress = Progress()
     progress.clock.queue, progress.clock.device = QueueTimes(lambda _: mark), LossOnGpu.device
-    progress.clock.is_on = True
     progress.end_step(1)
     return progress
 

@@ -51,7 +51,6 @@ def test_the_smoke_test_passes_on_all_gpus() -> None:
 def watching() -> StepClock:
     clock = StepClock()
     clock.watch_device(CUDA, torch.device("cuda", torch.cuda.current_device()))
-    clock.is_on = True
     clock.end_step(1)
     clock.take(0, None)
     return clock

@@ -125,7 +125,6 @@ def test_a_plain_script_waits_from_the_last_gradient_to_the_end_of_the_pass(
     model = DistributedDataParallel(Model(), static_graph=static_graph)
     model.register_comm_hook(None, slow_exchange)
     progress = Progress()
-    progress.clock.is_on = True
     note_whole_exchange(model, progress)
     for _ in range(6):
         whole_s, sync_s = plain_pass(model, progress.clock)
