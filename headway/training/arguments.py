@@ -157,11 +157,7 @@ def merge_sharing(arguments: Arguments) -> dict[str, Any]:
     if arguments.fsdp_plugin is None:
         return said
     if twice := [name for name, value in said.items() if value is not None]:
-        raise UsageError(
-            f"both fsdp_plugin and {twice[0]}={said[twice[0]]!r}",
-            where=CALL,
-            fix="pass one of the two",
-        )
+        raise _both("fsdp_plugin", f"{twice[0]}={said[twice[0]]!r}")
     return arguments.fsdp_plugin.settings()
 
 
@@ -187,11 +183,8 @@ def merge_accumulation(
             check_steps("gradient_accumulation_steps", steps, CALL)
         return GradientAccumulationPlugin(num_steps=steps)
     if steps not in (None, 1):
-        raise UsageError(
-            f"both gradient_accumulation_steps={steps!r} and gradient_accumulation_plugin",
-            where=CALL,
-            fix=f"pass GradientAccumulationPlugin(num_steps={steps!r}, ...) alone",
-        )
+        alone = f"GradientAccumulationPlugin(num_steps={steps!r}, ...)"
+        raise _both(f"gradient_accumulation_steps={steps!r}", "gradient_accumulation_plugin", alone)
     return plugin
 
 
@@ -200,12 +193,13 @@ def merge_compilation(
 ) -> TorchDynamoPlugin:
     """Return the plugin, or one with `backend`; both are refused."""
     if backend is not None and plugin is not None:
-        raise UsageError(
-            f"both dynamo_backend={backend!r} and dynamo_plugin",
-            where=CALL,
-            fix=f"pass TorchDynamoPlugin(backend={backend!r}, ...) alone",
-        )
+        alone = f"TorchDynamoPlugin(backend={backend!r}, ...)"
+        raise _both(f"dynamo_backend={backend!r}", "dynamo_plugin", alone)
     return plugin or TorchDynamoPlugin(backend=backend)
+
+
+def _both(one: str, other: str, alone: str = "one of the two") -> UsageError:
+    return UsageError(f"both {one} and {other}", where=CALL, fix=f"pass only {alone}")
 
 
 def reject_unsupported(
@@ -222,9 +216,7 @@ def reject_unsupported(
 
 def check_precision(name: str | Precision | None, where: str = CALL) -> None:
     """Raise UsageError unless `name` is a precision, or None."""
-    if isinstance(name, Precision):
-        return
-    if name is not None and name not in PRECISIONS:
+    if not (name is None or isinstance(name, Precision) or name in PRECISIONS):
         raise UsageError(
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
             where=where,
@@ -257,7 +249,7 @@ def _device(cpu: bool, device: str | None) -> str | None:
         raise UsageError(
             f"cpu=True and device={device!r} contradict each other",
             where=CALL,
-            fix="pass one of the two",
+            fix="pass only one of the two",
         )
     return "cpu" if cpu else None if device == AUTO else device
 

@@ -35,7 +35,6 @@ from headway.trackers.project import ProjectConfiguration, merged_project
 from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
     Arguments,
-    Devices,
     EffectiveSettings,
     check_seed,
     gpu_named_by,
@@ -82,7 +81,12 @@ def connect(given: Arguments) -> Connected:
     is_device_named = given.cpu or given.device is not None or given.devices is not None
     group = handlers.or_default(InitProcessGroupKwargs)
     shared = None if is_device_named else shared_world()
-    world = _join_world(shared, run.device, given.devices, group)
+    if shared is not None:
+        world = join_world(shared.device.type, shared.device.index, group)
+    else:
+        devices = given.devices
+        gpu = None if devices is None else gpu_named_by(devices, run.device, read_ranks())
+        world = join_world(run.device, gpu, group)
     own_precision = None if isinstance(given.mixed_precision, str) else given.mixed_precision
     own_strategy = None if isinstance(given.strategy, str) else given.strategy
     precision = precision_for(
@@ -151,16 +155,6 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
         notes = (*notes, f"strategy {strategy!r} has no effect with one process")
     for note in notes:
         say(note)
-
-
-def _join_world(
-    shared: World | None, device: str, devices: Devices | None, group: InitProcessGroupKwargs
-) -> World:
-    """Join with the device of the shared world if there is one, else with what was agreed."""
-    if shared is not None:
-        return join_world(shared.device.type, shared.device.index, group)
-    gpu = None if devices is None else gpu_named_by(devices, device, read_ranks())
-    return join_world(device, gpu, group)
 
 
 @cache

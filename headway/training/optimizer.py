@@ -21,16 +21,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
     While gradients accumulate, `step()` and `zero_grad()` do nothing. All else is the optimizer's
     own, found under `.optimizer`.
 
-    One that `prepare` has not made follows the `GradientState` of the process, in fp32.
-
-    Args:
-        optimizer: the script's own.
-        device_placement: without effect: an optimizer's state is where its weights are.
-        scaler: fp16's loss scale, which only `prepare` can give it.
-        accumulation, precision, token_mean, progress: those of the Accelerator that prepares it.
-
-    Raises:
-        UsageError: a scaler without an Accelerator.
+    Created without `prepare`, it follows the `GradientState` of the process, in fp32, and a scaler
+    is refused. `device_placement` has no effect: an optimizer's state is where its weights are.
     """
 
     def __init__(
@@ -129,11 +121,13 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def train(self) -> None:
         """Switch a schedule-free optimizer to train mode; others have no modes."""
-        getattr(self.optimizer, "train", _no_mode)()
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
 
     def eval(self) -> None:
         """Switch a schedule-free optimizer to eval mode; others have no modes."""
-        getattr(self.optimizer, "eval", _no_mode)()
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
 
     def state_dict(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
@@ -156,10 +150,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         return _delegate(self, "optimizer", name)
-
-
-def _no_mode() -> None:
-    """Stands for `train` and `eval` of an optimizer that has no modes."""
 
 
 class PreparedScheduler:

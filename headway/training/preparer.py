@@ -28,15 +28,7 @@ Prepare = Callable[[Any, torch.device | None], None]
 
 
 class Preparer:
-    """Prepares a script's objects for a training, which remembers them.
-
-    Args:
-        data: how prepared loaders share their data out.
-        device_placement: move models and batches to the device.
-        step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
-        rng_types: the random generators that all ranks get from rank 0 at each pass over a loader.
-        seed: of the samples of prepared loaders; None leaves generators alone.
-    """
+    """Prepares a script's objects for a training, which remembers them; see `Accelerator`."""
 
     skips_itself = False  # see `Training`
 

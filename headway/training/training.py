@@ -30,12 +30,6 @@ class Training:
     """The objects of one training on this rank, and how they work together.
 
     A checkpoint saves what is here; `headway.checkpoint.training_state` has its parts.
-
-    Args:
-        global_batch_size: samples in an optimizer step, if all numbers of ranks must have as many.
-
-    With `skips_itself` the script leaves out what its loaders have read before a checkpoint, by
-    `skip_first_batches`; else they go on behind it themselves.
     """
 
     def __init__(
@@ -57,7 +51,7 @@ class Training:
         self.token_mean = TokenMean()
         self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
         self.registered: list[Any] = []  # what `register_for_checkpointing` was given
-        self.skips_itself = False
+        self.skips_itself = False  # whether the script skips, after a load, what loaders had read
 
     # ------------------------------------------------------------------ what there is
 
@@ -156,11 +150,7 @@ class Training:
 
     @property
     def accumulation_steps(self) -> int:
-        """The number of micro-batches in one optimizer step.
-
-        Raises:
-            UsageError: set, it is no such number, or the batches of loaders follow from another.
-        """
+        """The number of micro-batches in one optimizer step."""
         return self.accumulation.steps
 
     @accumulation_steps.setter
