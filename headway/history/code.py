@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -17,6 +20,7 @@ from headway.history.launch import Commit
 
 MAX_BYTES = 50 * 2**20
 _ABOUT = "commit.json"
+_CHUNK = 2**16
 _SHOWN = 5  # of the largest files
 _WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
@@ -66,7 +70,8 @@ def take(commit: Commit, without: str, into: str) -> str:
 
 def files_of(root: str) -> Iterator[str]:
     """Yield what git tracks or does not ignore in a repository and its submodules."""
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+    asked = _Git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = asked.answer() or ""
     for name in dict.fromkeys(listed.split("\0")[:-1]):
         path = os.path.join(root, name)
         if os.path.isdir(path) and not os.path.islink(path):
@@ -102,22 +107,46 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
         here = os.path.dirname(here)
     from headway.contract.secrets import masked_text
 
-    commit = (_git(here, "rev-parse", "--verify", "--quiet", "HEAD") or "").strip()
+    head = _Git(here, "rev-parse", "--verify", "--quiet", "HEAD", within_s=within_s)
+    changes = _Git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)  # while the other one runs
+    commit, diff = head.answer(), changes.answer()
     if not commit:
         return None
-    diff = _git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)
-    return Commit(here, commit, None if diff is None else masked_text(diff[:_DIFF_CHARS]))
+    text = None if diff is None else masked_text(diff[:_DIFF_CHARS])
+    return Commit(here, commit.strip(), text)
 
 
-def _git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:
-    """Return what git prints in a folder; None where it fails or takes too long."""
-    import subprocess
+class _Git:
+    """A call of git that goes on; without the module subprocess, whose import takes longer."""
 
-    command = ["git", "--no-optional-locks", *_CONFIG, "-C", folder, *words]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=within_s, check=False
-        )
-        if done.returncode == 0:
-            return done.stdout.decode(errors="replace")
-    return None
+    def __init__(self, folder: str, *words: str, within_s: float = _WITHIN_S) -> None:
+        command = ["git", "--no-optional-locks", *_CONFIG, "-C", folder, *words]
+        self._until = time.monotonic() + within_s
+        self._output, write = os.pipe()
+        streams = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, write, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        self._pid = None
+        with suppress(OSError):
+            self._pid = os.posix_spawnp("git", command, os.environ, file_actions=streams)
+        os.close(write)
+
+    def answer(self) -> str | None:
+        """Return what it has printed; None where it fails or takes too long."""
+        text = b"".join(self._chunks())
+        os.close(self._output)
+        if self._pid is None or os.waitpid(self._pid, 0)[1]:
+            return None
+        return text.decode(errors="replace")
+
+    def _chunks(self) -> Iterator[bytes]:
+        output = select.poll()
+        output.register(self._output)
+        while output.poll(max(self._until - time.monotonic(), 0) * 1000):
+            if not (chunk := os.read(self._output, _CHUNK)):
+                return
+            yield chunk
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from headway.contract.progress import Progress
 from headway.contract.run import RECORD_VARIABLE
 from headway.history import own, store
 from headway.history.beginning import begin, packages, variables_of
+from headway.history.code import read_commit
 from headway.history.recorder import Recorder
 from headway.history.store import new_path, runs_folder
 from tests.history.runs import START, figures
@@ -125,6 +126,22 @@ def test_the_versions_of_packages_are_read_from_their_folders(tmp_path: Path) ->
         (tmp_path / name).mkdir()
     found = packages([str(tmp_path), "/nowhere"])
     assert found == {"my-package": "1.0", "old": "3", "torch": "2.11.0+cpu"}
+
+
+@pytest.mark.parametrize("git", ["sleep 60", "false", None])
+def test_git_that_is_slow_fails_or_is_missing_costs_the_commit_alone(
+    git: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".git").mkdir()
+    if git is not None:
+        (tmp_path / "git").write_text(f"#!/bin/sh\nexec {git}\n")
+        (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if git else str(tmp_path))
+    began = time.monotonic()
+    assert read_commit(str(tmp_path), within_s=0.2) is None
+    assert time.monotonic() - began < 30
+    with pytest.raises(ChildProcessError):  # no zombie is left
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_nothing_is_left_but_in_the_state_folder() -> None:
