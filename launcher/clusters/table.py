@@ -16,16 +16,14 @@ from headway.settings.resolve import NOTHING
 from headway.settings.setting import AUTO
 from headway.settings.table import TABLE
 
-CLUSTERS: Sequence[Cluster] = (
-    *(TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT),
-    RANKED,
-)
+CLUSTERS: Sequence[Cluster] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
 """The first row that is here speaks."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
 """Clusters that pass on what all machines of a run print to one place."""
 
-_PLACE = ("num_machines", "machine_rank", "main_address")
+_COMPARED = ("num_machines", "machine_rank")
+"""What two clusters must agree on; an address has several names."""
 
 
 def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
@@ -88,10 +86,10 @@ def _missing(name: str) -> Entry:
 
 
 def _disagreeing(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of the machine's place of which another cluster says something else."""
-    for name in entries.keys() & others.keys() & {*_PLACE}:
+    """Yield the entries of which another cluster says something else, with that as a fault."""
+    for name in entries.keys() & others.keys() & {*_COMPARED}:
         one, other = entries[name], others[name]
-        if one.faults or other.faults or _are_same(str(one.raw), str(other.raw)):
+        if one.faults or other.faults or one.raw == other.raw:
             continue
         problem = Problem(
             f"{name} is {one.raw!r} by {one.origin.variable}, "
@@ -103,15 +101,3 @@ def _disagreeing(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry
             names=(name,),
         )
         yield name, one._replace(faults=(problem,))
-
-
-def _are_same(one: str, other: str) -> bool:
-    """Return whether two values may mean the same: n1 and n1.cluster.org, a name and an address."""
-    if one == other:
-        return True
-    if one.isdecimal() or other.isdecimal():
-        return False
-    are_addresses = [":" in text or text.replace(".", "").isdecimal() for text in (one, other)]
-    if any(are_addresses):
-        return not all(are_addresses)
-    return one.partition(".")[0] == other.partition(".")[0]

@@ -31,7 +31,6 @@ CLOSE_WITHIN_S = 5.0  # for ssh to end after its agent
 _REAPED_WITHIN_S = 1.0  # after SIGKILL
 _MOST_HELD_BYTES = 1 << 16  # of an unfinished line
 _LONGEST_ANSWER_BYTES = 1 << 23  # of an agent: how its launch has ended, with the report
-_MOST_BEFORE_READY_MIB = 1  # of output of a login shell, before the agent answers
 
 
 def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
@@ -50,7 +49,6 @@ class Connection:
         self._mark = mark.encode()
         self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._held_errors: bytearray | None = bytearray()  # of ssh, until the agent answers
-        self._read_before_ready = 0
         self._killer: asyncio.TimerHandle | None = None
         self._is_killed = False
         assert process.stdout is not None
@@ -91,13 +89,8 @@ class Connection:
         return found
 
     def _why_it_ended(self) -> str:
-        if self._says_too_much():
-            return f"more than {_MOST_BEFORE_READY_MIB} MiB of output came from its login shell"
         lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "the connection ended"
-
-    def _says_too_much(self) -> bool:
-        return not self.has_answered and self._read_before_ready > _MOST_BEFORE_READY_MIB << 20
 
     def _unreachable(self, reason: str) -> LaunchError:
         return LaunchError(
@@ -179,9 +172,6 @@ class Connection:
                 if len(rest) > held:
                     take(rest)
                     rest = b""
-                self._read_before_ready += len(data) * (not self.has_answered)
-                if self._says_too_much():
-                    self.kill()
             if rest:
                 take(rest)
         finally:

@@ -18,7 +18,6 @@ from headway.errors import LaunchError, MachineError
 _LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
 _LIST_WITHIN_S = 5.0
-_MOST_CHARS = 4096  # of a path, which squeue fills up with spaces
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
@@ -28,8 +27,6 @@ _PENDING = "PENDING"
 _RUNNING = "RUNNING"
 _NOTICE_AT = 2  # times that a running job had no log: a shared folder shows it later
 _JOB_ID = re.compile(r"\d+(_\d+)?")
-_SYMBOL = re.compile(r"%(\d*)([%jAaxu])")  # sbatch(1), "FILENAME PATTERN"
-
 
 _BODY = """\
 # an array's last job has the number of the whole array
@@ -167,10 +164,7 @@ def state_of(job: str) -> JobState:
     """
     shown = _run(["scontrol", "show", "job", job])
     if shown.returncode == 0:
-        state = read_state(shown.stdout)
-        # scontrol replaces the %j of %%j too, which the job's output does not follow
-        pattern = _pattern_of(job) if "%" in state.log else ""
-        return state._replace(log=file_of(pattern, shown.stdout)) if pattern else state
+        return read_state(shown.stdout)
     with suppress(MachineError):  # without accounting there may be no sacct
         columns = ["sacct", "--noheader", "--allocations", "--parsable2", "--format"]
         kept = _run([*columns, "State,ExitCode", "--jobs", job])
@@ -187,7 +181,6 @@ def state_of(job: str) -> JobState:
 
 def read_state(text: str) -> JobState:
     """Return the state in the output of `scontrol show job`, where a line can end in any text."""
-
     code, _, signal = _value(r"^ +Requeue=.* ExitCode=(\d+:\d+)", text).partition(":")
     return JobState(
         _value(r"^ +JobState=(\w+)", text),
@@ -198,39 +191,9 @@ def read_state(text: str) -> JobState:
     )
 
 
-def file_of(pattern: str, shown: str) -> str:
-    """Return the file that sbatch's `--output=pattern`, with symbols such as `%j`, means for a job.
-
-    `shown` is what `scontrol show job` says of it.
-    """
-    number = _value(r"^JobId=(\d+)", shown)
-    values = {
-        "%": "%",
-        "j": number,
-        "A": _value(r"^JobId=\d+ ArrayJobId=(\d+)", shown) or number,
-        "a": _value(r"^JobId=\d+ ArrayJobId=\d+ ArrayTaskId=(\d+)", shown),
-        "x": _value(r"^JobId=.*?JobName=(.*)$", shown),
-        "u": _value(r"^ +UserId=([^(]*)", shown),
-    }
-
-    def text(symbol: re.Match[str]) -> str:
-        value = values[symbol[2]]
-        return value.zfill(int(symbol[1] or 0)) if value.isdigit() else value
-
-    return _SYMBOL.sub(text, pattern)
-
-
 def _value(pattern: str, text: str) -> str:
     found = re.search(pattern, text, re.MULTILINE)
     return found[1] if found else ""
-
-
-def _pattern_of(job: str) -> str:
-    """Return what sbatch was given for the job's output; empty if SLURM does not say."""
-    words = ["--noheader", "--states", "all", "--Format", f"stdout:{_MOST_CHARS}", "--jobs", job]
-    with suppress(MachineError):
-        return _run(["squeue", *words]).stdout.partition("\n")[0].rstrip()
-    return ""
 
 
 def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:

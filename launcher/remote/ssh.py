@@ -12,13 +12,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from headway.contract.lines import encode
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
+from headway.launcher.machines.connect import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import Connection, connect
 from headway.launcher.remote.orders import End, Found, Order, Question, Route, Signal, Start
@@ -27,7 +27,6 @@ from headway.settings.hosts import Hosts
 _NOTICE_AFTER_S = 1.0
 _FAILURE_KNOWN_S = 10.0  # from the failure of one launch to the end of the others
 _STOPPED = 128 + signal.SIGTERM
-_LAUNCH_FAILED = LaunchError.exit_code
 
 
 class RemoteLaunch(NamedTuple):
@@ -163,8 +162,8 @@ class _Run:
         which no other machine can.
         """
         own = found[0].address
-        others = [one.address for one in found[1:] if not _is_loopback(one.address)]
-        if not _is_loopback(own) or not others:
+        others = [one.address for one in found[1:] if not is_loopback(one.address)]
+        if not is_loopback(own) or not others:
             return own
         route = await self.machines[0].ask(encode(Question(others[0])), Route)
         return route.address or own
@@ -175,12 +174,12 @@ class _Run:
         Once one has failed, the others have some seconds to find that out by themselves; then, or
         once a connection is lost, this command stops them, and how they end explains nothing.
         """
-        ends: list[End] = []
+        ends: dict[int, End] = {}  # by machine rank, in the order in which they came
         lost: list[End] = []
         are_stopped = False
         waiting = {asyncio.create_task(machine.end()): machine for machine in self.machines}
         while waiting:
-            has_failed = any(end.exit_code not in (0, STOPPED_AND_SAVED) for end in ends)
+            has_failed = any(map(_is_failure, ends.values()))
             done, _ = await asyncio.wait(
                 waiting,
                 timeout=_FAILURE_KNOWN_S if has_failed and not are_stopped else None,
@@ -188,8 +187,11 @@ class _Run:
             )
             ended = {waiting.pop(task): task.result() for task in done}
             if not are_stopped or self.stopped_by:
-                ends += [end for end in ended.values() if end is not None]
-                lost += [machine.lost() for machine, end in ended.items() if end is None]
+                for machine, end in ended.items():
+                    if end is None:
+                        lost.append(machine.lost())
+                    else:
+                        ends[self.machines.index(machine)] = end
             if waiting and not are_stopped and (lost or not done):
                 are_stopped = True
                 self._stop_others(waiting.values(), ended)
@@ -209,28 +211,20 @@ class _Run:
             machine.close_input(self._stops_within_s())
 
 
-def _to_blame(ends: Sequence[End], lost: Sequence[End], *, is_stopped: bool) -> End:
-    """Return the end that explains the others, of launches or of lost connections.
+def _to_blame(ends: Mapping[int, End], lost: Sequence[End], *, is_stopped: bool) -> End:
+    """Return the end that is reported: machine 0's, which knows the failures of all machines.
 
-    `ends` are in their order, until this command has stopped the others. Unless a signal came to
-    it, the agent of a lost connection has sent the SIGTERM of which launches on other hosts may
-    have heard.
+    Where machine 0 has not failed, it is the first lost connection or the first failure. `ends` are
+    by machine rank, until this command has stopped the others. Unless a signal came to it, the
+    agent of a lost connection has sent the SIGTERM of which the launches have heard.
     """
-    own = [end for end in ends if end.exit_code != _STOPPED or is_stopped or not lost]
-    return min([*own, *lost], key=_explains_little)
+    main = [ends[0]] if 0 in ends else []
+    for end in (*main, *lost, *ends.values()):
+        is_consequence = end.exit_code == _STOPPED and bool(lost) and not is_stopped
+        if _is_failure(end) and not is_consequence:
+            return end
+    return max(ends.values(), key=lambda end: end.exit_code)  # of those with nothing to save: 0
 
 
-def _explains_little(end: End) -> int:
-    """Return how little an end explains the others: `min` finds the first of those that do most.
-
-    A launch that could not go on because another machine failed has the code of launch errors.
-    """
-    if end.exit_code == 0:
-        return 3
-    if end.exit_code == STOPPED_AND_SAVED:
-        return 2
-    return int(end.exit_code == _LAUNCH_FAILED)
-
-
-def _is_loopback(address: str) -> bool:
-    return ip_address(address.partition("%")[0]).is_loopback
+def _is_failure(end: End) -> bool:
+    return end.exit_code not in (0, STOPPED_AND_SAVED)

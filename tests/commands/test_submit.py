@@ -18,7 +18,7 @@ import pytest
 
 from headway.history import store
 from headway.launcher.remote import slurm_jobs
-from headway.launcher.remote.slurm_jobs import Job, JobState, batch_script, file_of, read_state
+from headway.launcher.remote.slurm_jobs import Job, JobState, batch_script, read_state
 from tests.commands.running import run
 
 SECRET = "dont-tell-anyone"
@@ -301,36 +301,6 @@ def shown(state: str, log: Path, code: str = "0:0", reason: str = "None") -> str
 def test_what_slurm_shows_of_a_job_is_read_whatever_its_name_is() -> None:
     state = read_state(shown("FAILED", Path("/a b/50%/x.log"), "3:0", "NonZeroExitCode"))
     assert state == JobState("FAILED", "NonZeroExitCode", "/a b/50%/x.log", 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "file"),
-    [
-        ("/p%%j/%j.log", "/p%j/8.log"),
-        ("/%%%%j/%A_%a.log", "/%%j/7_3.log"),
-        ("/%u/%x-%05j %N", "/me/a JobName=b-00008 %N"),
-    ],
-)
-def test_the_log_of_a_job_is_found_in_any_folder(pattern: str, file: str) -> None:
-    shown = "JobId=8 ArrayJobId=7 ArrayTaskId=3 JobName=a JobName=b\n   UserId=me(0) GroupId=x(0)\n"
-    assert file_of(pattern, shown) == file
-
-
-@pytest.mark.processes
-def test_a_job_is_followed_in_a_folder_whose_name_looks_like_a_pattern(
-    fakes: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    """scontrol shows another file than the job writes: it replaces the `%j` of `%%j`."""
-    folder = tmp_path / "p%j"
-    folder.mkdir()
-    (folder / "a-7.log").write_text("hi\n")
-    (tmp_path / "shown").write_text(shown("COMPLETED", tmp_path / "p%7" / "a-7.log"))
-    add_command(fakes, "scontrol", f"cat {shlex.quote(str(tmp_path / 'shown'))}")
-    add_command(fakes, "squeue", f"printf '%-4096s\\n' {shlex.quote(f'{tmp_path}/p%%j/a-%j.log')}")
-    from headway.commands.main import main
-
-    assert main(["logs", "--follow", "7"]) == 0
-    assert capfdbinary.readouterr().out == b"hi\n"
 
 
 @pytest.mark.parametrize("log", ["/nowhere/a-7.log", ""])
