@@ -228,12 +228,6 @@ class Settings:
         metavar="S",
         obeyed_by=Obeyer.LAUNCHER,
     )
-    leave_children = _switch(
-        "after a success, let processes that the ranks have left run on (yes), instead of ending "
-        "them after the grace period",
-        obeyed_by=Obeyer.LAUNCHER,
-        has_flag=False,
-    )
     hang_timeout = Setting[int | None](
         Seconds(1),
         None,
@@ -400,7 +394,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "several machines": (*OF_MACHINES, "cluster", *OF_HOSTS, "machine_timeout_s"),
     "failing and stopping": (
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
-        *("leave_children", "library_hooks"),
+        "library_hooks",
     ),
     "output": ("output", "ranks", "status", "log_dir", "record", "debug_rank"),
     "jobs": OF_JOBS,

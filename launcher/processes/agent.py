@@ -41,15 +41,9 @@ from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.processes.shutdown import grace_of
-from headway.launcher.processes.starter import (
-    ServerEnded,
-    Starter,
-    describe_left,
-    wait_for_left_processes,
-)
+from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
-from headway.settings.table import YES
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
@@ -237,18 +231,10 @@ class Agent(LocalElasticAgent):
         elif number != signal.SIGWINCH:
             signals.say_too_early(number)
 
-    def leave_or_await_children(self) -> None:
-        """After a success: let what the ranks have left end by itself, or leave it."""
-        settings = self.plan.settings
-        if settings.leave_children == YES:
-            if left := self._starter.left_processes():
-                say(f"leaving {describe_left(left, self._ranks_by_pid())} (leave_children)")
-            self._starter.close(leave_children=True)
-        else:
-            wait_for_left_processes(self._starter, self._ranks_by_pid(), settings.grace_period_s)
-
-    def _ranks_by_pid(self) -> dict[int, int]:
-        return self._ranks.ranks_by_pid() if self._ranks else {}
+    def await_children(self) -> None:
+        """After a success, wait for what the ranks have left running."""
+        ranks = self._ranks.ranks_by_pid() if self._ranks else {}
+        wait_for_left_processes(self._starter, ranks, self.plan.settings.grace_period_s)
 
     def find_failure(self) -> Failure | Hang | ServerDeath | None:
         """Return how the last attempt failed on this machine, None if it did not."""

@@ -14,10 +14,10 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 
-from headway.contract.notes import say, waiting_for
+from headway.contract.notes import say
 from headway.errors import MachineError
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
@@ -26,8 +26,6 @@ NAMES = "headway-gpu"
 """What the names of all users' claims begin with."""
 
 POLL_S = 2.0  # a look at all GPUs takes a part of a second
-_TURN_WITHIN_S = 10.0  # many launches may select at once
-_TURN_POLL_S = 0.02  # a turn takes about as long as one look at the GPUs
 _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
@@ -47,15 +45,14 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
     began = time.monotonic()
     is_waiting = False
     while True:
-        with _turn(is_quiet=is_waiting):
-            machine = with_claims(look())
-            gpus = machine.gpus_of(settings.device)
-            selection = settings.devices.select(gpus)
-            if not selection.problems:
-                chosen = selection.indices[: settings.num_processes]
-                if _claim([gpus[index].uuid for index in chosen]):
-                    return machine
-                continue  # a launch that did not wait for its turn was faster
+        machine = with_claims(look())
+        gpus = machine.gpus_of(settings.device)
+        selection = settings.devices.select(gpus)
+        if not selection.problems:
+            chosen = selection.indices[: settings.num_processes]
+            if _claim([gpus[index].uuid for index in chosen]):
+                return machine
+            continue  # another launch was faster
         can_wait = settings.devices.may_become_idle(gpus)
         if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
             return machine
@@ -98,32 +95,23 @@ def _claimed_by(uuid: str) -> str:
 
 
 def _claim(uuids: Sequence[str]) -> bool:
-    """Claim these GPUs until this process, or the script that replaces it, ends; all or none."""
-    claims = [_bind(uuid) for uuid in uuids]
-    for claim in claims:
-        if claim is not None and None in claims:
-            claim.close()
-        elif claim is not None:
-            claim.set_inheritable(True)
-            claim.detach()
-    return None not in claims
+    """Claim these GPUs until this process, or the script that replaces it, ends; all or none.
 
-
-@contextmanager
-def _turn(is_quiet: bool) -> Iterator[None]:
-    """Let launches choose one after the other, so that none sees what another gives back at once.
-
-    A turn that somebody keeps is not waited for: each GPU is claimed by one launch without it too.
+    In the order of their names: of two launches that want the same, one gets the first, and the
+    other holds nothing that a third one would see as claimed.
     """
-    deadline = time.monotonic() + _TURN_WITHIN_S
-    with waiting_for("another launch that is selecting GPUs", is_quiet=is_quiet):
-        while (turn := _bind("turn")) is None and time.monotonic() < deadline:
-            time.sleep(_TURN_POLL_S)
-    try:
-        yield
-    finally:
-        if turn is not None:
-            turn.close()
+    with ExitStack() as undone:
+        claims = []
+        for uuid in sorted(uuids):
+            claim = _bind(uuid)
+            if claim is None:
+                return False
+            claims.append(undone.enter_context(claim))
+        undone.pop_all()
+    for claim in claims:
+        claim.set_inheritable(True)
+        claim.detach()
+    return True
 
 
 def _bind(name: str) -> socket.socket | None:

@@ -63,10 +63,6 @@ class Rank(NamedTuple):
     fds: list[int]  # stdin, stdout, stderr, status channel, stacks
 
 
-LEAVE_CHILDREN = Rank({}, [])
-"""The request to end, and to leave the processes that the ranks have started alone."""
-
-
 def main() -> None:
     """Serve until the launcher has ended; in a forked rank, run the program and return."""
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
@@ -131,8 +127,6 @@ class _Server:
             request = _receive(self._launcher)
             if request is None:
                 end_descendants(self._job.grace_s if self._ranks else 0)
-                return None
-            if request == LEAVE_CHILDREN:
                 return None
             if self._start(request) == 0:
                 return request

@@ -167,18 +167,14 @@ class Starter:
         if self._server is not None:
             self._server.send(signal.SIGCONT)
 
-    def close(self, leave_children: bool = False) -> None:
-        """Have the server end the remaining processes of the ranks, or leave them; wait for it."""
+    def close(self) -> None:
+        """Have the server end the remaining processes of the ranks; wait for it."""
         self._is_closing = True
         with suppress(OSError):
-            if leave_children:
-                from headway.launcher.processes.server import LEAVE_CHILDREN
-
-                self._socket.sendall(json.dumps(LEAVE_CHILDREN.env).encode())
             self._socket.shutdown(socket.SHUT_WR)
         self.resume_server()
         self._guardian.terminate()  # ends one that has started no server yet
-        if self._guardian.wait() != 0 and not leave_children:
+        if self._guardian.wait() != 0:
             end_descendants(0)  # which this process has adopted
         self._reader.join()
         if self._watcher is not None:
@@ -264,13 +260,13 @@ def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s:
             say(f"{grace_s:.0f} s are over: ending {_names(left)}")
             return
         if waited_s >= _SAY_AFTER_S and not notice:
-            notice = f"waiting up to {grace_s:.0f} s for {describe_left(left, ranks)}"
+            notice = f"waiting up to {grace_s:.0f} s for {_described(left, ranks)}"
             say(notice)
         next_s = grace_s if notice else min(_SAY_AFTER_S, grace_s)
         psutil.wait_procs(left, timeout=next_s - waited_s)
 
 
-def describe_left(left: Sequence[Process], ranks: Mapping[int, int]) -> str:
+def _described(left: Sequence[Process], ranks: Mapping[int, int]) -> str:
     """Return 1 process that rank 0 left: sleep (pid 4242)."""
     owners = sorted({rank for one in left if (rank := _rank_of(one, ranks)) is not None})
     count = f"{len(left)} process{'es' * (len(left) > 1)}"

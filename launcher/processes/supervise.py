@@ -105,7 +105,7 @@ def supervise(
             _signals(agent),
         ):
             if not agent.run().is_failed():
-                agent.leave_or_await_children()
+                agent.await_children()
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
     except (ServerEnded, RunEnded):

@@ -80,15 +80,6 @@ def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: l
     assert not survivors(0.5)
 
 
-@pytest.mark.long
-def test_leave_children_leaves_them_running() -> None:
-    done = launch(*WORDS, "--set", "leave_children=yes", script(UPLOADING))
-    assert done.returncode == 0
-    assert not list(Path.cwd().glob("uploaded_?"))
-    Path("go").touch()
-    assert uploads(2)
-
-
 def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
     text = UPLOADING + (
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\n"
@@ -98,7 +89,6 @@ def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
         "open('go', 'w').close()\n"
     )
     words = ["--supervise", "--max-restarts", "1", "--set", "restart_delay=0"]
-    words += ["--set", "leave_children=yes"]
     done = launch("-q", "--cpu", *words, script(text))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left 0\n"

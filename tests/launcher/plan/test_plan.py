@@ -293,7 +293,6 @@ def test_a_flag_without_effect_gets_a_note_and_a_profiles_default_none() -> None
 OF_THE_LAUNCHER = {
     "restart_delay": "3",
     "grace_period_s": "5",
-    "leave_children": "no",
     "ranks": "0",
     "output": "raw",
     "status": "60s",

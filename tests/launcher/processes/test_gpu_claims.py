@@ -106,13 +106,6 @@ def bound(name: str) -> socket.socket:
     return held
 
 
-def test_a_turn_that_somebody_keeps_stops_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_claims, "_TURN_WITHIN_S", 0.1)
-    with bound("turn"):
-        machine = claim_idle(asking_for("idle:1"), lambda: FOUR, None)
-    assert machine == FOUR
-
-
 def test_a_launch_that_is_overtaken_between_looking_and_claiming_chooses_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -120,7 +113,7 @@ def test_a_launch_that_is_overtaken_between_looking_and_claiming_chooses_again(
     claimed_by = gpu_claims._claimed_by
 
     def look() -> Machine:
-        if not held:  # after this look another launch takes GPU 1, and not in its turn
+        if not held:  # after this look another launch takes GPU 1
             held.append(bound("GPU-1"))
             monkeypatch.setattr(gpu_claims, "_claimed_by", lambda *_: "")
         else:
