@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headway.contract.records import Figures
 
@@ -28,30 +29,9 @@ SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
 _NUM_PHASES = 6
 
 _EVERY_S = 1.0
-_MOST_MARKS = 256  # of a step, before those are read that its device has come to
+_MOST_MARKS = 4096  # of a step that a device times
 _WAITED = "/proc/thread-self/schedstat"
 _now, _epoch = time.perf_counter, time.time  # a script may replace them
-
-
-class StolenTime:
-    """The time for which the calling thread is ready to run and has no core, where Linux counts it.
-
-    Other processes have its core then, or the CPU quota of its cgroup is used up.
-    Source: the kernel's sched-stats.rst.
-    """
-
-    def __init__(self) -> None:
-        self._before = 0.0
-
-    def take(self) -> float:
-        """Return the seconds since the last time, or since the thread started."""
-        try:
-            with open(_WAITED, "rb") as file:
-                now = int(file.read().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return 0.0
-        before, self._before = self._before, now
-        return max(now - before, 0.0)
 
 
 class Event(Protocol):
@@ -75,45 +55,39 @@ class Tally:
         self.samples = 0
         self.spent = [0.0] * _NUM_PHASES  # seconds of each phase
 
+    def end_step(self, number: int, samples: int) -> None:
+        self.num_steps += number != self.step
+        self.step = number
+        self.samples += samples
 
-class _Timed:
-    """A step that a device times, until it has finished it."""
 
-    __slots__ = ("marks", "samples", "spent", "step", "then")
+class _Queued(NamedTuple):
+    """A step that a device has in its queue of work."""
 
-    def __init__(self, begin: Event) -> None:
-        self.marks = [(SCRIPT, begin)]  # phases with the events at their ends; the first begins it
-        self.spent = [0.0] * _NUM_PHASES  # up to the first one of `marks`
-        self.then: Callable[[], None] | None = None  # called at its end
-        self.step = self.samples = 0  # known at its end
-
-    def read(self, unused: list[Event]) -> bool:
-        """Add up what the device has come to; return whether that is the whole step."""
-        done = 0
-        while done + 1 < len(self.marks) and self.marks[done + 1][1].query():
-            (_, begin), (phase, end) = self.marks[done : done + 2]
-            self.spent[phase] += max(begin.elapsed_time(end), 0.0) / 1e3  # of two streams: any
-            unused.append(begin)
-            done += 1
-        del self.marks[:done]
-        return len(self.marks) == 1
+    number: int
+    samples: int
+    marks: list[tuple[int, Event]]  # phases with the events at their ends; the first begins it
+    then: Callable[[], None] | None  # called once the device has finished it
 
 
 class QueueTimes:
     """What a device takes for the work of each phase, by events between them in its queue.
 
     A device that waits for work, as for a batch, spends that time in the phase that it waits in.
-    Events are read once the device has come to them, so it is never waited for.
+    Only finished steps are read, so the device is never waited for. A step of very many phases, as
+    with an evaluation, is not timed.
 
     `record` puts an event into the queue, the given one again if there is one, and returns it; None
     where there can be none, as in a CUDA graph that is being captured: such a step is not timed.
+    A device that has failed raises RuntimeError.
     """
 
     def __init__(self, record: Callable[[Event | None], Event | None]) -> None:
         self._record = record
         self._unused: list[Event] = []
-        self._step: _Timed | None = None  # that runs; None: it is not timed
-        self._queued: deque[_Timed] = deque()  # the steps that were run before
+        self._marks: list[tuple[int, Event]] = []  # of the running step; empty: it is not timed
+        self._then: Callable[[], None] | None = None
+        self._queued: deque[_Queued] = deque()
         self.finished = Tally()
 
     @property
@@ -123,70 +97,42 @@ class QueueTimes:
 
     def mark(self, phase: int) -> None:
         """Let the device's time since the last mark of this step count for `phase`."""
-        step = self._step
-        if step is not None:
+        if self._marks:
             event = self._put()
-            if event is None:
-                self._step = None
-                return
-            step.marks.append((phase, event))
-            if len(step.marks) % _MOST_MARKS == 0:  # as in an evaluation
-                self._try(step)
+            if event is None or len(self._marks) == _MOST_MARKS:
+                self._marks = []
+            else:
+                self._marks.append((phase, event))
 
     def end_step(self, number: int, samples: int) -> None:
         """End a step after its last mark, and read those that the device has finished."""
-        step, self._step = self._step, None
-        begin: Event | None
-        if step is not None:
-            step.step, step.samples = number, samples
-            self._queued.append(step)
-            begin = step.marks[-1][1]
-            while self._queued and self._try(self._queued[0]):
+        marks, then, self._then = self._marks, self._then, None
+        begin = marks[-1][1] if marks else self._put()
+        if marks:
+            self._queued.append(_Queued(number, samples, marks, then))
+            while self._queued and self._queued[0].marks[-1][1].query():
                 self._finish(self._queued.popleft())
-        else:
-            begin = self._put()
-        if begin is not None:
-            self._step = _Timed(begin)
+        self._marks = [] if begin is None else [(SCRIPT, begin)]
 
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
         """Have what `make_call` returns called once the device has finished this step.
 
-        It is made at once, and only if the step is timed: then no graph is being captured. While
-        one waits to be called, no other is made.
+        It is made at once, and only if the step is timed: then no graph is being captured.
         """
-        step = self._step
-        if step is not None and not any(one.then for one in (*self._queued, step)):
-            step.then = make_call()
-
-    def _finish(self, step: _Timed) -> None:
-        finished = self.finished
-        finished.num_steps += step.step != finished.step
-        finished.step = step.step
-        finished.samples += step.samples
-        finished.spent = [sum(pair) for pair in zip(finished.spent, step.spent, strict=True)]
-        if step.then is not None:
-            step.then()
+        if self._marks:
+            self._then = make_call()
 
     def _put(self) -> Event | None:
-        try:
-            return self._record(self._unused.pop() if self._unused else None)
-        except RuntimeError:
-            self._fail()
-            return None
+        return self._record(self._unused.pop() if self._unused else None)
 
-    def _try(self, step: _Timed) -> bool:
-        try:
-            return step.read(self._unused)
-        except RuntimeError:
-            self._fail()
-            return False
-
-    def _fail(self) -> None:
-        """Time nothing more: the device has failed, as the script's next call will report."""
-        self._record = lambda _: None
-        self._step = None
-        self._queued.clear()
-        self.finished = Tally()
+    def _finish(self, step: _Queued) -> None:
+        self.finished.end_step(step.number, step.samples)
+        for (_, begin), (phase, end) in pairwise(step.marks):
+            taken_s = begin.elapsed_time(end) / 1e3
+            self.finished.spent[phase] += max(taken_s, 0.0)  # of two streams: any
+            self._unused.append(begin)
+        if step.then is not None:
+            step.then()
 
 
 class StepClock:
@@ -194,7 +140,7 @@ class StepClock:
 
     __slots__ = (
         *("tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
-        *("batch_samples", "num_samples", "stolen_time", "device_bytes", "_is_warm"),
+        *("batch_samples", "num_samples", "device_bytes", "_waited_s", "_is_warm"),
     )
 
     def __init__(self) -> None:
@@ -207,8 +153,8 @@ class StepClock:
         self.num_workers: int | None = None  # of the loader that gave the last batch
         self.batch_samples = 0  # of this rank, in the batch that the loader gave last
         self.num_samples = 0  # that backward passes have used in this step
-        self.stolen_time = StolenTime()  # of the thread that trains
         self.device_bytes: Callable[[], int | None] = lambda: None  # of this process; None: a CPU
+        self._waited_s = 0.0  # for a core, when the last record was taken
         self._is_warm = False  # the first step, which warms up, is over
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
@@ -224,7 +170,10 @@ class StepClock:
         self.spent[before] += now - self.mark
         self.mark, self.phase = now, phase
         if self.queue is not None:
-            self.queue.mark(before)
+            try:
+                self.queue.mark(before)
+            except RuntimeError:  # the device has failed, as the script's next call will report
+                self.queue = None
         return before
 
     @contextmanager
@@ -254,12 +203,13 @@ class StepClock:
     def end_step(self, step: int) -> bool:
         """Note the end of an optimizer step; return whether a record of the steps is due."""
         self.switch(SCRIPT)
-        tally, samples, self.num_samples = self.tally, self.num_samples, 0
-        tally.num_steps += step != tally.step
-        tally.step = step
-        tally.samples += samples
+        samples, self.num_samples = self.num_samples, 0
+        self.tally.end_step(step, samples)
         if self.queue is not None:
-            self.queue.end_step(step, samples)
+            try:
+                self.queue.end_step(step, samples)
+            except RuntimeError:
+                self.queue = None
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
@@ -277,7 +227,7 @@ class StepClock:
         self.spent = self.tally.spent
         if queue is not None:
             queue.finished = Tally(queue.finished.step)
-        stolen_s = self.stolen_time.take()
+        waited_s, self._waited_s = self._waited_s, _waited_s() or self._waited_s
         if not self._is_warm:
             self._is_warm = True
             return None
@@ -299,14 +249,27 @@ class StepClock:
             total=total,
             loss=loss,
             num_workers=self.num_workers,
-            stolen_s=stolen_s,
+            stolen_s=max(self._waited_s - waited_s, 0.0),
         )
+
+
+def _waited_s() -> float:
+    """Return for how long this thread was ready to run and had no core; 0 where that is unknown.
+
+    Other processes have its core then, or the CPU quota of its cgroup is used up.
+    Source: the kernel's sched-stats.rst.
+    """
+    return _number_in(_WAITED, 1) / 1e9
 
 
 def _rss_bytes() -> int:
     """Return how much memory this process uses; 0 where the system does not report it."""
+    return _number_in("/proc/self/statm", 1) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _number_in(path: str, index: int) -> int:
     try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with open(path, "rb") as file:
+            return int(file.read().split()[index])
     except (OSError, ValueError, IndexError):
         return 0
