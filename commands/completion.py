@@ -5,7 +5,6 @@ shtab writes the script, from a parser of argparse that has the flags of all com
 
 from __future__ import annotations
 
-import shlex
 from argparse import REMAINDER, Action, ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -19,7 +18,6 @@ from headway.commands.config import main as config
 from headway.commands.flags import HelpShown, Parser
 from headway.commands.main import COMMANDS
 from headway.errors import ConfigError
-from headway.settings.profile_files import user_folder
 from headway.settings.table import TABLE
 
 SHELLS = ("bash", "zsh", "fish")
@@ -49,7 +47,6 @@ POSITIONALS: Mapping[str, Sequence[Positional]] = {
     ),
     "config import": (_FILE,),
     "config unset": (Positional("key", tuple(TABLE), nargs="*"),),
-    "config use": (Positional("name", complete="NAME"),),
     "config validate": (_FILE._replace(nargs="*"),),
 }
 
@@ -78,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def all_flags() -> ArgumentParser:
     """Return a parser of argparse that has every command with its flags."""
-    completers = _completers(user_folder())
+    completers = _completers()
     root = ArgumentParser(prog="headway")
     root.add_argument("--version", action="store_true", help="print the version")
     commands = root.add_subparsers()
@@ -124,42 +121,13 @@ def _complete(action: Action, complete: Complete | None) -> None:
         action.complete = complete  # type: ignore[attr-defined]  # where shtab looks for it
 
 
-def _completers(folder: str) -> dict[str, Complete]:
-    """Return what completes a value, by its metavar; profiles are in `folder`."""
+def _completers() -> dict[str, Complete]:
+    """Return what completes a value, by its metavar."""
     import shtab
 
-    profiles = f"{shlex.quote(folder)}/*.yaml"
-    bash = f"""
-_headway_profiles() {{
-  local path names=""
-  for path in {profiles}; do
-    path="${{path##*/}}"
-    [[ "$path" == "*.yaml" ]] || names+=" ${{path%.yaml}}"
-  done
-  compgen -W "$names" -- "$1"
-}}
-"""
-    fish = f"""
-function _headway_profiles
-  for path in {profiles}
-    path change-extension '' (path basename $path)
-  end
-end
-"""
-    zsh = f"""
-_headway_profiles() {{
-  compadd -- {profiles}(N:t:r)
-}}
-"""
     return {
         "FILE": shtab.FILE,
         "DIR": shtab.DIRECTORY,
         # to zsh, shtab's own "(*.py)" means files with the attributes in parentheses
         "SCRIPT": {**shtab.glob("*.py"), "zsh": "_files -g '*.py'"},
-        "NAME": {
-            "bash": "_headway_profiles",
-            "zsh": "_headway_profiles",
-            "fish": "(_headway_profiles)",
-            "preamble": {"bash": bash, "zsh": zsh, "fish": fish},
-        },
     }

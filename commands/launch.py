@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
@@ -39,12 +39,16 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import OF_HOSTS, ON, TOPICS, Settings
+from headway.settings.table import OF_HOSTS, ON, TABLE, TOPICS, Settings
 
 if TYPE_CHECKING:
     from headway.history.launch import Launch
 
 FOREVER = "forever"  # --wait without a number
+_PLACING = [
+    TABLE[name].flag for name in (*TOPICS["ranks on this machine"], *TOPICS["several machines"])
+]
+"""Flags that scripts seldom have of their own."""
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
 
 USAGE = """\
@@ -234,6 +238,8 @@ def _print_plan(launch: _Launch) -> int | None:
         say(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):
         say(summary(plan))
+        if plan.supervised is None and (note := _misplaced_flags(plan.program, _PLACING)):
+            say(f"note: {note}")
     return None
 
 
@@ -251,7 +257,7 @@ def _run(launch: _Launch) -> int:
         return run(plan, environ, is_quiet=is_quiet, start=start)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
-            failed.note = _misplaced_flags(plan.program, launch.parser)
+            failed.note = _misplaced_flags(plan.program, launch.parser.known)
         raise
 
 
@@ -403,12 +409,12 @@ def make_parser() -> Parser:
     return parser
 
 
-def _misplaced_flags(program: Program, parser: Parser) -> str:
-    """Return the note for a script that was given flags of `headway launch`; empty if none was."""
+def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
+    """Return the note for a script that was given one of these flags; empty if it was not."""
     words = takewhile(lambda word: word != "--", program.args)
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
-    flags = {*parser.known} - {"--help"}
     ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]
+    ours = [name for name in ours if name != "--help"]
     if not ours:
         return ""
     stand, were = ("stands", "was") if len(ours) == 1 else ("stand", "were")

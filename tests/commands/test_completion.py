@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import COMMANDS, main
-from headway.settings.profile_files import user_folder
 
 pytest.importorskip("shtab")
 
@@ -18,10 +17,8 @@ CASES = [  # typed, among the words offered, not among them
     ("headway config u", {"use", "unset"}, {"show"}),
     ("headway launch --num-", {"--num-processes", "--num-machines"}, {"--devices"}),
     ("headway launch --mixed-precision ", {"no", "bf16", "fp16"}, {"auto"}),
-    ("headway launch --profile ", {"gpu8", "laptop"}, {"config.yaml"}),
     ("headway launch --cpu ", {"train.py"}, {"data.csv"}),
     ("headway launch --wait tra", {"train.py"}, set()),
-    ("headway config use ", {"gpu8", "laptop"}, {"train.py"}),
     ("headway completion ", {"bash", "zsh", "fish"}, set()),
 ]
 
@@ -48,11 +45,7 @@ end
 
 @pytest.fixture
 def here() -> Path:
-    """A folder with two files, and a user with two profiles."""
-    profiles = Path(user_folder())
-    profiles.mkdir(parents=True)
-    for name in ("gpu8.yaml", "laptop.yaml"):
-        (profiles / name).write_text("version: 1\n")
+    """A folder with two files."""
     Path("train.py").touch()
     Path("data.csv").touch()
     return Path.cwd()
@@ -65,7 +58,7 @@ def write_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("shell", "program"), [("bash", BASH), ("fish", FISH)])
-def test_a_shell_offers_commands_flags_choices_profiles_and_scripts(
+def test_a_shell_offers_commands_flags_choices_and_scripts(
     shell: str, program: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if shutil.which(shell) is None:
@@ -96,7 +89,6 @@ def test_zsh_completes_what_is_typed(here: Path, capsys: pytest.CaptureFixture[s
         ("headway config unse\t", "config unset"),
         ("headway launch --num-pro\t", "launch --num-processes"),
         ("headway launch --mixed-precision bf\t", "launch --mixed-precision bf16"),
-        ("headway launch --profile gp\t", "launch --profile gpu8"),
         ("headway launch --cpu tra\t", "launch --cpu train.py"),
     ):
         shell.sendline(typed)

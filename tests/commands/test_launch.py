@@ -321,6 +321,16 @@ def test_no_other_failure_ends_with_a_note_about_flags() -> None:
     assert "note:" not in done.stderr
 
 
+@pytest.mark.parametrize(("flag", "is_ours"), [("--num-processes", True), ("--device", False)])
+def test_one_process_is_told_of_a_flag_of_ours_that_its_script_was_given(
+    flag: str, is_ours: bool
+) -> None:
+    done = headway("launch", script("pass"), flag, "2")
+    note = f"headway: note: {flag} stands after script.py and was passed to it"
+    assert (note in done.stderr) == is_ours
+    assert done.returncode == 0
+
+
 def test_a_script_whose_name_begins_with_a_dash_runs() -> None:
     done = headway("launch", "-q", "--", script("import sys; print(sys.argv)", "-dash.py"), "a")
     assert done.stdout.strip() == "['-dash.py', 'a']"

@@ -188,16 +188,6 @@ def test_what_somebody_else_sets_during_the_conversation_stays(
     assert profile() == {**CPU, "num_processes": "2", "grace_period_s": "7", "env": env}
 
 
-@pytest.mark.parametrize("mask", [0o077, 0o002])
-def test_a_new_profile_has_the_permissions_of_any_new_file(mask: int, machine: Machine) -> None:
-    before = os.umask(mask)
-    try:
-        assert main(["config", "--yes"]) == 0
-    finally:
-        os.umask(before)
-    assert Path(choose_profile().path).stat().st_mode & 0o777 == 0o666 & ~mask
-
-
 @pytest.mark.parametrize("machine", [EIGHT_H100], indirect=True)
 def test_values_in_another_spelling_are_the_defaults_and_stay_as_they_are(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
