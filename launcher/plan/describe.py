@@ -19,9 +19,6 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     """Return the full plan: settings with their origins, how it starts, the environment."""
     plan = plan if show_secrets else without_secrets(plan)
     settings = plan.settings
-    lines = [summary(plan), "", "settings"]
-    lines += [f"  {row}" for row in settings_table(settings).splitlines()]
-    lines += ["", "start"]
     ranks = f"{settings.num_processes} on this machine"
     if settings.num_machines > 1:
         ranks += f" ({place_of(settings)})"
@@ -34,14 +31,17 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     ]
     if plan.gpus:
         start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
-    lines += [f"  {row}" for row in _columns(start)]
-    lines += ["", "environment"]
-    lines += [
-        f"  {row}" for row in _columns([_changed(*item) for item in plan.environment.items()])
-    ]
+    environment = _columns([_changed(*item) for item in plan.environment.items()])
     if plan.supervised is not None:
-        lines.append(f"  and for each rank {', '.join(RANK_VARIABLES[:6])}, ...")
-    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+        environment.append(f"and for each rank {', '.join(RANK_VARIABLES[:6])}, ...")
+    lines = [
+        summary(plan),
+        *_section("settings", settings_table(settings).splitlines()),
+        *_section("start", _columns(start)),
+        *_section("environment", environment),
+        *(f"note: {note}" for note in plan.notes),
+    ]
+    return "\n".join(lines)
 
 
 def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool) -> str:
@@ -49,10 +49,17 @@ def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool
     words = command if show_secrets else masked_command(command)
     shown = settings if show_secrets else settings.without_secrets()
     machines = counted(settings.num_machines, "machine", "machines")
-    lines = [f"one launch on each of {machines}, by srun", "", "settings"]
-    lines += [f"  {row}" for row in settings_table(shown).splitlines()]
-    lines += ["", "start", f"  {shlex.join(words)}"]
-    return "\n".join([*lines, "note: what is detected here is detected again on each machine"])
+    lines = [
+        f"one launch on each of {machines}, by srun",
+        *_section("settings", settings_table(shown).splitlines()),
+        *_section("start", [shlex.join(words)]),
+        "note: what is detected here is detected again on each machine",
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: Sequence[str]) -> list[str]:
+    return ["", title, *(f"  {row}" for row in rows)]
 
 
 def settings_table(settings: Settings, with_origin: bool = True) -> str:

@@ -11,8 +11,6 @@ from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import kind_of
 from headway.errors import described
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.program import LIGHTNING
-from headway.launcher.plan.variables import counts_fastest_first
 from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings
 
@@ -99,24 +97,6 @@ def _of_selection(plan: LaunchPlan) -> Iterator[str]:
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
         yield f"only one of {slices} MIG slices is used: CUDA shows a process only one"
-    indices = [name for name in (*(devices.named or ()), *devices.without) if isinstance(name, int)]
-    if machine.scheduler is not None and indices:
-        yield (
-            f"devices lists GPUs by index ({devices}; {settings.origin('devices')}), but "
-            f"{machine.scheduler} assigns the GPUs of this node: a count such as "
-            f"--devices {len(selection.indices)} works on any node"
-        )
-
-
-def _of_order(plan: LaunchPlan) -> Iterator[str]:
-    """Warn of a mask whose numbers CUDA and nvidia-smi may read differently."""
-    machine, mask = plan.machine, plan.machine.mask or ""
-    is_numbered = any(part.strip().isdecimal() for part in mask.split(","))
-    if kind_of(plan.settings.device).is_numbered and counts_fastest_first(machine) and is_numbered:
-        yield (
-            f"CUDA_VISIBLE_DEVICES={mask} numbers the fastest GPU first, but nvidia-smi numbers by "
-            "PCI bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID to make them equal"
-        )
 
 
 def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
@@ -133,15 +113,8 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
 
 def _of_debugging(plan: LaunchPlan) -> Iterator[str]:
     settings = plan.settings
-    if settings.debug_rank is None or plan.supervised is None:
-        return
-    if settings.log_dir is not None:
+    if None not in (settings.debug_rank, settings.log_dir, plan.supervised):
         yield f"rank {settings.debug_rank} writes to the terminal, not to a log file"
-    if plan.program.kind == "program":
-        yield (
-            f"debug_rank does not disable timeouts in {plan.program.name}, which is not a Python "
-            "script"
-        )
 
 
 def _too_late(plan: LaunchPlan) -> Iterator[str]:
@@ -156,7 +129,6 @@ def _too_late(plan: LaunchPlan) -> Iterator[str]:
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
     _of_selection,
-    _of_order,
     _unused_gpus,
     _of_debugging,
     _too_late,
@@ -184,9 +156,8 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
         parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
     if not any(uses.stopping for uses in known):
         parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
-    has_lightning = not readers.isdisjoint(LIGHTNING)
-    if not any(uses.group for uses in known) and (has_lightning or not readers):
-        parts += _without_group(settings, len(ranks), has_lightning)
+    if not (readers or any(uses.group for uses in known)):
+        parts += _without_group(settings, len(ranks))
     return ["; ".join(parts)] if parts else []
 
 
@@ -234,13 +205,9 @@ def _is_default(settings: Settings, name: str) -> bool:
     return bool(settings.values[name].value == default)
 
 
-def _without_group(settings: Settings, num_here: int, has_lightning: bool) -> list[str]:
-    per_machine, machines = settings.num_processes, settings.num_machines
-    count = per_machine * machines
-    if count == 1 or (machines.is_range and num_here == 1):  # it may be the only one
+def _without_group(settings: Settings, num_here: int) -> list[str]:
+    count = settings.num_processes * settings.num_machines
+    if count == 1 or (settings.num_machines.is_range and num_here == 1):  # it may be the only one
         return []
-    otherwise = "unless the script reads RANK"
-    if has_lightning:
-        nodes = f", num_nodes={machines}" if machines > 1 else ""
-        otherwise = f"as Lightning was not given devices={per_machine}{nodes}"
-    return [f"no rank joined a process group: all {count} ranks did the same work, {otherwise}"]
+    same = f"all {count} ranks did the same work, unless the script reads RANK"
+    return [f"no rank joined a process group: {same}"]

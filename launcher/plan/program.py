@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 RUNTIMES = (
     *("accelerate", "transformers.trainer", "deepspeed", "composer", "ignite.distributed"),
-    *LIGHTNING,
+    *("lightning", "lightning_fabric", "pytorch_lightning"),
     *("fastai.distributed", "mmengine", "ultralytics"),
 )
 """Modules with a runtime of their own, by RANK and so on, or ACCELERATE_MIXED_PRECISION."""

@@ -99,17 +99,20 @@ def _of_device(plan: LaunchPlan) -> Variables:
 
 def _gpu_mask(plan: LaunchPlan) -> Variables:
     """Select the GPUs of the ranks, and the order in which they are counted."""
-    machine, gpus = plan.machine, plan.gpus
+    if not plan.gpus:
+        return {}
+    machine, visible = plan.machine, plan.machine.visible_gpus
+    has_slices = any(visible[index].slice_of for index in plan.gpus)
     changes: Variables = {}
-    if not gpus:
-        return changes
-    visible = machine.visible_gpus
-    has_slices = any(visible[index].slice_of for index in gpus)
-    if has_slices or gpus != tuple(range(len(visible))):
-        changes[kind_of(machine.gpu_kind).mask] = _from(
-            plan.settings, "devices", _mask(gpus, machine, by_uuid=has_slices)
-        )
-    if counts_fastest_first(machine) and machine.mask is None:
+    if has_slices or plan.gpus != tuple(range(len(visible))):
+        names = [str(index) for index in range(len(visible))]
+        if has_slices:
+            names = [gpu.uuid for gpu in visible]
+        elif machine.mask is not None:  # indices count within it
+            names = list(machine.mask_entries)
+        mask = ",".join(names[index] for index in plan.gpus)
+        changes[kind_of(machine.gpu_kind).mask] = _from(plan.settings, "devices", mask)
+    if _counts_fastest_first(machine) and machine.mask is None:
         reason = "different GPU models: same order as in nvidia-smi"
         changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
     return changes
@@ -221,7 +224,7 @@ def _from(settings: Settings, name: str, value: str | None = None) -> Value:
     return Value(text, settings.origin(name))
 
 
-def counts_fastest_first(machine: Machine) -> bool:
+def _counts_fastest_first(machine: Machine) -> bool:
     """Return whether CUDA's numbering of the GPUs may differ from the driver's tools.
 
     Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.
@@ -229,12 +232,3 @@ def counts_fastest_first(machine: Machine) -> bool:
     models = {gpu.name for gpu in machine.gpus}
     is_nvidia = machine.gpu_kind == CUDA.name and not machine.is_rocm
     return len(models) > 1 and machine.cuda_device_order is None and is_nvidia
-
-
-def _mask(gpus: tuple[int, ...], machine: Machine, *, by_uuid: bool) -> str:
-    """Map indices through an existing mask."""
-    if by_uuid:
-        return ",".join(machine.visible_gpus[index].uuid for index in gpus)
-    if machine.mask is None:
-        return ",".join(map(str, gpus))
-    return ",".join(machine.mask_entries[index] for index in gpus)

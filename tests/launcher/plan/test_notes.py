@@ -76,17 +76,6 @@ def test_sharding_that_no_accelerator_obeys_is_named_whatever_else_trains(
     assert unused(asked, [ACCELERATOR._replace(readers=library)] * 2) == []
 
 
-@pytest.mark.wording
-def test_ranks_that_lightning_has_not_joined_are_told_how_it_joins_them() -> None:
-    rank = NOTHING._replace(readers=("lightning",))
-    (note,) = unused(settings(num_processes="2"), [rank, rank])
-    assert "as Lightning was not given devices=2" in note
-    (note,) = unused(settings(num_processes="4", num_machines="2"), [rank, rank])
-    assert "all 8 ranks did the same work" in note
-    assert "devices=4, num_nodes=2" in note
-    assert unused(settings(num_processes="2"), [rank._replace(group=True)] * 2) == []
-
-
 def test_a_library_does_not_resume_by_headways_settings() -> None:
     rank = GROUP._replace(readers=("lightning",))
     (note,) = unused(settings(resume="latest"), [rank])

@@ -59,8 +59,6 @@ def test_the_device_and_its_gpus(
     ("machine", "values", "reason"),
     [
         ("gpu_8_h100", {"devices": "3"}, "devices 3 = the first 3 GPUs; for GPU 3 write `3,`"),
-        ("slurm_node", {"devices": "0,1"}, "SLURM (SLURM_JOB_ID=4711) assigns the GPUs"),
-        ("slurm_node", {"devices": "^0"}, "--devices 3"),
         ("gpu_2_one_busy", {"devices": "idle:1"}, "skipped GPU 0: used by process 31337"),
         ("gpu_exclusive", {}, "exclusive-process, and process 4242 uses it"),
         ("gpu_prohibited", {}, "compute mode is prohibited"),
