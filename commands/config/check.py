@@ -37,7 +37,7 @@ def validate(argv: Sequence[str]) -> int:
     parser.shared_flags("--profile")
     parsed, files = parser.parse_words(argv)
     machine = detect_machine()
-    paths = files or [one.path for one in profiles_in_use(profile=parsed.profile)]
+    paths = files or [path for path, _ in profiles_in_use(profile=parsed.profile)]
     if not paths:
         raise ConfigError(
             "no profile to check",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import (
@@ -18,11 +17,7 @@ from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.profile_files import (
-    choose_profile,
-    find_project_profile,
-    is_there,
-)
+from headway.settings.profile_files import choose_profile, find_project_profile, is_there
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
@@ -34,17 +29,10 @@ _NOT_SETTINGS = (
 )
 
 
-class ProfileInUse(NamedTuple):
-    """A profile that a launch reads."""
-
-    path: str
-    layer: Layer
-
-
 def profiles_in_use(
     environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
-) -> list[ProfileInUse]:
-    """Return the user's and the project's profile, in this order, if they exist.
+) -> list[tuple[str, Layer]]:
+    """Return the paths of the user's and the project's profile, in this order, if they exist.
 
     `profile`, the value of --profile, is the user's, by name or path; the search for the project's
     `headway.yaml` starts in `folder`.
@@ -54,12 +42,12 @@ def profiles_in_use(
         user.must_exist()
     project = find_project_profile(folder, trusted=user.path)
     if project is not None and os.path.realpath(user.path) == os.path.realpath(project):
-        return [ProfileInUse(project, Layer.PROJECT_PROFILE)]
+        return [(project, Layer.PROJECT_PROFILE)]
     found = []
     if is_there(user.path):
-        found.append(ProfileInUse(user.path, Layer.USER_PROFILE))
+        found.append((user.path, Layer.USER_PROFILE))
     if project is not None:
-        found.append(ProfileInUse(project, Layer.PROJECT_PROFILE))
+        found.append((project, Layer.PROJECT_PROFILE))
     return found
 
 
@@ -69,9 +57,9 @@ def profile_layers(
     """Return the layers of `profiles_in_use`; raise all that is wrong with their text at once."""
     layers: list[Entries] = []
     problems: list[Problem] = []
-    for one in profiles_in_use(environ, folder, profile):
+    for path, layer in profiles_in_use(environ, folder, profile):
         try:
-            layers.append(read_profile(one.path, one.layer))
+            layers.append(read_profile(path, layer))
         except ConfigError as error:
             problems += error.problems
     if problems:

@@ -38,7 +38,7 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
     Without a machine, only those that are independent of it.
     """
     found = [
-        *_of_devices(settings, machine),
+        *_of_devices(settings),
         *_of_machines(settings),
         *_of_variables(settings),
         *_of_sharding(settings, machine),
@@ -69,7 +69,7 @@ def _is_detected(settings: Settings, name: str) -> bool:
     return settings.origin(name).layer is Layer.DETECTED
 
 
-def _of_devices(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
+def _of_devices(settings: Settings) -> Iterator[Problem]:
     device, processes = settings.device, settings.num_processes
     kind = kind_of(device)
     fits = precisions_of(device, kind.lacking)
@@ -86,16 +86,11 @@ def _of_devices(settings: Settings, machine: Machine | None) -> Iterator[Problem
     selects_gpus = settings.devices != ALL and not is_only_one
     is_meant = not settings.is_overridden("devices", "device")
     if not kind.is_numbered and selects_gpus and is_meant:
-        remedies: list[Remedy] = [
-            (removal("devices", "and set num_processes for several CPU ranks"),)
-        ]
-        if not _is_detected(settings, "device") and _may_have(settings, machine):
-            remedies.append((change("device", "auto"),))
         yield from _problem(
             settings,
             Code.DEVICES_WITHOUT_CUDA,
             f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
-            remedies,
+            [(removal("devices", "and set num_processes for several CPU ranks"),)],
             ["devices", "device"],
         )
     size = settings.devices.size
@@ -111,15 +106,6 @@ def _of_devices(settings: Settings, machine: Machine | None) -> Iterator[Problem
         )
 
 
-def _may_have(settings: Settings, machine: Machine | None) -> bool:
-    """Return whether the requested GPUs can be those of this machine; None is any machine."""
-    if machine is None:
-        return True
-    selection = settings.devices.select(machine.visible_gpus)
-    has_slices = any(machine.visible_gpus[index].slice_of for index in selection.indices)
-    return bool(selection.indices) and not selection.problems and not has_slices
-
-
 def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
     """Yield the problem of several ranks on a kind of device that is for one."""
     kind, is_detected = kind_of(settings.device), _is_detected(settings, "device")
@@ -130,15 +116,15 @@ def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Proble
         one = (*one, *_on_one_machine(settings))
     if not one:
         return
-    for problem in _problem(
+    yield from _problem(
         settings,
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
         f"but {kind.label} supports only one process",
         [one, _on_cpu(settings)],
         ["num_processes", "num_machines", "device"],
-    ):
-        yield problem._replace(is_of_machine=is_detected)
+        is_of_machine=is_detected,
+    )
 
 
 def _of_machines(settings: Settings) -> Iterator[Problem]:
@@ -205,15 +191,15 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
     is_detected = _is_detected(settings, "device")
     on_cpu = settings.cpu_offload == YES and not kind_of(settings.device).is_numbered
     if on_cpu and not (machine is None and is_detected):  # another machine may have a GPU
-        for problem in _problem(
+        yield from _problem(
             settings,
             Code.OFFLOAD_WITHOUT_GPU,
             "cpu_offload moves parameters from a GPU to the CPU, but device is "
             f"{settings.device!r}",
             [(change("cpu_offload", NO),)],
             ["cpu_offload", "device"],
-        ):
-            yield problem._replace(is_of_machine=is_detected)
+            is_of_machine=is_detected,
+        )
     world_size, size = settings.num_processes * settings.num_machines, settings.shard_size
     is_known = machine is not None or not _is_detected(settings, "num_processes")
     if settings.strategy != HSDP or world_size == 1 or not is_known:
@@ -418,7 +404,13 @@ def _of_precision(settings: Settings, machine: Machine, selected: Sequence[Gpu])
 
 
 def _problem(
-    settings: Settings, code: Code, what: str, remedies: Sequence[Remedy], names: Sequence[str]
+    settings: Settings,
+    code: Code,
+    what: str,
+    remedies: Sequence[Remedy],
+    names: Sequence[str],
+    *,
+    is_of_machine: bool = False,
 ) -> list[Problem]:
     """Return a problem of the settings `names`, the first of which is the one to change.
 
@@ -429,7 +421,8 @@ def _problem(
         return []
     fix = described(remedies, partial(_how_to, settings))
     where = settings.where(*concerned)
-    return [Problem(what, where, fix, code=code, names=tuple(names), remedies=tuple(remedies))]
+    found = Problem(what, where, fix, code=code, names=tuple(names), remedies=tuple(remedies))
+    return [found._replace(is_of_machine=is_of_machine)]
 
 
 def _how_to(settings: Settings, step: Step) -> str:

@@ -44,8 +44,8 @@ def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
     Faults of single keys and unknown keys are left for `resolve`, which reports all problems.
 
     Raises:
-        ConfigError: it is not YAML or not a flat map, has an anchor, an alias or a tag, or is of a
-            newer version.
+        ConfigError: it is not YAML or not a flat map, has an anchor, an alias or a tag, or is of
+            another version.
     """
     return _Reader(Origin(layer, shown(path))).read(text)
 
@@ -130,14 +130,10 @@ class _Reader:
 
     def _check_version(self, node: Any) -> None:
         raw = self._text("version", node)
-        is_number = raw.isdecimal() and raw.isascii() and int(raw[:9]) > 0
-        if is_number and int(raw[:9]) <= VERSION:
-            return
-        fix = f"write `version: {VERSION}`"
-        if is_number:
-            fix = f"update to a Headway that reads version {raw}: `pip install -U headway`"
-        what = f"version is {raw!r}, but Headway {__version__} reads version {VERSION}"
-        raise self._error(what, node, fix)
+        if raw != str(VERSION):
+            what = f"version is {raw!r}, but Headway {__version__} reads version {VERSION}"
+            fix = f"write `version: {VERSION}`, or update Headway: `pip install -U headway`"
+            raise self._error(what, node, fix)
 
     def _value(self, name: str, node: Any) -> Raw:
         if node.id == "sequence":

@@ -7,6 +7,7 @@ load code.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -151,19 +152,12 @@ def _refuse_distrusted(path: str) -> None:
         elif status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
             what = f"all users may write {path}"
     if what:
+        name = shlex.quote(path)
         raise ConfigError(
             f"{what}, so {PROJECT_FILE} is not trusted",
             where=f"project profile {shown(path)}",
-            fix=_naming(path),
+            fix=f"if you trust it, select it: `--profile {name}`, or `export {VARIABLE}={name}`",
         )
-
-
-def _naming(path: str) -> str:
-    import shlex
-
-    quoted = shlex.quote(path)
-    name = shown(path) if quoted == path else quoted
-    return f"if you trust it, select it: `--profile {name}`, or `export {VARIABLE}={name}`"
 
 
 def shown(path: str) -> str:

@@ -378,12 +378,7 @@ def read_host(raw: Raw) -> str:
 
 
 class SetTwice(ValueError):
-    """A map gives these names more than one value."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        verb = "is" if len(names) == 1 else "are"
-        super().__init__(f"in which {', '.join(names)} {verb} set twice")
-        self.fix = f"keep one value of {' and of '.join(names)}"
+    """A map gives a name more than one value."""
 
 
 def read_variables(raw: Raw) -> dict[str, str]:
@@ -430,5 +425,6 @@ def _pairs(raw: Raw, words: Sequence[str]) -> dict[str, str]:
     pairs = [word.partition("=")[::2] for word in words]
     names = [name for name, _ in pairs]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise SetTwice(twice)
+        verb = "is" if len(twice) == 1 else "are"
+        raise SetTwice(f"in which {', '.join(twice)} {verb} set twice")
     return dict(pairs)

@@ -33,7 +33,7 @@ def test_a_file_of_another_user_is_refused_unless_it_is_named(
     with pytest.raises(ConfigError, match="is owned by user 12345"):
         find_project_profile()
     assert main(["config", "show"]) == 2
-    assert "select it: `--profile ~/work/headway.yaml`" in capsys.readouterr().err
+    assert f"select it: `--profile {PROFILE.resolve()}`" in capsys.readouterr().err
     assert main(["config", "list"]) == 0
     assert main(["config", "show", "--profile", "headway.yaml"]) == 0
     monkeypatch.setenv("HEADWAY_PROFILE", "~/work/headway.yaml")
@@ -45,7 +45,7 @@ def test_a_file_that_all_may_write_is_refused_unless_it_is_named() -> None:
     PROFILE.chmod(0o646)
     with pytest.raises(ConfigError, match="all users may write") as caught:
         profile_layers({})
-    assert "`--profile ~/work/headway.yaml`" in caught.value.problems[0].fix
+    assert f"`--profile {PROFILE.resolve()}`" in caught.value.problems[0].fix
     assert profile_layers({}, profile="./headway.yaml")
 
 
