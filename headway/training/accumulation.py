@@ -220,10 +220,12 @@ class TokenMean:
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = _counted(num_tokens).to(loss_sum.device)
         if self._is_withheld or not is_due:
-            before, unit = self.pending or (
-                torch.zeros_like(tokens),
-                _most(tokens, of_all_ranks=is_exchanged),
-            )
+            if self.pending is None:
+                most = tokens.clamp(min=1)
+                if is_exchanged and rank_and_size()[1] > 1:
+                    dist.all_reduce(most, dist.ReduceOp.MAX)
+                self.pending = torch.zeros_like(tokens), most
+            before, unit = self.pending
             self.pending = before + tokens, unit
             return one / unit
         if self.pending is None:
@@ -261,14 +263,6 @@ class TokenMean:
             dist.all_reduce(tokens)
         dtype = torch.float64 if kind_of(tokens.device.type).has_fp64 else torch.float32
         return size / tokens.clamp(min=1).to(dtype)
-
-
-def _most(tokens: torch.Tensor, *, of_all_ranks: bool) -> torch.Tensor:
-    """Return the number of tokens, at least 1; of all ranks, that of the one with most."""
-    most = tokens.clamp(min=1)
-    if of_all_ranks and rank_and_size()[1] > 1:
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-    return most
 
 
 def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:

@@ -31,18 +31,16 @@ STATE_CALL = "the script's AcceleratorState(...)"
 AUTO = "auto"
 NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 _ENGINES = (
-    *("deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin"),
-    *("parallelism_config", "torch_tp_plugin"),
+    "deepspeed_plugin deepspeed_plugins megatron_lm_plugin parallelism_config torch_tp_plugin"
 )
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
-    "even_batches": "pass dataloader_config=DataLoaderConfiguration(even_batches=...)",
-    "dispatch_batches": "pass dataloader_config=DataLoaderConfiguration(dispatch_batches=...)",
-    "use_seedable_sampler": (
-        "pass dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)"
-    ),
+    **{
+        name: f"pass dataloader_config=DataLoaderConfiguration({name}=...)"
+        for name in ("even_batches", "dispatch_batches", "use_seedable_sampler")
+    },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
-    **dict.fromkeys(_ENGINES, "remove it: models are trained with DistributedDataParallel"),
+    **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
 
 Devices = int | str | Sequence[int | str]
@@ -107,10 +105,9 @@ def merge_arguments(
     for name in ("mixed_precision", "strategy"):  # an instance of the script's own class
         given[name] = getattr(given.get(name), "name", given.get(name))
     contract = run or NO_LAUNCHER
-    wanted = _device(cpu, device)
-    if wanted == "gpu" and kind_of(contract.device).maker:  # the launcher has detected which one
-        wanted = contract.device
-    given["device"] = wanted
+    given["device"] = _device(cpu, device)
+    if given["device"] == "gpu" and kind_of(contract.device).maker:
+        given["device"] = contract.device  # the launcher has detected which one
     passed = {name: value for name, value in given.items() if value is not None}
     changed = {name: value for name, value in passed.items() if value != getattr(contract, name)}
     as_written = {"device": "cpu=True" if cpu else f"device={device!r}"}
