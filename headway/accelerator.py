@@ -624,7 +624,7 @@ class Accelerator:
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(2))
             >>> accelerator.backward((3 * weight).sum())
-            >>> accelerator.clip_grad_value_([weight], clip_value=0.5)
+            >>> accelerator.clip_grad_value_(weight, clip_value=0.5)
             >>> weight.grad
             tensor([0.5000, 0.5000])
         """

@@ -114,6 +114,7 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
         DataLoader(Augmented(), SIZE, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES))
     ],
     "own batches": lambda: [DataLoader(Augmented(), batch_sampler=OwnBatches(of_python=True))],
+    "single samples": lambda: [DataLoader(Augmented(), batch_size=None, shuffle=True)],
     "stream": lambda: [DataLoader(Stream(), SIZE)],
     "two": lambda: [
         DataLoader(Augmented(), SIZE, shuffle=True),

@@ -60,11 +60,6 @@ def test_prepare_keeps_the_order_and_passes_strangers_through() -> None:
     assert prepared[4] is model
 
 
-def test_prepare_of_one_object_returns_it_alone() -> None:
-    model = torch.nn.Linear(3, 1)
-    assert Accelerator(cpu=True).prepare(model) is model
-
-
 def test_preparing_twice_changes_nothing() -> None:
     accelerator = Accelerator(cpu=True)
     objects = make()
@@ -318,16 +313,6 @@ def test_accumulation_steps_can_be_changed() -> None:
         accelerator.gradient_accumulation_steps = 0
 
 
-def test_clipping_bounds_the_gradients_and_returns_the_norm() -> None:
-    accelerator = Accelerator(cpu=True)
-    weight = torch.nn.Parameter(torch.zeros(2))
-    accelerator.backward((weight * torch.tensor([3.0, 4.0])).sum())
-    assert accelerator.clip_grad_norm_([weight], 1.0) == pytest.approx(5.0)
-    accelerator.clip_grad_value_(weight, 0.7)
-    assert weight.grad is not None
-    assert weight.grad.tolist() == pytest.approx([0.6, 0.7])
-
-
 def test_bf16_computes_in_bf16_and_returns_fp32() -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model = torch.nn.Linear(64, 64)
@@ -359,14 +344,6 @@ def test_copy_of_a_bf16_model_has_its_own_weights(duplicate: Any) -> None:
 def test_fp16_on_the_cpu_is_refused_and_names_bf16() -> None:
     with pytest.raises(UsageError, match="use bf16"):
         Accelerator(cpu=True, mixed_precision="fp16")
-
-
-def test_launcher_s_settings_hold_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunContract("cpu", "bf16", 4, origins={})
-    monkeypatch.setenv(VARIABLE, encode(run))
-    accelerator = Accelerator()
-    assert accelerator.mixed_precision == "bf16"
-    assert accelerator.gradient_accumulation_steps == 4
 
 
 def test_argument_that_beats_the_profile_is_announced_on_stderr(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headway.contract.origin import Layer, Origin
@@ -47,36 +49,58 @@ def test_launcher_s_settings_hold_where_the_script_says_nothing() -> None:
     assert agreed.notes == ()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "no"])
-def test_argument_beats_profile_and_says_so_in_one_line(precision: str) -> None:
-    agreed = merge_arguments(RUN, mixed_precision=precision)
-    assert agreed.run.mixed_precision == precision
-    assert agreed.notes == (
-        f"Accelerator(mixed_precision='{precision}') overrides mixed_precision='fp16' ({PROFILE})",
-    )
+FLAG = Origin(Layer.FLAG, flag="--device")
 
 
-def test_cpu_beats_a_detected_device_without_a_line() -> None:
-    agreed = merge_arguments(RUN, cpu=True)
-    assert agreed.run.device == "cpu"
-    assert agreed.notes == ()
+def run(device: str, origin: Origin = PROFILE) -> RunContract:
+    return RunContract(device, "no", 1, origins={"device": origin})
 
 
-def test_argument_that_contradicts_a_flag_is_refused_naming_both() -> None:
-    with pytest.raises(UsageError) as refused:
-        merge_arguments(RUN, gradient_accumulation_steps=2)
-    assert "gradient_accumulation_steps=2" in str(refused.value)
-    assert "--gradient-accumulation-steps" in str(refused.value)
+@pytest.mark.parametrize(
+    ("launcher", "given", "setting", "value", "overridden"),
+    [
+        (RUN, {"mixed_precision": "bf16"}, "mixed_precision", "bf16", "'fp16'"),
+        (RUN, {"mixed_precision": "no"}, "mixed_precision", "no", "'fp16'"),
+        (RUN, {"cpu": True}, "device", "cpu", None),  # in place of a detected one
+        (RUN, {"gradient_accumulation_steps": 4}, "gradient_accumulation_steps", 4, None),  # equal
+        (run("cuda"), {"device": "cpu"}, "device", "cpu", "'cuda'"),
+        (run("cuda"), {"device": "gpu"}, "device", "cuda", None),
+        (run("mps"), {"device": "gpu"}, "device", "mps", None),
+        (None, {"device": "gpu"}, "device", "gpu", None),
+        (run("cpu", FLAG), {"device": "auto"}, "device", "cpu", None),
+    ],
+)
+def test_an_argument_beats_a_profile_and_says_so_in_one_line(
+    launcher: RunContract | None,
+    given: dict[str, Any],
+    setting: str,
+    value: object,
+    overridden: str | None,
+) -> None:
+    agreed = merge_arguments(launcher, **given)
+    assert getattr(agreed.run, setting) == value
+    note = f"Accelerator({setting}={value!r}) overrides {setting}={overridden} ({PROFILE})"
+    assert agreed.notes == (() if overridden is None else (note,))
 
 
-def test_cpu_that_contradicts_a_flag_is_refused() -> None:
-    typed = RUN._replace(origins={"device": Origin(Layer.FLAG, flag="--device")})
-    with pytest.raises(UsageError, match=r"cpu=True.*contradicts device='cuda'"):
-        merge_arguments(typed, cpu=True)
-
-
-def test_argument_that_repeats_a_flag_is_fine() -> None:
-    assert merge_arguments(RUN, gradient_accumulation_steps=4).notes == ()
+@pytest.mark.parametrize(
+    ("launcher", "given", "said"),
+    [
+        (
+            *(RUN, {"gradient_accumulation_steps": 2}),
+            r"gradient_accumulation_steps=2[\s\S]*--gradient-accumulation-steps",
+        ),
+        (run("cuda", FLAG), {"cpu": True}, r"cpu=True.*contradicts device='cuda'"),
+        (run("cuda", FLAG), {"device": "cpu"}, "contradicts device='cuda' from the command line"),
+        (None, {"device": "tpu"}, "'tpu', not one of auto, cpu, cuda, gpu, mps"),
+        (None, {"cpu": True, "device": "mps"}, "cpu=True and device='mps' contradict"),
+    ],
+)
+def test_what_contradicts_a_flag_or_cannot_be_is_refused(
+    launcher: RunContract | None, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        merge_arguments(launcher, **given)
 
 
 @pytest.mark.parametrize(
@@ -170,36 +194,3 @@ def test_under_a_launcher_the_script_must_agree_with_what_was_started() -> None:
     assert gpu_named_by(4, "cuda", ranks) is None
     with pytest.raises(UsageError, match="the launcher started 4 process"):
         gpu_named_by(2, "cuda", ranks)
-
-
-def run(device: str, origin: Origin = PROFILE) -> RunContract:
-    return RunContract(device, "no", 1, origins={"device": origin})
-
-
-def test_the_scripts_device_beats_a_profile_aloud_and_may_not_contradict_a_flag() -> None:
-    agreed = merge_arguments(run("cuda"), device="cpu")
-    assert agreed.run.device == "cpu"
-    assert agreed.notes == (f"Accelerator(device='cpu') overrides device='cuda' ({PROFILE})",)
-    with pytest.raises(UsageError, match="contradicts device='cuda' from the command line"):
-        merge_arguments(run("cuda", Origin(Layer.FLAG, flag="--device")), device="cpu")
-
-
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_gpu_is_what_the_launcher_found(device: str) -> None:
-    agreed = merge_arguments(run(device), device="gpu")
-    assert (agreed.run.device, agreed.notes) == (device, ())
-    assert merge_arguments(None, device="gpu").run.device == "gpu"
-
-
-def test_auto_in_the_script_leaves_it_to_the_launcher() -> None:
-    assert (
-        merge_arguments(run("cpu", Origin(Layer.FLAG, flag="--device")), device="auto").run.device
-        == "cpu"
-    )
-
-
-def test_a_device_that_does_not_exist_and_two_that_contradict_are_refused() -> None:
-    with pytest.raises(UsageError, match="'tpu', not one of auto, cpu, cuda, gpu, mps"):
-        merge_arguments(None, device="tpu")
-    with pytest.raises(UsageError, match="cpu=True and device='mps' contradict"):
-        merge_arguments(None, cpu=True, device="mps")

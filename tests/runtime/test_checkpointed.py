@@ -148,20 +148,6 @@ def test_a_run_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
     assert resumed.loader.epoch == whole.loader.epoch == 3
 
 
-@pytest.mark.processes
-def test_loader_workers_make_no_difference_to_the_order_of_a_run_that_goes_on(
-    tmp_path: Path,
-) -> None:
-    loader = {"batch_size": 4, "shuffle": True, "num_workers": 2}
-    data = torch.arange(92.0).reshape(23, 4)
-    whole = saved_at(8, tmp_path / "saved", data=data, loader=loader)
-    resumed = Run(seed=99, data=data, loader=loader)
-    resumed.accelerator.load_state(tmp_path / "saved")
-    resumed.epochs(2)
-    assert resumed.losses == whole.losses[8:]
-    assert resumed.weights() == whole.weights()
-
-
 @pytest.mark.parametrize("kind", [Accelerator, CompatAccelerator])
 def test_a_script_that_skips_batches_itself_goes_on_bit_for_bit(
     kind: type[Accelerator], tmp_path: Path
@@ -173,20 +159,6 @@ def test_a_script_that_skips_batches_itself_goes_on_bit_for_bit(
         pass
     resumed.epochs(1)
     assert resumed.losses == whole.losses[8:]
-
-
-def test_a_checkpoint_of_a_run_that_has_gone_on_goes_on_too(tmp_path: Path) -> None:
-    whole = saved_at(8, tmp_path / "first")
-    third = Run(seed=2)
-    third.accelerator.load_state(tmp_path / "first")
-    for count in third.batches():
-        if count == 2:
-            third.accelerator.save_state(tmp_path / "second")
-            break
-    last = Run(seed=3)
-    last.accelerator.load_state(tmp_path / "second")
-    last.epochs(2)
-    assert last.losses == whole.losses[10:]
 
 
 def test_under_compat_a_loader_begins_its_epoch_anew(tmp_path: Path) -> None:

@@ -128,13 +128,6 @@ def test_mappings_with_arguments_of_their_own_can_be_applied_to() -> None:
     assert utils.recursively_apply(torch.neg, data) == {"x": pytest.approx([-1, -1])}
 
 
-def test_gather_and_its_kin_on_one_rank_return_what_they_were_given() -> None:
-    tensor = torch.arange(3.0)
-    assert utils.gather(tensor).equal(tensor)
-    assert utils.reduce(tensor, "max").equal(tensor)
-    utils.wait_for_everyone()
-
-
 def test_converted_outputs_can_be_pickled_and_taken_back() -> None:
     model = torch.nn.Linear(2, 2)
     model.forward = utils.convert_outputs_to_fp32(model.forward)  # type: ignore[method-assign]
