@@ -63,10 +63,10 @@ OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 """Settings that say which machine of a run this is; not known before the run is there."""
 
 
-def _switch(help: str, *, obeyed_by: Obeyer | None = None, has_flag: bool = True) -> Setting[str]:
+def _switch(help: str, *, obeyed_by: Obeyer | None = None) -> Setting[str]:
     """Return a setting that is off unless its flag is given, alone or with a value."""
     choice = Choice(YES, NO, same=_YES_OR_NO)
-    return Setting(choice, NO, help, bare=YES, obeyed_by=obeyed_by, has_flag=has_flag)
+    return Setting(choice, NO, help, bare=YES, obeyed_by=obeyed_by)
 
 
 class Settings:

@@ -44,8 +44,8 @@ time.sleep(600)
 def test_a_job_of_two_nodes_is_run_again_once_it_has_saved_and_followed_to_its_code(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("p%j %%A").mkdir()
-    monkeypatch.chdir("p%j %%A")  # what sbatch would replace in the path of the log
+    Path("my jobs").mkdir()
+    monkeypatch.chdir("my jobs")
     words = ["--num-machines=2", "--sbatch", "time=10m", "--num-processes=2", "--cpu"]
     words += [script(RANK), "it's $x"]
     submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "-q", *words)

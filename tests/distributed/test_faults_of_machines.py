@@ -19,7 +19,7 @@ from tests.distributed.families import process_of_this_test
 from tests.distributed.launching import script
 from tests.distributed.networks import Network, needs_namespaces, network
 from tests.distributed.test_machines import TRAINS, are_up, ends
-from tests.waiting import wait_until
+from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -190,78 +190,10 @@ def test_a_machine_that_is_lost_while_ranks_are_to_save_and_stop_ends_their_wait
     assert time.monotonic() - began < TIMEOUT_S + 2 * _SLACK_S
 
 
-def wait_for(machine: subprocess.Popen[str], text: str) -> str:
-    """Read stderr until a line contains `text`; return that line."""
-    assert machine.stderr is not None
-    for line in machine.stderr:
-        if text in line:
-            return line
-    raise AssertionError(f"it ended without {text!r}")
-
-
-def test_a_machine_that_is_20_s_late_is_waited_for_and_named(net: Network) -> None:
-    name = script(TRAINS)
-    first = begin(net, 0, name)
-    print(wait_for(first, "waiting for machine 1 of 2"))
-    time.sleep(20)
-    machines = [first, begin(net, 1, name)]
-    wait_until(are_up(2), *machines)
-    Path("end_0").touch()
-    assert [code for code, _ in ends(machines)] == [0, 0]
-
-
 def test_a_machine_that_never_comes_is_named_and_a_signal_ends_the_wait(net: Network) -> None:
     for rank, said in ((0, "waiting for machine 1 of 2"), (1, "waiting for machine 0 at n1:29500")):
         alone = begin(net, rank, script(TRAINS))
-        print(wait_for(alone, said))
+        wait_for_lines(alone, said)
         alone.send_signal(signal.SIGTERM)
         alone.communicate(timeout=120)
         assert alone.returncode == 143
-
-
-def test_two_jobs_on_one_port_do_not_mix(net: Network) -> None:
-    machines = both(net, HEADWAY_RUN_KEY="the key of the first job")
-    wait_until(are_up(2), *machines)
-    others = [
-        begin(net, rank, script(TRAINS, "other.py"), HEADWAY_RUN_KEY="the key of the other job")
-        for rank in range(2)
-    ]
-    (main_code, main), (code, errors) = ends(others)
-    assert (main_code, code) == (4, 4)
-    assert "port 29500 is in use on this machine" in main
-    assert "does not know the key of machine 1" in errors
-    Path("end_0").touch()
-    (_, named), _ = told = ends(machines)
-    assert [code for code, _ in told] == [0, 0]
-    assert "refused a connection from 10.79.0.2" in named
-
-
-def test_a_clock_that_is_an_hour_off_is_named_and_the_run_goes_on(
-    net: Network, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import time\n_now = time.time\ntime.time = lambda: _now() + 3600\n"
-    )
-    name = script(TRAINS)
-    with pytest.MonkeyPatch.context() as patch:
-        first = begin(net, 0, name)
-        patch.syspath_prepend(str(tmp_path))
-        second = begin(net, 1, name)
-    wait_until(are_up(2), first, second)
-    Path("end_0").touch()
-    (code, errors), (other, _) = ends([first, second])
-    assert (code, other) == (0, 0)
-    assert "machine 1 (n2): its clock is 3600 s ahead of that of machine 0" in errors
-
-
-def test_a_full_disk_on_one_machine_is_blamed_on_that_machine(net: Network) -> None:
-    full = script(
-        TRAINS.replace(
-            "rank, attempt =",
-            "if os.environ['RANK'] == '1': open('/dev/full', 'w', 1).write('x' * 9999)\n"
-            "rank, attempt =",
-        )
-    )
-    for code, errors in ends([begin(net, rank, full) for rank in range(2)]):
-        assert code == 1
-        assert "rank 1 of 2 failed with OSError" in errors

@@ -53,15 +53,6 @@ def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named(
     assert process.returncode == 0
 
 
-@pytest.mark.long
-def test_children_that_outlive_the_grace_period_are_ended() -> None:
-    done = launch(*WORDS, "--grace-period-s", "1", script(UPLOADING))
-    assert done.returncode == 0
-    assert "sh (pid " in done.stderr
-    assert not survivors(0.5)
-    assert not list(Path.cwd().glob("uploaded_?"))
-
-
 DEAF = """
 import os, subprocess, time
 mark = "deaf_" + os.environ["RANK"]

@@ -15,7 +15,7 @@ import pytest
 
 from tests.distributed.launching import free_port, script, start
 from tests.distributed.networks import Network, needs_namespaces, network
-from tests.waiting import wait_for_lines, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -56,9 +56,9 @@ def ends(machines: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(one.returncode, errors) for one, errors in zip(machines, told, strict=True)]
 
 
-def two(*words: str, name: str = "", count: str = "2") -> list[subprocess.Popen[str]]:
+def two(*words: str, name: str = "") -> list[subprocess.Popen[str]]:
     """Start two machines on the loopback device."""
-    place = on_loopback(count, *words)
+    place = on_loopback("2", *words)
     name = name or script(TRAINS)
     return [start(*place, "--machine-rank", str(rank), name) for rank in range(2)]
 
@@ -199,17 +199,6 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
         out, errors = one.communicate(timeout=120)
         assert one.returncode == 0, errors
         assert "of 2" in out
-
-
-@pytest.mark.long
-def test_a_machine_that_is_left_alone_says_that_it_waits_for_another() -> None:
-    machines = two("--grace-period-s", "2", name=script(STOPS_FOR_EVER), count="2:3")
-    wait_until(are_up(2), *machines)
-    machines[1].kill()
-    machines[1].communicate()
-    wait_for_lines(machines[0], "going on with the machines", "waiting for 1 more machine")
-    machines[0].kill()
-    machines[0].communicate()
 
 
 def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(

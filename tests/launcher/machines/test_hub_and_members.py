@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, cast
 
 import pytest
 
@@ -29,7 +28,6 @@ from headway.launcher.machines.messages import (
     Probed,
     Ready,
     Session,
-    Stopping,
     new_greeting,
     read_greeting,
 )
@@ -42,15 +40,15 @@ KEY = b"0123456789abcdef"
 class Channel:
     """A hub on the loopback device, and its members."""
 
-    def __init__(
-        self, machines: int, timeout_s: float, key: bytes, listener: socket.socket | None
-    ) -> None:
+    def __init__(self, machines: int) -> None:
         self.lines: list[str] = []
-        self.timeout_s = timeout_s
+        self.timeout_s = 60.0
         self.machines = machines
-        listener = listener or socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        self.hub, self.coordinator = open_hub(listener, machines, key, timeout_s, self.lines.append)
+        self.hub, self.coordinator = open_hub(
+            listener, machines, KEY, self.timeout_s, self.lines.append
+        )
         self.members: list[Member] = []
 
     def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> Member:
@@ -67,13 +65,8 @@ class Channel:
 
 
 @contextmanager
-def channel(
-    machines: int = 2,
-    timeout_s: float = 60.0,
-    key: bytes = KEY,
-    listener: socket.socket | None = None,
-) -> Iterator[Channel]:
-    opened = Channel(machines, timeout_s, key, listener)
+def channel(machines: int = 2) -> Iterator[Channel]:
+    opened = Channel(machines)
     try:
         yield opened
     finally:
@@ -139,37 +132,6 @@ def test_idle_strangers_keep_no_machine_from_joining_neither_machine_0() -> None
         assert not any(one.is_over for one in some.members)
         for one in strangers:
             one.close()
-
-
-class Listener:
-    """A listening socket whose first connection has been accepted before."""
-
-    def __init__(self, socket: socket.socket) -> None:
-        self._socket = socket
-        self.first: list[Any] = [socket.accept()]
-
-    def accept(self) -> Any:
-        return self.first.pop() if self.first else self._socket.accept()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-
-def test_a_machine_joins_though_200_strangers_of_its_address_come_just_behind_it() -> None:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    link, *strangers = [socket.create_connection(listener.getsockname()) for _ in range(200)]
-    queue = Listener(listener)
-    machine = Member(link, KEY, 60, str)
-    machine.send(Join(1, 2, 2, "n1", time.time(), Facts((), ())))
-    assert queue.first[0][0].recv(1, socket.MSG_PEEK)  # it has greeted, before the others come
-    with channel(listener=cast("socket.socket", queue)) as some:
-        some.join(0)
-        wait_until(lambda: machine.accepted or machine.is_over)
-        assert machine.accepted is not None
-        machine.send(Leave())
-        machine.close()
-    for one in strangers:
-        one.close()
 
 
 def greeted(link: socket.socket, key: bytes) -> Session:
@@ -265,20 +227,6 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         assert "refused machine 1 (n1, 127.0.0.1)" in line
 
 
-def test_the_second_ctrl_c_on_a_machine_ends_the_grace_period_of_the_ranks_on_the_others() -> None:
-    with channel() as some:
-        main, other = begin(some)
-        ended: list[str] = []
-        main.on_grace_end = lambda: ended.append("main")
-        other.on_grace_end = lambda: ended.append("other")
-        other.send(Stopping(2, "n1"))
-        wait_until(lambda: main.stopping)
-        assert not ended
-        other.send(Stopping(2, "n1", ends_grace=True))
-        wait_until(lambda: ended)
-        assert ended == ["main"]
-
-
 def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:
     with channel(3) as some:
         members = begin(some)
@@ -319,30 +267,6 @@ class Relay:
         self.to_hub, self.from_hub = inner, outer
         self.thread = threading.Thread(target=run)
         self.thread.start()
-
-
-@pytest.mark.slow
-def test_a_cut_link_is_known_at_both_ends_whatever_way_it_is_cut() -> None:
-    with ExitStack() as stack:
-        cuts = []
-        for is_cut in ((True, True), (True, False), (False, True)):
-            some = stack.enter_context(channel(timeout_s=4.0))
-            relay = Relay(some.address)
-            stack.callback(relay.thread.join)
-            members = [some.join(0), some.join(1, link=relay.end)]
-            start_ranks(members)
-            wait_until(lambda some=some: some.coordinator.machines[2].word)  # type: ignore[misc]
-            cuts.append((relay, is_cut, members))
-        for relay, is_cut, _ in cuts:
-            for link, is_it in zip((relay.to_hub, relay.from_hub), is_cut, strict=True):
-                relay.passes[link] = not is_it
-        for _, _, (main, other) in cuts:
-            wait_until(lambda main=main: main.ended_by)  # type: ignore[misc]
-            wait_until(lambda other=other: other.ended_by or other.lost)  # type: ignore[misc]
-            assert main.ended_by is not None
-            assert "machine 1 (n1) was lost" in main.ended_by.cause
-            assert "rank 1 at optimizer step 3" in main.ended_by.details
-            other.close()
 
 
 @contextmanager
