@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple
 
 from headway.contract.notes import named, ranges
@@ -19,6 +19,7 @@ from headway.contract.records import (
     ProgressSnapshot,
     shown,
 )
+from headway.contract.typed import plain
 from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
     Stack,
@@ -148,50 +149,13 @@ def _before_crash(group: Group) -> Group:
     )
 
 
-class Difference(Enum):
-    """In what ranks diverge."""
-
-    COLLECTIVES = auto()
-    NOT_ENTERED = auto()
-    SILENT = auto()
-    EXITED = auto()
-    STEPS = auto()
-
-
 class Divergence(NamedTuple):
-    """Some ranks, which keep the others waiting, are elsewhere than these."""
+    """Some ranks, which keep the others waiting, are elsewhere than these; a place may follow."""
 
-    difference: Difference
     ranks: tuple[int, ...]  # empty where all wait
-    at: str  # the collective (#number), or how many steps
+    sentence: str  # what they do
     others: tuple[int, ...]
-    others_at: str
-    exit: Exit | None = None
-
-    @property
-    def sentence(self) -> str:
-        """What `ranks` do; a place may follow."""
-        if self.difference is Difference.COLLECTIVES:
-            return f"the ranks entered different collectives: {named(self.ranks)} {self.at}"
-        if self.difference is Difference.EXITED:
-            return f"{named(self.ranks)} left ({self.exit}) before {self.at}"
-        if self.difference is Difference.SILENT:
-            verb = "does" if len(self.ranks) == 1 else "do"
-            return f"{named(self.ranks)} {verb} not answer, and had not entered {self.at} before"
-        if self.difference is Difference.STEPS:
-            return f"{_are(self.ranks)} behind, after {self.at} optimizer steps"
-        verb = "has" if len(self.ranks) == 1 else "have"
-        return f"{named(self.ranks)} {verb} not entered {self.at}"
-
-    @property
-    def others_sentence(self) -> str:
-        """What `others` do; a place may follow."""
-        if self.difference is Difference.COLLECTIVES:
-            return f"{named(self.others)} entered {self.others_at}"
-        if self.difference is Difference.STEPS:
-            return f"{_are(self.others)} ahead, after up to {self.others_at}"
-        verb = "wait" if len(self.others) > 1 else "waits"
-        return f"{named(self.others)} {verb} in {self.others_at}"
+    others_sentence: str
 
 
 class Hang(NamedTuple):
@@ -231,29 +195,11 @@ class Hang(NamedTuple):
         return "\n".join(explain(self.statuses)[1:])
 
     def as_json(self) -> Mapping[str, object]:
-        ranks = [
-            {
-                "rank": one.rank,
-                "end": str(one.exit or ""),
-                "place": one.place and str(one.place),
-                "stacks": [[str(frame) for frame in stack] for stack in one.stacks],
-                "progress": one.progress and one.progress._asdict(),
-                "groups": [
-                    {
-                        "name": group.name,
-                        "ranks": group.ranks,
-                        "collectives": [entered._asdict() for entered in group.collectives],
-                    }
-                    for group in one.groups or ()
-                ],
-            }
-            for one in self.statuses
-        ]
         return {
             "reason": "hang",
             "cause": self.cause,
             "explanation": explain(self.statuses),
-            "ranks": ranks,
+            "ranks": plain(self.statuses),
             "exit_code": self.exit_code,
             "fix": self.fix,
         }
@@ -269,7 +215,7 @@ class Hang(NamedTuple):
         if first is None:
             return None
         behind = [one for one in self.statuses if one.rank in first.ranks]
-        return first[:3], first.exit, [(one.progress, one.place) for one in behind]
+        return first.sentence, [(one.progress, one.place) for one in behind]
 
 
 def describe_stacks(statuses: Sequence[RankStatus]) -> str:
@@ -367,12 +313,12 @@ def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergen
                 ranks_by_collective.setdefault(text, []).append(rank)
         if len(ranks_by_collective) > 1:
             (at, ranks), *rest = sorted(ranks_by_collective.items(), key=lambda item: len(item[1]))
+            others = tuple(rank for _, those in rest for rank in those)
             return Divergence(
-                Difference.COLLECTIVES,
                 tuple(ranks),
-                at,
-                others=tuple(rank for _, those in rest for rank in those),
-                others_at=" or ".join(text for text, _ in rest),
+                f"the ranks entered different collectives: {named(ranks)} {at}",
+                others,
+                f"{named(others)} entered {' or '.join(text for text, _ in rest)}",
             )
     return None
 
@@ -396,13 +342,18 @@ def _missing_ranks(
 def _not_entered(
     missing: Sequence[int], absent: Mapping[int, RankStatus], at: str, waiting: tuple[int, ...]
 ) -> Divergence:
+    others = f"{named(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {at}"
     gone = tuple(rank for rank in missing if rank in absent and absent[rank].exit)
     if gone:
-        return Divergence(Difference.EXITED, gone, at, waiting, at, absent[gone[0]].exit)
+        exit_ = absent[gone[0]].exit
+        return Divergence(gone, f"{named(gone)} left ({exit_}) before {at}", waiting, others)
     answered = tuple(rank for rank in missing if rank not in absent)
     if answered or not missing:
-        return Divergence(Difference.NOT_ENTERED, answered, at, waiting, at)
-    return Divergence(Difference.SILENT, tuple(missing), at, waiting, at)
+        verb = "has" if len(answered) == 1 else "have"
+        return Divergence(answered, f"{named(answered)} {verb} not entered {at}", waiting, others)
+    verb = "does" if len(missing) == 1 else "do"
+    silent = f"{named(missing)} {verb} not answer, and had not entered {at} before"
+    return Divergence(tuple(missing), silent, waiting, others)
 
 
 def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
@@ -426,7 +377,14 @@ def _behind_in_steps(statuses: Sequence[RankStatus]) -> list[Divergence]:
         return []
     behind = tuple(rank for rank, step in steps.items() if step == least)
     ahead = tuple(rank for rank in steps if rank not in behind)
-    return [Divergence(Difference.STEPS, behind, str(least), ahead, str(most))]
+    return [
+        Divergence(
+            behind,
+            f"{_are(behind)} behind, after {least} optimizer steps",
+            ahead,
+            f"{_are(ahead)} ahead, after up to {most}",
+        )
+    ]
 
 
 def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:

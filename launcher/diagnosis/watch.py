@@ -140,11 +140,6 @@ class Watch:
         self._is_asked = True
         self._wake()
 
-    def has_trained(self) -> bool:
-        """Return whether a rank of this attempt has told of an optimizer step."""
-        with self._lock:
-            return any(one.has_trained for one in self._ranks.values())
-
     def step(self) -> int:
         """Return the last optimizer step that a rank of this attempt has told of; 0: none has."""
         with self._lock:
@@ -152,11 +147,11 @@ class Watch:
 
     def last_word(self) -> str:
         """Return how far the rank is that has told of the most optimizer steps; may be empty."""
-        steps = {one.rank: one.step for one in self._ranks.copy().values()}
-        furthest = max(steps, key=lambda rank: steps[rank], default=None)
-        if furthest is None or not steps[furthest]:
+        # without the lock: its holder may wait for the thread that calls this, to send figures
+        furthest = max(self._ranks.copy().values(), key=lambda one: one.step, default=None)
+        if furthest is None or not furthest.step:
             return ""
-        return f"rank {furthest} at optimizer step {steps[furthest]}"
+        return f"rank {furthest.rank} at optimizer step {furthest.step}"
 
     def will_save(self) -> bool:
         """Return whether a rank of this attempt saves once it is asked to stop."""
@@ -440,10 +435,6 @@ class RankChannel:
     def step(self) -> int:
         """The optimizer steps that it has told of."""
         return self._progress.step if self._progress is not None else 0
-
-    @property
-    def has_trained(self) -> bool:
-        return self.step > 0
 
     @property
     def status(self) -> RankStatus:

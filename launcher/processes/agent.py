@@ -259,7 +259,7 @@ class Agent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
-        made_progress = lasted_s > MAX_DELAY_S or self.watch.has_trained()
+        made_progress = lasted_s > MAX_DELAY_S or self.watch.step() > 0
         if (ordered := self.handler.restart) is not None:
             line, delay_s = self._restarts.as_ordered(ordered, made_progress)
         else:
