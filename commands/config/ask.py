@@ -129,8 +129,7 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         text = changed(text_at(path), path, facts, answers)
         print(text if parsed.show_secrets else masked_profile(text), end="")
         return 0
-    requested = profile_after(facts, answers)
-    apply(path, lambda text: changed(text, path, facts, answers), facts.machine, requested)
+    apply(path, lambda text: changed(text, path, facts, answers), facts.machine)
     return _print_next(parsed, and_test=answers[FINISH] == TEST)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 
@@ -16,9 +16,8 @@ from headway.contract.secrets import masked_value
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.layers import environment_layer, overridden
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entries, Entry, parse_profile, read_profile
+from headway.settings.profile import Entry, parse_profile, read_profile
 from headway.settings.profile_edit import (
     BLANK,
     change_profile,
@@ -30,9 +29,7 @@ from headway.settings.profile_edit import (
 from headway.settings.profile_files import (
     DEFAULT_NAME,
     choose_profile,
-    find_project_profile,
     is_path,
-    is_there,
     selection_path,
     shown,
     user_folder,
@@ -62,8 +59,7 @@ def set_keys(argv: Sequence[str]) -> int:
     origin = Origin(Layer.ASSIGNMENT, reason="the command line")
     values = assignments(words, origin)
     path = choose_profile(parsed.profile).path
-    names = [key.partition(".")[0] for key in values]
-    apply(path, lambda text: set_all(text, path, values), detect_machine(), names, origin)
+    apply(path, lambda text: set_all(text, path, values), detect_machine(), origin)
     return 0
 
 
@@ -133,19 +129,13 @@ def _cannot_unset(key: str, in_profile: Sequence[str]) -> Problem:
 
 
 def apply(
-    path: str,
-    change: Callable[[str], str],
-    machine: Machine,
-    requested: Collection[str] = (),
-    origin: Origin | None = None,
+    path: str, change: Callable[[str], str], machine: Machine, origin: Origin | None = None
 ) -> None:
-    """Change the profile at `path`, which may be missing; print the differences, and what overrules
-    them.
+    """Change the profile at `path`, which may be missing, and print the differences.
 
-    What this machine cannot run is written, with a note: a profile may be for another one. Reported
-    on are the keys `requested`, whether or not they change; `origin` is that of their values.
+    What this machine cannot run is written, with a note: a profile may be for another one. Problems
+    of changed values name `origin`; without it, their line in the profile.
     """
-    layer, weaker, stronger = _place_of(path)
     before: dict[str, Entry] = {}
     old = ""
 
@@ -158,14 +148,14 @@ def apply(
         for name, entry in entries.items():
             if _raw(before, name) == entry.raw:
                 entries[name] = before[name]  # with the line where it stands now
-            elif origin is not None and name in requested:
+            elif origin is not None:
                 entries[name] = entry._replace(origin=origin)
         if found := profile_problems([entries], machine):
             raise ConfigError.of(found)
         return edited
 
     new = change_profile(path, valid)
-    after = parse_profile(new, path, layer)
+    after = parse_profile(new, path, Layer.PROFILE)
     if not old:
         with suppress(ConfigError):  # only editors need it
             schema = os.path.join(user_folder(), _SCHEMA)
@@ -173,11 +163,8 @@ def apply(
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in _differences(before, after):
         print(f"  {line}")
-    reported = {k: e for k, e in after.items() if k in requested or _raw(before, k) != e.raw}
-    # notes, not errors: the profile may be for another machine
-    not_here = launch_problems([*weaker, after, *stronger], machine)
-    for note in [*overridden([reported, *stronger]), *(problem.what for problem in not_here)]:
-        say(f"note: {note}")
+    for problem in launch_problems([after], machine):
+        say(f"note: {problem.what}")
 
 
 def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
@@ -215,22 +202,6 @@ def _raws(entries: Mapping[str, Entry]) -> dict[str, Raw]:
 
 def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
     return entries[key].raw if key in entries else None
-
-
-def _place_of(path: str) -> tuple[Layer, list[Entries], list[Entries]]:
-    """Return the layer of this profile in a launch here, the weaker and the stronger ones."""
-    project = find_project_profile(trusted=path)
-    environment = environment_layer()
-    parse_layers([environment])
-    if project is None:
-        return Layer.USER_PROFILE, [], [environment]
-    if os.path.realpath(project) != os.path.realpath(path):
-        stronger = [read_profile(project, Layer.PROJECT_PROFILE), environment]
-        return Layer.USER_PROFILE, [], stronger
-    user = choose_profile().path
-    is_other = is_there(user) and os.path.realpath(user) != os.path.realpath(path)
-    weaker: list[Entries] = [read_profile(user, Layer.USER_PROFILE)] if is_other else []
-    return Layer.PROJECT_PROFILE, weaker, [environment]
 
 
 def use(argv: Sequence[str]) -> int:

@@ -112,7 +112,7 @@ def import_file(argv: Sequence[str]) -> int:
             raise ConfigError.of(found)
         print(text if parsed.show_secrets else masked_profile(text), end="")
     else:
-        apply(path, merged, machine, imported.values, origin)
+        apply(path, merged, machine, origin)
         print(f"next: {shlex.join(['headway', 'launch', *profile, SCRIPT])}")
     for line in (*imported.lost, *imported.not_imported):
         print(f"not imported: {line}", file=sys.stderr)
