@@ -20,7 +20,7 @@ _FLAG = re.compile(r"--?[A-Za-z_]")  # and no negative number
 class Change(NamedTuple):
     """One thing that was different."""
 
-    kind: str  # setting, argument, code, variable, machine, folder, python, package
+    kind: str  # setting, argument, code, variable, machine, launch, package
     name: str
     before: str  # its value then; `-` for none
     after: str
@@ -33,19 +33,15 @@ class Change(NamedTuple):
 def changes(before: RunRecord, after: RunRecord) -> list[Change]:
     """Return in what the later of two runs is different, what matters most first."""
     old, new = before.start, after.start
-    found = [
+    return [
         *_changed("setting", _settings(old), _settings(new)),
-        *_rank_variables(old, new),
         *_arguments(old.arguments, new.arguments),
         *_code(before, after),
         *_changed("variable", _variables(old), _variables(new)),
         *_changed("machine", old.machine, new.machine),
+        *_changed("launch", _way(old), _way(new)),
+        *_changed("package", before.packages, after.packages),
     ]
-    if old.folder != new.folder:
-        found.append(Change("folder", "working folder", old.folder, new.folder))
-    if old.python != new.python:
-        found.append(Change("python", "command", " ".join(old.python), " ".join(new.python)))
-    return [*found, *_changed("package", before.packages, after.packages)]
 
 
 def _settings(start: Launch) -> dict[str, str]:
@@ -58,11 +54,12 @@ def _variables(start: Launch) -> dict[str, str]:
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
 
-def _rank_variables(old: Launch, new: Launch) -> Iterator[Change]:
-    if old.is_rank != new.is_rank:
-        texts = [_GONE, "set by the launcher"]
-        before, after = texts if new.is_rank else reversed(texts)
-        yield Change("variable", "RANK, LOCAL_RANK, ...", before, after)
+def _way(start: Launch) -> dict[str, str]:
+    return {
+        "RANK, LOCAL_RANK, ...": "set" if start.is_rank else _GONE,
+        "working folder": start.folder,
+        "Python": " ".join(start.python),
+    }
 
 
 def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:

@@ -64,18 +64,13 @@ def names_in(folder: str) -> list[str]:
 
 
 def prune(folder: str) -> None:
-    """Remove the oldest of too many runs, but not those that are running."""
+    """Remove the oldest of too many runs; one that is still running writes its record anew."""
     names = names_in(folder)
-    if len(names) <= MAX_RUNS + _SLACK:
-        return
-    import shutil
+    if len(names) > MAX_RUNS + _SLACK:
+        import shutil
 
-    for name in names[:-MAX_RUNS]:
-        path = os.path.join(folder, name)
-        with suppress(ConfigError, OSError):
-            if is_running(read_record(path)):
-                continue
-        shutil.rmtree(path, ignore_errors=True)
+        for name in names[:-MAX_RUNS]:
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def is_running(record: RunRecord) -> bool:
@@ -143,13 +138,15 @@ def find(word: str | None) -> RunRecord:
 
 def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
     """Return the last of other runs of the same script that ended well before this one began."""
-    script = record.start.script or record.start.program
     good = [
         one
         for one in others
         if one.has_ended_well
-        and (one.start.script or one.start.program) == script
+        and _script(one) == _script(record)
         and one.start.began_at < record.start.began_at
-        and one.name != record.name
     ]
     return good[-1] if good else None
+
+
+def _script(record: RunRecord) -> str:
+    return record.start.script or record.start.program

@@ -23,11 +23,11 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "a variable": ({"variables": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS: 4 -> 1"),
     "fewer cores": ({"machine": {**START.machine, "cores": "2"}}, "machine cores: 8 -> 2"),
     "another Python": ({"python": ("/opt/python",)}, "/usr/bin/python3 -> /opt/python"),
-    "another folder": ({"folder": "/home"}, "folder working folder: /work -> /home"),
+    "another folder": ({"folder": "/home"}, "launch working folder: /work -> /home"),
     "a package": ({"packages": {**PACKAGES, "numpy": "2.2.0"}}, "package numpy: 2.1.0 -> 2.2.0"),
     "a script that became a rank": (
         {"is_rank": True},
-        "variable RANK, LOCAL_RANK, ...: - -> set by the launcher",
+        "launch RANK, LOCAL_RANK, ...: - -> set",
     ),
     "the commit": (
         {"commit": COMMIT._replace(commit="b" * 40)},
