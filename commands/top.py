@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.commands.flags import Parser, bad_words
-from headway.commands.ps import HEAD, print_runs, row_of, run_of
+from headway.commands.ps import HEAD, row_of, run_of
 from headway.commands.tables import print_table
 from headway.contract.figures_file import Alone, list_alone
 from headway.contract.records import shown
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 _NO_STEP = "no rank has told of an optimizer step yet"
 _UNKNOWN = "-"
-_MOST_NAMED = 5  # launches, in a line
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
 
 _RANK_HEAD = (
@@ -63,37 +63,31 @@ def main(argv: Sequence[str]) -> int:
     if len(words) > 1:
         parser.error(f"headway top takes one run, and got {len(words)}")
     chosen = words[0] if words else None
+    runs = _chosen(chosen)
     if parsed.json:
-        print(json.dumps({"runs": [one.to_json() for one in _chosen(chosen)]}, indent=2))
+        print(json.dumps({"runs": [one.to_json() for one in runs]}, indent=2))
     elif sys.stdout.isatty():
         _watch(chosen)
     else:
-        _print_once(_chosen(chosen))
+        _print_once(runs, chosen)
     return 0
 
 
 def watched() -> list[Watched]:
     """Return this user's runs on this machine, the oldest first."""
-    found = [
-        Watched(
-            run,
-            list(figures.get("ranks", ())),
-            figures.get("slowest"),
-            list(figures.get("words", ())),
-        )
-        for run, figures in ask_for_figures()
-    ]
-    found += [_watched_alone(one) for one in list_alone()]
-    return sorted(found, key=lambda one: one.run.began_at)
+    told = [*ask_for_figures(), *map(_figures_of, list_alone())]
+    return sorted(
+        (Watched(run, **figures) for run, figures in told), key=lambda one: one.run.began_at
+    )
 
 
-def _watched_alone(alone: Alone) -> Watched:
+def _figures_of(alone: Alone) -> tuple[Run, dict[str, Any]]:
+    """Return a process without a launcher as a launch, with its figures."""
     figures = RunFigures()
     if alone.figures is not None:
         figures.begin_attempt(1)
         figures.note(0, alone.figures, age_s=max(time.time() - alone.figures.time, 0.0))
-    told = figures.to_json(lambda _: "")
-    return Watched(run_of(alone), told["ranks"], None, told["words"])
+    return run_of(alone), figures.to_json(lambda _: "")
 
 
 def _chosen(word: str | None) -> list[Watched]:
@@ -110,42 +104,54 @@ def _chosen(word: str | None) -> list[Watched]:
     return found
 
 
-def _print_once(runs: Sequence[Watched]) -> None:
-    print_runs([one.run for one in runs])
+class _Table(NamedTuple):
+    """A table of a screen."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    styles: Sequence[str] = ()  # of its rows
+
+
+def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
+    """Yield all runs, and the ranks of the one that a word names; without one, of the newest."""
     if not runs:
+        yield "no launch of yours runs on this machine"
         return
-    print()
-    newest = _newest(runs)
-    if len(runs) > 1:
-        print(_others(runs, newest))
-    if not newest.ranks:
-        print(_NO_STEP)
+    yield _Table(HEAD, [row_of(one.run) for one in runs])
+    newest = next((one for one in reversed(runs) if one.ranks), runs[-1])
+    chosen = newest
+    if word is not None:
+        named = [one for one in runs if str(one.run.pid) == word]
+        if not named:
+            yield f"{word} has ended"
+            return
+        (chosen,) = named
+    elif len(runs) > 1:
+        yield f"these are the ranks of {newest.run.pid}; `headway top RUN` shows those of RUN"
+    if not chosen.ranks:
+        yield _NO_STEP
         return
-    print_table(_RANK_HEAD, [cells_of(rank) for rank in newest.ranks])
-    for words in newest.words:
-        print(words)
+    slow = None if chosen.slowest is None else chosen.slowest["rank"]
+    styles = [
+        "red" if rank["is_lost"] else "yellow" if rank["rank"] == slow else ""
+        for rank in chosen.ranks
+    ]
+    yield _Table(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], styles)
+    yield from chosen.words
 
 
-def _newest(runs: Sequence[Watched]) -> Watched:
-    """Return the newest run of which a rank has told; if there is none, the newest."""
-    return next((one for one in reversed(runs) if one.ranks), runs[-1])
-
-
-def _others(runs: Sequence[Watched], chosen: Watched) -> str:
-    """Return whose ranks are shown where nobody has chosen, and which launches have others."""
-    others = [str(one.run.pid) for one in runs if one is not chosen]
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return (
-        f"these are the ranks of {chosen.run.pid}; `headway top RUN` shows those of "
-        f"{', '.join(others[:_MOST_NAMED])}{more}"
-    )
+def _print_once(runs: Sequence[Watched], word: str | None) -> None:
+    for part in _parts(runs, word):
+        if isinstance(part, str):
+            print(part)
+        else:
+            print_table(part.head, part.rows)
 
 
 def _watch(word: str | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    _chosen(word)  # raises before the screen is taken
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
@@ -160,38 +166,22 @@ def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> Renderab
     from rich.console import Group
     from rich.text import Text
 
-    if not runs:
-        return Text("no launch of yours runs on this machine")
-    chosen = next((one for one in runs if str(one.run.pid) == word), None)
-    if word is None:
-        chosen = _newest(runs)
-    parts: list[RenderableType] = [_table(HEAD, [row_of(one.run) for one in runs])]
-    if word is None and chosen is not None and len(runs) > 1:
-        parts.append(Text(_others(runs, chosen)))
-    if chosen is None:
-        parts.append(Text(f"{word} has ended"))
-        return Group(*parts)
-    if not chosen.ranks:
-        parts.append(Text(_NO_STEP))
-        return Group(*parts)
-    slow = None if chosen.slowest is None else chosen.slowest.get("rank")
-    styles = [
-        "red" if rank.get("is_lost") else "yellow" if rank.get("rank") == slow else ""
-        for rank in chosen.ranks
-    ]
-    head, rows = _narrowed([cells_of(rank) for rank in chosen.ranks], width - _LAST_LINE)
-    parts.append(_table(head, rows, styles))
-    parts += [Text(words) for words in chosen.words]
-    return Group(*parts)
+    return Group(
+        *(
+            Text(part) if isinstance(part, str) else _drawn(part, width)
+            for part in _parts(runs, word)
+        )
+    )
 
 
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
-) -> RenderableType:
+def _drawn(part: _Table, width: int) -> RenderableType:
     from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
 
+    head, rows = part.head, part.rows
+    if head == _RANK_HEAD:
+        head, rows = _narrowed(rows, width - _LAST_LINE)
     table = Table(box=SIMPLE, pad_edge=False)
     for name in head:
         table.add_column(
@@ -200,10 +190,10 @@ def _table(
             overflow="ellipsis",
             justify="left" if name in _TEXTS else "right",
         )
-    for number, row in enumerate(rows):
+    for row, style in zip_longest(rows, part.styles, fillvalue=""):
         *cells, last = map(Text, row)
         last.no_wrap = True  # it is cut where the terminal is too narrow, and the others are whole
-        table.add_row(*cells, last, style=styles[number] if styles else "")
+        table.add_row(*cells, last, style=str(style))
     return table
 
 
@@ -229,21 +219,18 @@ def _narrowed(
 
 
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a rank; what a launcher of another version does not tell is `-`."""
-    step, total = rank.get("step"), rank.get("total")
-    age_s = rank.get("age_s") or 0.0
+    """Return the cells of a rank."""
+    step, total, age_s = rank["step"], rank["total"], rank["age_s"]
     quiet = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
-    memory = (rank.get("rss_bytes"), rank.get("device_bytes"))
-    state = "(machine lost) " if rank.get("is_lost") else quiet
     return (
-        str(rank.get("rank", _UNKNOWN)),
-        rank.get("host") or str(rank.get("machine", _UNKNOWN)),
+        str(rank["rank"]),
+        rank["host"] or str(rank["machine"]),
         f"{step}/{total}" if total else f"{step}",
-        _number(rank.get("step_ms")),
-        *(_share(rank.get(f"{name}_share")) for name in ("compute", "data", "sync", "save")),
-        _number(rank.get("samples_per_s")),
-        *(size(one) if one else _UNKNOWN for one in memory),
-        state + shown(str(rank.get("last_line", ""))),
+        _number(rank["step_ms"]),
+        *(_share(rank[f"{name}_share"]) for name in ("compute", "data", "sync", "save")),
+        _number(rank["samples_per_s"]),
+        *(size(one) if one else _UNKNOWN for one in (rank["rss_bytes"], rank["device_bytes"])),
+        ("(machine lost) " if rank["is_lost"] else quiet) + shown(rank["last_line"]),
     )
 
 

@@ -51,13 +51,16 @@ class Run(NamedTuple):
         return f"{self.num_processes} (machine {self.machine_rank} of {self.num_machines})"
 
 
+_NO_FIGURES: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
+
+
 class RunSocket:
     """Answers requests, by threads of its own, until `close`."""
 
     def __init__(self, run: Run) -> None:
         self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
         """Returns where the ranks are; the argument: may silent ones be interrupted by a signal?"""
-        self.figures: Callable[[], dict[str, Any]] = lambda: {"ranks": [], "slowest": None}
+        self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
         """Returns what the ranks have told of their steps, for JSON."""
         self._run = run
         self._answering: list[tuple[threading.Thread, socket.socket]] = []
