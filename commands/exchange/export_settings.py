@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 from collections.abc import Sequence
 
 from headway.commands.config.check import SCRIPT
@@ -22,7 +21,6 @@ from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.table import TABLE, Settings
 
@@ -35,11 +33,6 @@ def export(argv: Sequence[str]) -> int:
     """Print the settings of a launch on this machine, for another tool."""
     parser = Parser("config export", "Print the settings of a launch here, for another tool.")
     parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="how to print them")
-    parser.flag(
-        "--output",
-        metavar="FILE",
-        help="write them, with all secrets, to a file that only you can read",
-    )
     parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
     parser.flag("--name", metavar="NAME", help="for k8s: what to call the Job (headway)")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
@@ -56,24 +49,15 @@ def export(argv: Sequence[str]) -> int:
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
-    is_masked = parsed.output is None and not parsed.show_secrets
-    told = settings.without_secrets() if is_masked else settings
     if parsed.format == KUBERNETES:
-        told = settings  # a manifest holds no secrets
-        text, notes = _manifest(parsed, settings, names)
+        text, notes = _manifest(parsed, settings, names)  # it holds no secrets
     else:
-        text, notes = _assignments(names, told, parsed.format), []
-    if parsed.output is None:
-        print(text, end="")
-    else:
-        _write_private(parsed.output, text)
-    hidden = [name for name, value in settings.env.items() if told.env[name] != value]
-    if hidden:
-        notes = [
-            *notes,
-            f"the secret in {', '.join(hidden)} is masked: --output FILE writes a file that can be "
-            "run, --show-secrets prints it",
-        ]
+        told = settings if parsed.show_secrets else settings.without_secrets()
+        text = _assignments(names, told, parsed.format)
+        hidden = [name for name, value in settings.env.items() if told.env[name] != value]
+        masked = f"the secret in {', '.join(hidden)} is masked: --show-secrets prints it"
+        notes = [masked] if hidden else []
+    print(text, end="")
     for note in notes:
         say(f"note: {note}")
     return 0
@@ -118,23 +102,6 @@ def _assignments(names: Sequence[str], settings: Settings, style: str) -> str:
         for name in names
         if settings.values[name].value is not None
     )
-
-
-def _write_private(path: str, text: str) -> None:
-    """Write a file that only its owner can read, also if it was another's to read before."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(handle, "w", encoding="utf-8") as file:
-            if stat.S_ISREG(os.fstat(handle).st_mode):  # not a pipe such as /dev/stdout
-                os.chmod(path, 0o600)
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(
-            f"the file cannot be written: {error.strerror}",
-            where=f"flag --output {path}",
-            fix="name a file in a folder that you can write to",
-        ) from None
-    say(f"wrote {shown(path)}")
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:

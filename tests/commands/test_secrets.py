@@ -139,24 +139,6 @@ def test_secrets_are_shown_to_who_asks(words: list[str]) -> None:
     assert SECRET in said
 
 
-@pytest.mark.parametrize("style", ["env", "sh"])
-@pytest.mark.parametrize("is_new", [True, False])
-def test_an_export_to_a_file_holds_the_secrets_and_is_its_owners_alone(
-    is_new: bool, style: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_profile("map", "user")
-    file = Path("run.sh")
-    if not is_new:
-        file.write_text("older")
-        file.chmod(0o644)
-    assert main(["config", "export", "--format", style, "--output", str(file)]) == 0
-    streams = capsys.readouterr()
-    assert SECRET in file.read_text()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert not streams.out
-    assert SECRET not in streams.err
-
-
 def test_the_script_gets_the_secret_that_is_masked_for_people() -> None:
     write_profile("map", "user")
     settings = resolve(launch_layers(profile_layers(), {}), Machine(), {})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from headway.commands.main import main
 from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
-from tests.commands.running import run
 from tests.machines.recorded import load
 
 SECRET = "dont-tell-anyone"
@@ -29,11 +31,12 @@ env:
 def exported(profile: str, machine: str = "gpu_8_h100", *words: str) -> list[dict[str, Any]]:
     """Return the objects of a manifest for a profile."""
     Path("headway.yaml").write_text(profile)
-    flags = ["--format", "k8s", "--image", "me/train:1", "--output", "job.yaml"]
+    flags = ["--format", "k8s", "--image", "me/train:1"]
     load_from = Path(__file__).parents[2] / "machines" / f"{machine}.json"
-    code, text = run("config", "export", *flags, "--machine", str(load_from), *words)
-    assert code == 0, text
-    return list(yaml.safe_load_all(Path("job.yaml").read_text()))
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert main(["config", "export", *flags, "--machine", str(load_from), *words]) == 0
+    return list(yaml.safe_load_all(printed.getvalue()))
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def test_the_pods_are_the_machines_of_one_run_and_find_each_other_by_name() -> N
 
 def test_headway_in_a_pod_reads_the_settings_that_were_exported() -> None:
     objects = exported(PROFILE)
-    assert SECRET not in Path("job.yaml").read_text()
+    assert SECRET not in str(objects)
     variables = {one["name"]: one.get("value", "x") for one in container(objects)["env"]}
     settings = resolve([environment_layer(variables)], load("gpu_8_h100"), {})
     assert settings.num_machines == 2
