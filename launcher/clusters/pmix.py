@@ -42,8 +42,7 @@ class _Value(ctypes.Structure):
 def ask_server() -> Job:
     """Return where the processes of this job are; takes some 40 ms.
 
-    Raises:
-        PmixError: there is no server, no library, or no answer.
+    Raises PmixError where there is no server, no library, or no answer.
     """
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)

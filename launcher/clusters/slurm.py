@@ -26,14 +26,10 @@ _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 def read_nodelist(text: str) -> list[str]:
-    """Return the names of the nodes in a list such as `rack[1-2]n[03-04],login`, in its order.
+    """Return the names of the nodes in a list, in its order; ValueError if it is none.
 
-    Raises:
-        ValueError: it is no such list.
-
-    Examples:
-        >>> read_nodelist("rack[1-2]n[03-04],login")
-        ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
+    >>> read_nodelist("rack[1-2]n[03-04],login")
+    ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
     """
     nodes: list[str] = []
     for pattern in re.split(r",(?![^[]*\])", text):  # at the commas that are outside of brackets
@@ -46,14 +42,10 @@ def read_nodelist(text: str) -> list[str]:
 
 
 def read_repeated(text: str) -> list[int]:
-    """Return the numbers, one for each node, in a text such as `2(x3),1`.
+    """Return the numbers, one for each node, in a text; ValueError if it has none.
 
-    Raises:
-        ValueError: it is no such text.
-
-    Examples:
-        >>> read_repeated("2(x3),1")
-        [2, 2, 2, 1]
+    >>> read_repeated("2(x3),1")
+    [2, 2, 2, 1]
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -127,9 +119,7 @@ def is_step(environ: Environ) -> bool:
 def allocation_of(environ: Environ) -> Allocation:
     """Return the machines that a process which is no task of a step may use.
 
-    Raises:
-        ValueError: SLURM's variables have values that cannot be read.
-        KeyError: one of them is missing.
+    Raises ValueError or KeyError where SLURM's variables cannot be read, or one is missing.
     """
     size = int(environ.get("SLURM_HET_SIZE", "1"))
     ends = [f"_HET_GROUP_{number}" for number in range(size)] if size > 1 else [""]
@@ -274,9 +264,8 @@ def step_of(
     its time is up, and when it is preempted. A person's own terminal is worth more. Whoever says
     which machine this is, or where machine 0 is, starts the launch on each machine by hand.
 
-    Raises:
-        ConfigError: the job has fewer machines than are asked for.
-        LaunchError: this process is in a step already, and does not see that it is.
+    Raises ConfigError where the job has fewer machines than are asked for, and LaunchError in a
+    process that is in a step already, and does not see that it is.
     """
     is_by_hand = any(settings.are_user_set(name) for name in _PLACE)
     if settings.cluster != SLURM.name or is_step(environ) or is_by_hand:
@@ -307,8 +296,7 @@ def step_of(
 def run_step(step: Step) -> NoReturn:
     """Replace this process by the step's srun; the exit code is the highest of its tasks.
 
-    Raises:
-        LaunchError: srun cannot be run.
+    Raises LaunchError where srun cannot be run.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # it cannot be written to, as the step will find out

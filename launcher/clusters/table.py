@@ -53,11 +53,7 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
 
 
 def row_of(name: str) -> Cluster:
-    """Return the row with this name, which may be another package's.
-
-    Raises:
-        KeyError: there is no such cluster.
-    """
+    """Return the row with this name, which may be another package's; KeyError for no cluster."""
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]

@@ -9,17 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from headway.contract.lines import Lines, TooLong
-from headway.launcher.machines.messages import (
-    MAX_GREETING,
-    MAX_LINE,
-    HeartbeatLost,
-    Message,
-    Session,
-    Unacceptable,
-    new_greeting,
-    read_greeting,
-    refusal,
-)
+from headway.launcher.machines import messages
 
 _READ_SIZE = 65536
 _MAX_FIRST_LINE = 2**14  # bytes, of one who has not shown yet that it has the key
@@ -38,9 +28,9 @@ class Connection:
         self.link = link
         self._key = key
         self._is_hub = is_hub
-        self._lines = Lines(MAX_GREETING)
-        self._greeting = new_greeting(key)
-        self._session: Session | None = None
+        self._lines = Lines(messages.MAX_GREETING)
+        self._greeting = messages.new_greeting(key)
+        self._session: messages.Session | None = None
         self._unsent = bytearray(self._greeting.line())
 
     @property
@@ -58,7 +48,7 @@ class Connection:
         """Whether `flush` has to be called once the connection takes more."""
         return bool(self._unsent)
 
-    def receive(self) -> Iterator[Message]:
+    def receive(self) -> Iterator[messages.Message]:
         """Yield the messages that have come.
 
         Raises Unacceptable for what is not from the other end of this run, and EOFError or OSError
@@ -67,9 +57,9 @@ class Connection:
         try:
             yield from self._receive()
         except TooLong as error:
-            raise Unacceptable(str(error)) from None
+            raise messages.Unacceptable(str(error)) from None
 
-    def _receive(self) -> Iterator[Message]:
+    def _receive(self) -> Iterator[messages.Message]:
         try:
             data = self.link.recv(_READ_SIZE)
         except BlockingIOError:
@@ -78,18 +68,22 @@ class Connection:
             raise EOFError
         for line in self._lines.feed(data):
             if self._session is None:
-                theirs = read_greeting(line)
+                theirs = messages.read_greeting(line)
                 if self._is_hub and theirs.has_key != self._greeting.has_key:
                     one, other = ("a", "none") if theirs.has_key else ("no", "one")
-                    raise Unacceptable(f"it has {one} key, and this run has {other}", "key")
-                self._session = Session(self._key, self._greeting, theirs, is_hub=self._is_hub)
+                    raise messages.Unacceptable(
+                        f"it has {one} key, and this run has {other}", "key"
+                    )
+                self._session = messages.Session(
+                    self._key, self._greeting, theirs, is_hub=self._is_hub
+                )
                 self._lines.limit = _MAX_FIRST_LINE
             else:
                 message = self._session.open(line)
-                self._lines.limit = MAX_LINE
+                self._lines.limit = messages.MAX_LINE
                 yield message
 
-    def put(self, message: Message) -> None:
+    def put(self, message: messages.Message) -> None:
         """Have a message sent by the next `flush`."""
         assert self._session is not None, "the other end has greeted"
         self._unsent += self._session.seal(message)
@@ -111,7 +105,7 @@ class Connection:
     def refuse(self, reason: str) -> None:
         """Say why nothing more is sent, to an end without the run's key."""
         with suppress(OSError):
-            self._unsent += refusal(reason or "key")
+            self._unsent += messages.refusal(reason or "key")
             self.flush()
             self.link.shutdown(socket.SHUT_WR)
 
@@ -137,7 +131,7 @@ def silent_for(seconds: float) -> str:
     return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
 
 
-def unheard(message: HeartbeatLost, of: str) -> str:
+def unheard(message: messages.HeartbeatLost, of: str) -> str:
     """Return that a machine has left because it heard nothing of another one, and since when."""
     return (
         f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from headway.launcher.machines import messages
 from headway.launcher.machines.connect import plain_address
 from headway.launcher.machines.connection import (
     Connection,
@@ -18,14 +19,6 @@ from headway.launcher.machines.connection import (
     unheard,
 )
 from headway.launcher.machines.coordinator import Coordinator
-from headway.launcher.machines.messages import (
-    Beat,
-    HeartbeatLost,
-    Join,
-    Leave,
-    Message,
-    Unacceptable,
-)
 
 BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
@@ -197,7 +190,7 @@ class Hub:
                 for message in peer.connection.receive():
                     peer.heard_at = now
                     self._take(number, message, now)
-        except Unacceptable as error:
+        except messages.Unacceptable as error:
             self._refuse(number, str(error), error.reason)
             self._coordinator.lose(number, f"its connection broke: {error}", now)
         except (EOFError, OSError) as error:
@@ -207,31 +200,31 @@ class Hub:
             self._drop(number)
             self._coordinator.lose(number, str(why), now)
 
-    def _take(self, number: int, message: Message, now: float) -> None:
+    def _take(self, number: int, message: messages.Message, now: float) -> None:
         peer = self.peers[number]
-        if peer.has_joined and isinstance(message, HeartbeatLost):
+        if peer.has_joined and isinstance(message, messages.HeartbeatLost):
             raise _Left(unheard(message, "machine 0"))
         if peer.has_joined:
             self._coordinator.take(number, message, now)
-        elif isinstance(message, Join):
+        elif isinstance(message, messages.Join):
             peer.has_joined = self._coordinator.join(
                 number, message, peer.address, peer.reached_at, time.time(), now
             )
-        elif isinstance(message, Leave):  # of one that has been refused
+        elif isinstance(message, messages.Leave):  # of one that has been refused
             raise EOFError
         else:
-            raise Unacceptable("it has not joined")
+            raise messages.Unacceptable("it has not joined")
 
     def _look_at_clocks(self, now: float) -> None:
         """Send beats, lose those that are silent, refuse those that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
             joined = [one for one, peer in self.peers.items() if peer.has_joined]
-            self._coordinator.outbox += [(one, Beat("")) for one in joined]
+            self._coordinator.outbox += [(one, messages.Beat("")) for one in joined]
         for number, peer in list(self.peers.items()):
             silent_s = now - peer.heard_at
             if peer.has_joined and silent_s > self._timeout_s:
-                peer.connection.put(HeartbeatLost(time_of_day(silent_s)))
+                peer.connection.put(messages.HeartbeatLost(time_of_day(silent_s)))
                 with suppress(OSError):  # it has ended
                     peer.connection.flush()
                 self._drop(number)

@@ -36,8 +36,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BACKEND = "headway"
-_STORE_TIMEOUT = timedelta(seconds=60)
-_ANSWER_WITHIN_S = 30.0  # beyond what it waits for on behalf of its caller
+_STORE_TIMEOUT = timedelta(seconds=60)  # of torch, for what other ranks have not set yet
+_ANSWER_WITHIN_S = 30.0  # the store does at once, unless its machine or the network is gone
 
 
 class RunEnded(Exception):
@@ -51,32 +51,20 @@ class Rendezvous(RendezvousHandler):
     and would read the addresses of dead processes. The ranks get `run_id`.
     """
 
-    machine = 0
-    """The rank of this machine, once the first round has begun."""
-
-    ended_by: Failed | None = None
-    """How the run failed, if another machine said so."""
-
-    has_lost_machine_0 = False
-    """Whether the run has ended because this machine has lost machine 0."""
-
-    forwards_stop = False
-    """Whether the stop signal that this process raises now has come to another machine."""
-
-    restart: Restart | None = None
-    """The restart of all machines that has been asked for, and has not begun."""
+    machine = 0  # the rank of this machine, once the first round has begun
+    ended_by: Failed | None = None  # how the run failed, if another machine said so
+    has_lost_machine_0 = False  # which has ended the run
+    forwards_stop = False  # the stop signal that this process raises now came to another machine
+    restart: Restart | None = None  # of all machines, asked for and not begun
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.round = -1
-        self.word: Callable[[], str] = str
-        """Returns how far the ranks are, for the other machines."""
+        self.word: Callable[[], str] = str  # returns how far the ranks are, for other machines
+        # these are called by another thread
         self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
-        """Notes what the steps of a rank on another machine took: rank, figures, machine, host."""
-        self.note_loss: Callable[[int], object] = lambda _: None
-        """Notes that a machine was lost; called by another thread, as `note_steps` is."""
-        self.end_grace_period: Callable[[], None] = lambda: None
-        """Ends the grace period of the ranks here; called by another thread."""
+        self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
+        self.end_grace_period: Callable[[], None] = lambda: None  # of the ranks here
         self._store: Store | None = None
 
     def get_backend(self) -> str:

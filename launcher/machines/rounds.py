@@ -16,21 +16,7 @@ from headway.contract.records import Figures
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.clusters.slurm import SLURM, address_of_node
-from headway.launcher.machines import messages
-from headway.launcher.machines.connect import (
-    CHECK_EVERY_S,
-    NOTICE_AFTER_S,
-    allow_open_files,
-    connect_to,
-    host_port,
-    interface_of,
-    is_literally_local,
-    is_machine_0,
-    listen_as_machine_0,
-    listening_host,
-    listening_socket,
-    try_to_reach,
-)
+from headway.launcher.machines import connect, messages
 from headway.launcher.machines.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.machines.hub import Hub
 from headway.launcher.machines.member import Member
@@ -96,7 +82,7 @@ class MachinesRendezvous(Rendezvous):
         store_port = None
         if self._is_machine_0:
             main = self._membership.address
-            host = listening_host(main) if is_literally_local(main) else ""
+            host = connect.listening_host(main) if connect.is_literally_local(main) else ""
             self._store, store_port = open_store(host)
         member.send(messages.Ready(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
@@ -118,7 +104,8 @@ class MachinesRendezvous(Rendezvous):
     def _listen_to_probe(self, member: Member) -> int:
         """Listen on the address that machine 0 sees this one at, for another machine to try."""
         if self._probe is None:
-            self._probe = listening_socket("" if self._is_machine_0 else member.own_address, 0)
+            host = "" if self._is_machine_0 else member.own_address
+            self._probe = connect.listening_socket(host, 0)
         port: int = self._probe.getsockname()[1]
         return port
 
@@ -126,7 +113,7 @@ class MachinesRendezvous(Rendezvous):
         if not self._is_machine_0:
             return member.address_of_machine_0
         main = self._membership.address
-        return self._own_address or (main if is_literally_local(main) else LOOPBACK)
+        return self._own_address or (main if connect.is_literally_local(main) else LOOPBACK)
 
     def _wait_for_round(
         self, member: Member, began: messages.Round | None, missing: messages.Missing | None
@@ -141,12 +128,12 @@ class MachinesRendezvous(Rendezvous):
             return member.round is not began or member.probe is not tried
 
         while True:
-            if member.wait(has_news, CHECK_EVERY_S):
+            if member.wait(has_news, connect.CHECK_EVERY_S):
                 if member.round is not None and member.round is not began:
                     return member.round
                 tried = member.probe
                 if tried is not None:
-                    member.send(messages.Probed(try_to_reach(tried)))
+                    member.send(messages.Probed(connect.try_to_reach(tried)))
                 continue
             self._look()
             if member.refused is not None:
@@ -201,7 +188,7 @@ class MachinesRendezvous(Rendezvous):
         assert member is not None
         told: messages.Failed | None = None
         began = time.monotonic()
-        while not member.wait(lambda: member.restart is not None, CHECK_EVERY_S):
+        while not member.wait(lambda: member.restart is not None, connect.CHECK_EVERY_S):
             if member.stopping is not None:
                 self._follow_stop(member)  # the ranks here have failed because of it
             failed = describe()
@@ -221,7 +208,7 @@ class MachinesRendezvous(Rendezvous):
         if not self._is_done:
             self._is_done = True
             member.send(messages.Done())
-        return member.wait(lambda: member.is_all_done, CHECK_EVERY_S)
+        return member.wait(lambda: member.is_all_done, connect.CHECK_EVERY_S)
 
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:
         member = self._member
@@ -246,7 +233,7 @@ class MachinesRendezvous(Rendezvous):
         member = self._member
         assert member is not None
         address = self._own_address if self._is_machine_0 else member.own_address
-        interface = interface_of(address) if address else None
+        interface = connect.interface_of(address) if address else None
         if interface is None:
             return {}
         interfaces = kind_of(self._device).interfaces.items()
@@ -283,7 +270,7 @@ class Membership:
         self._join_timeout_s = join_timeout_s
         self._timeout_s = float(settings.machine_timeout_s)
         self._key: RunKey | None = None
-        self._main = host_port(self.address, self.port)
+        self._main = connect.host_port(self.address, self.port)
         self._this = "this machine" if self._rank is None else f"machine {self._rank}"
 
     def join(self, word: Callable[[], str], seen: Seen | None = None) -> Member:
@@ -293,7 +280,8 @@ class Membership:
         machine 0. Raises LaunchError where machine 0 cannot be reached, the port is in use, or the
         machine is refused.
         """
-        link = self._listen(seen or Seen()) if is_machine_0(self._rank, self.address) else None
+        is_machine_0 = connect.is_machine_0(self._rank, self.address)
+        link = self._listen(seen or Seen()) if is_machine_0 else None
         return self._reach(word) if link is None else self._offer(link, word)
 
     def _reach(self, word: Callable[[], str]) -> Member:
@@ -303,13 +291,13 @@ class Membership:
         listens behind it, and machine 0 does where too many strangers connect.
         """
         until = time.monotonic() + self._join_timeout_s
-        notice_at = time.monotonic() + NOTICE_AFTER_S
+        notice_at = time.monotonic() + connect.NOTICE_AFTER_S
         noticed = set[bool]()  # both kinds of waiting are
         host = ""  # another address of machine 0, for an unknown name
         while True:
             is_closed = False
             try:
-                link = connect_to(host or self.address, self.port)
+                link = connect.connect_to(host or self.address, self.port)
             except UnicodeError as error:
                 raise self._cannot_reach(f"it is no host name: {error}") from None
             except OSError as error:
@@ -328,7 +316,7 @@ class Membership:
             if time.monotonic() > notice_at and is_closed not in noticed:
                 noticed.add(is_closed)
                 say(f"waiting for machine 0 at {self._main} ({reason})")
-            time.sleep(CHECK_EVERY_S)
+            time.sleep(connect.CHECK_EVERY_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
         return LaunchError(
@@ -343,9 +331,9 @@ class Membership:
         assert self._key is not None
         member = self.member = Member(link, self._key.key, self._timeout_s, word)
         member.send(self._introduction())
-        notice_at = time.monotonic() + NOTICE_AFTER_S
+        notice_at = time.monotonic() + connect.NOTICE_AFTER_S
         until = time.monotonic() + min(self._join_timeout_s, _ANSWERS_WITHIN_S)
-        while not member.wait(lambda: member.accepted is not None, CHECK_EVERY_S):
+        while not member.wait(lambda: member.accepted is not None, connect.CHECK_EVERY_S):
             if member.ended_by is not None or member.is_closed_unanswered:
                 return member
             if member.is_over:
@@ -420,7 +408,7 @@ class Membership:
     def _listen(self, seen: Seen) -> socket.socket | None:
         """Become machine 0 and return its own connection; None: another on this host is it."""
         try:
-            listener = listen_as_machine_0(self.address, self.port)
+            listener = connect.listen_as_machine_0(self.address, self.port)
         except LaunchError:
             if self._rank is None:
                 return None
@@ -437,7 +425,7 @@ class Membership:
             now=time.monotonic(),
         )
         coordinator.seen = seen
-        allow_open_files(self._most)
+        connect.allow_open_files(self._most)
         self.hub = Hub(listener, self._key.key, coordinator, self._timeout_s, say)
         return self.hub.take_own_end()
 

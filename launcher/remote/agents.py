@@ -70,11 +70,7 @@ class Connection:
             self._process.stdin.write(line)
 
     async def ask(self, line: bytes, kind: type[Answer]) -> Answer:
-        """Send a line, and return the agent's answer.
-
-        Raises:
-            LaunchError: none comes.
-        """
+        """Send a line, and return the agent's answer; LaunchError where none comes."""
         self.send(line)
         try:
             answer = await asyncio.wait_for(self._answers.get(), _READY_WITHIN_S)
@@ -202,11 +198,8 @@ class Connection:
 async def connect(host: str, agent: Sequence[str], mark: str) -> Connection:
     """Start ssh to a host, by its name as ssh knows it, and the agent there.
 
-    `mark` precedes each answer of the agent among what else comes from there.
-
-    Raises:
-        MachineError: there is no ssh here.
-        LaunchError: it cannot be started.
+    `mark` precedes each answer of the agent among what else comes from there. Raises MachineError
+    where there is no ssh here, and LaunchError where it cannot be started.
     """
     command = ssh_command(host, agent)
     here = os.getpid()

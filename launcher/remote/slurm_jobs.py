@@ -133,11 +133,8 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
     """Submit a batch script, by its text, and return the job's id.
 
     The options are given on sbatch's command line, because SBATCH_* variables override those in the
-    script. The job inherits `environ`.
-
-    Raises:
-        LaunchError: sbatch refuses.
-        MachineError: there is no sbatch here.
+    script. The job inherits `environ`. Raises LaunchError where sbatch refuses, and MachineError
+    where there is none here.
     """
     command = ["sbatch", "--parsable", *options]
     done = _run(command, environ, script)
@@ -158,9 +155,7 @@ def is_job_id(word: str) -> bool:
 def state_of(job: str) -> JobState:
     """Return what SLURM's controller says of a job, or its accounting once that has forgotten it.
 
-    Raises:
-        LaunchError: neither knows the job.
-        MachineError: there is no SLURM here.
+    Raises LaunchError where neither knows the job, and MachineError where there is no SLURM here.
     """
     shown = _run(["scontrol", "show", "job", job])
     if shown.returncode == 0:
@@ -199,10 +194,8 @@ def _value(pattern: str, text: str) -> str:
 def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:
     """Copy the job's output until it has ended; return how. A job that is run again goes on.
 
-    `write` takes the output, `say` a line about the job.
-
-    Raises:
-        LaunchError: SLURM does not know the job, or its output cannot be read.
+    `write` takes the output, `say` a line about the job. Raises LaunchError where SLURM does not
+    know the job, or its output cannot be read.
     """
     state = state_of(job)
     read_bytes, said, pause_s = 0, "", _LEAST_S

@@ -46,11 +46,10 @@ class RemoteLaunch(NamedTuple):
 
 
 def run_on_hosts(launch: RemoteLaunch) -> int:
-    """Run a launch on its hosts and return its exit code: that of the host that failed first.
+    """Run a launch on its hosts and return its exit code, which is machine 0's if that fails.
 
-    Raises:
-        LaunchError: a host cannot be reached, or nothing can run there; all such at once.
-        MachineError: there is no ssh here.
+    Raises LaunchError with all hosts that cannot be reached, or where nothing can run, and
+    MachineError where there is no ssh here.
     """
     return asyncio.run(_Run(launch).run())
 
