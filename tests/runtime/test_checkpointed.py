@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from headway import Accelerator
@@ -22,6 +21,7 @@ from headway.compat import Accelerator as CompatAccelerator
 from headway.distributed.world import alone
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration, set_seed
+from tests.runtime.resumed_training import Counter, Training
 
 
 class Augmented(Dataset[torch.Tensor]):
@@ -38,75 +38,18 @@ class Augmented(Dataset[torch.Tensor]):
         return torch.cat([torch.tensor([float(index)]), noise])
 
 
-class Counter:
-    """What a script registers."""
-
-    def __init__(self) -> None:
-        self.state: Any = {"best": 0.5, "seen": torch.zeros(2), "names": ("a", "b")}
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
+def begun(seed: int = 0, **options: Any) -> Training:
+    own: dict[str, Any] = {
+        "data": Augmented(),
+        "loader": {"shuffle": True, "batch_size": 4},
+        "project_dir": None,
+    }
+    return Training(seed, **own | options)
 
 
-class Run:
-    """A small training; `losses` has the loss and the samples of each batch."""
-
-    def __init__(
-        self,
-        seed: int = 0,
-        *,
-        kind: type[Accelerator] = Accelerator,
-        data: Any = None,
-        loader: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        set_seed(seed)
-        self.accelerator = kind(cpu=True, **options)
-        model = torch.nn.Sequential(
-            torch.nn.Linear(4, 8),
-            torch.nn.BatchNorm1d(8),
-            torch.nn.Dropout(0.3),
-            torch.nn.Linear(8, 1),
-        )
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        scheduler = CosineAnnealingLR(optimizer, 40)
-        loader = {"shuffle": True, "batch_size": 4} if loader is None else loader
-        data = Augmented() if data is None else data
-        self.counter = Counter()
-        self.accelerator.register_for_checkpointing(self.counter)
-        self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
-            model, optimizer, DataLoader(data, **loader), scheduler
-        )
-        self.losses: list[tuple[str, list[float]]] = []
-
-    def batches(self, loader: Any = None) -> Iterator[int]:
-        """Train on one epoch; each batch is counted once it is trained on."""
-        for batch in self.loader if loader is None else loader:
-            with self.accelerator.accumulate(self.model):
-                loss = self.model(batch).square().mean()
-                self.accelerator.backward(loss)
-                self.optimizer.step()
-                self.scheduler.step()
-                self.optimizer.zero_grad()
-            self.counter.state["seen"] += 1
-            self.losses.append((loss.item().hex(), batch[:, 0].tolist()))
-            yield len(self.losses)
-
-    def epochs(self, count: int) -> None:
-        for _ in range(count):
-            for _ in self.batches():
-                pass
-
-    def weights(self) -> list[str]:
-        return [repr(one.tolist()) for one in self.model.state_dict().values()]
-
-
-def saved_at(step: int, folder: Path, **options: Any) -> Run:
+def saved_at(step: int, folder: Path, **options: Any) -> Training:
     """Train three epochs without a break, and save after one step."""
-    run = Run(**options)
+    run = begun(**options)
     for _ in range(3):
         for count in run.batches():
             if count == step:
@@ -136,7 +79,7 @@ def test_a_run_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
         return copied
 
     whole = saved_at(step, tmp_path / "saved", **options())
-    resumed = Run(seed=99, **options())
+    resumed = begun(seed=99, **options())
     resumed.accelerator.load_state(tmp_path / "saved")
     done, is_inside = divmod(step, len(whole.loader))
     torch.rand(7 if is_inside else 0)  # what a script may draw before its loop
@@ -153,7 +96,7 @@ def test_a_script_that_skips_batches_itself_goes_on_bit_for_bit(
     kind: type[Accelerator], tmp_path: Path
 ) -> None:
     whole = saved_at(8, tmp_path / "saved", kind=kind)
-    resumed = Run(seed=99, kind=kind)
+    resumed = begun(seed=99, kind=kind)
     resumed.accelerator.load_state(tmp_path / "saved")
     for _ in resumed.batches(resumed.accelerator.skip_first_batches(resumed.loader, 2)):
         pass
@@ -163,7 +106,7 @@ def test_a_script_that_skips_batches_itself_goes_on_bit_for_bit(
 
 def test_under_compat_a_loader_begins_its_epoch_anew(tmp_path: Path) -> None:
     saved_at(8, tmp_path / "saved", kind=CompatAccelerator)
-    resumed = Run(seed=99, kind=CompatAccelerator)
+    resumed = begun(seed=99, kind=CompatAccelerator)
     resumed.accelerator.load_state(tmp_path / "saved")
     assert len(list(resumed.loader)) == 6
 
@@ -195,7 +138,7 @@ def test_a_stream_goes_on_and_says_what_cannot_be_promised(
 ) -> None:
     loader = {"batch_size": 4}
     whole = saved_at(8, tmp_path / "saved", data=stream(), loader=loader)
-    resumed = Run(seed=99, data=stream(), loader=loader)
+    resumed = begun(seed=99, data=stream(), loader=loader)
     resumed.accelerator.load_state(tmp_path / "saved")
     resumed.epochs(2)
     assert resumed.losses == whole.losses[8:]
@@ -204,7 +147,7 @@ def test_a_stream_goes_on_and_says_what_cannot_be_promised(
 
 def test_another_number_of_samples_in_the_middle_of_an_epoch_is_refused(tmp_path: Path) -> None:
     saved_at(8, tmp_path / "saved")
-    resumed = Run(data=Augmented(24))
+    resumed = begun(data=Augmented(24))
     before = resumed.weights()
     with pytest.raises(CheckpointError, match="24"):
         resumed.accelerator.load_state(tmp_path / "saved")
@@ -215,7 +158,7 @@ def test_the_rest_of_an_epoch_has_the_samples_that_another_batch_size_has_left(
     tmp_path: Path,
 ) -> None:
     whole = saved_at(8, tmp_path / "saved")
-    resumed = Run(loader={"shuffle": True, "batch_size": 3})
+    resumed = begun(loader={"shuffle": True, "batch_size": 3})
     resumed.accelerator.load_state(tmp_path / "saved")
     for _ in resumed.batches():
         pass
@@ -280,7 +223,7 @@ def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:
 
 
 def test_hooks_get_what_accelerate_gives_them_and_may_take_weights_out(tmp_path: Path) -> None:
-    run = Run()
+    run = begun()
     seen: list[Any] = []
 
     def save_hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
@@ -298,7 +241,7 @@ def test_hooks_get_what_accelerate_gives_them_and_may_take_weights_out(tmp_path:
     assert not Path(seen[0][2]).exists()
     assert "mine.bin" in [one.path for one in verify(tmp_path / "saved").files]
     before = run.weights()
-    resumed = Run(seed=99)
+    resumed = begun(seed=99)
     with pytest.raises(CheckpointError, match="models"):
         resumed.accelerator.load_state(tmp_path / "saved")
     resumed.accelerator.register_load_state_pre_hook(load_hook)
@@ -310,7 +253,7 @@ def test_hooks_get_what_accelerate_gives_them_and_may_take_weights_out(tmp_path:
 
 
 def test_an_object_that_is_no_value_is_refused_or_pickled_where_asked(tmp_path: Path) -> None:
-    run = Run()
+    run = begun()
     run.counter.state = {"path": Path("a")}
     with pytest.raises(CheckpointError, match="PosixPath"):
         run.accelerator.save_state(tmp_path / "saved")
@@ -327,7 +270,7 @@ def test_an_object_that_is_no_value_is_refused_or_pickled_where_asked(tmp_path: 
 
 
 def test_an_object_that_cannot_even_be_pickled_is_named(tmp_path: Path) -> None:
-    run = Run()
+    run = begun()
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -339,7 +282,7 @@ def test_an_object_that_cannot_even_be_pickled_is_named(tmp_path: Path) -> None:
     assert leftovers_in(tmp_path) == []
 
 
-def changed(run: Run, what: str) -> None:
+def changed(run: Training, what: str) -> None:
     if what == "shape":
         run.accelerator.parts.training.prepared[0] = (torch.nn.Linear(4, 1),) * 2
     elif what == "dtype":
@@ -355,7 +298,7 @@ def changed(run: Run, what: str) -> None:
 @pytest.mark.parametrize("what", ["shape", "dtype", "optimizer", "object", "model", "damage"])
 def test_a_checkpoint_that_does_not_fit_changes_nothing(what: str, tmp_path: Path) -> None:
     saved_at(8, tmp_path / "saved")
-    run = Run(seed=99)
+    run = begun(seed=99)
     next(run.batches())
     changed(run, what)
     if what == "damage":
