@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --editable
 TREE := headway tests examples benchmarks docs
 RUNTIME_TESTS := tests/runtime tests/data tests/precision tests/strategies \
-	tests/distributed/test_runtime_with_ranks.py tests/distributed/test_smoke.py
+	tests/distributed/test_*_with_ranks.py tests/distributed/test_smoke.py
 FOLDERS := headway launcher commands config_wizard tests examples benchmarks docs
 
 # or each of the processes that the tests start compiles all of Headway anew

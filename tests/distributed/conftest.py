@@ -1,14 +1,13 @@
-"""How launches start, and what ranks without a launcher saw, for all tests that look at it."""
+"""How launches start, and where ranks without a launcher work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 
 import pytest
 
+from tests.distributed import in_ranks
 from tests.distributed.launching import executed
-from tests.distributed.ranks import Seen, run_ranks
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,17 +22,6 @@ def executed_starts() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def seen_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Seen]:
-    """Return a function that starts so many ranks (once) and returns what each of them saw."""
-
-    @cache
-    def outcome(world: int) -> Seen | str:
-        return run_ranks(world, tmp_path_factory.mktemp("ranks"))
-
-    def seen(world: int) -> Seen:
-        found = outcome(world)
-        assert not isinstance(found, str), found
-        return found
-
-    return seen
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    in_ranks.set_root(tmp_path_factory.mktemp("ranks"))

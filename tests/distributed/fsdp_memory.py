@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -51,36 +52,44 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def measured() -> dict[str, Any]:
+class Measured(NamedTuple):
+    """Bytes of a whole model and a unit; and what a rank held at most, afterwards, and holds."""
+
+    model: int
+    unit: int
+    peak: int
+    after: int
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+def measured(is_empty: bool) -> Measured:
+    """Measure a step of a model that was made, or made without memory."""
     accelerator = Accelerator(cpu=True, strategy="fsdp")
-    found: dict[str, Any] = {}
-    for kind in ("whole", "empty"):
-        torch.manual_seed(0)
-        if kind == "empty":
-            with accelerator.empty_init():
-                model: Any = GPT(WIDTH, LAYERS)
-            found["made empty"] = all(one.is_meta for one in model.parameters())
-        else:
-            model = GPT(WIDTH, LAYERS)
-            found["model"] = sum(one.nbytes for one in model.parameters())
-            found["unit"] = sum(one.nbytes for one in model.blocks[0].parameters())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        with LiveBytes([*model.parameters(), *model.buffers()]) as live:
-            model, optimizer = accelerator.prepare(model, optimizer)
-        found[f"peak, made {kind}"] = live.peak
-        found[f"after, made {kind}"] = live.now()
-        accelerator.backward(model(torch.zeros(2, 8, dtype=torch.long)))
-        optimizer.step()
-        found["parameters"] = _local(model.parameters())
-        found["gradients"] = _local(one.grad for one in model.parameters())
-        found["optimizer"] = _local(
-            value
-            for state in optimizer.state.values()
-            for name, value in state.items()
-            if name != "step"
-        )
-        accelerator.free_memory()
-    return found
+    torch.manual_seed(0)
+    with accelerator.empty_init() if is_empty else nullcontext():
+        model: Any = GPT(WIDTH, LAYERS)
+    assert all(one.is_meta == is_empty for one in model.parameters())
+    whole, unit = (
+        sum(one.nbytes for one in each.parameters()) for each in (model, model.blocks[0])
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        model, optimizer = accelerator.prepare(model, optimizer)
+    after = live.now()
+    accelerator.backward(model(torch.zeros(2, 8, dtype=torch.long)))
+    optimizer.step()
+    states = [state for of_one in optimizer.state.values() for state in of_one.items()]
+    return Measured(
+        model=whole,
+        unit=unit,
+        peak=live.peak,
+        after=after,
+        parameters=_local(model.parameters()),
+        gradients=_local(one.grad for one in model.parameters()),
+        optimizer=_local(value for name, value in states if name != "step"),
+    )
 
 
 def _local(tensors: Iterable[Any]) -> int:

@@ -1,0 +1,415 @@
+"""What prepared data loaders give to each of one, two and three real ranks (gloo)."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from headway import Accelerator
+from headway.data.configuration import DataLoaderConfiguration
+from headway.data.loader import PreparedDataLoader
+from headway.errors import UsageError
+from headway.utils import set_seed
+from tests.distributed.in_ranks import (
+    RANK,
+    WORLD,
+    each_world,
+    in_ranks,
+    marks,
+    of_all_ranks,
+    run_in_ranks,
+    with_ranks,
+)
+
+pytestmark = marks(__name__)
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return iter(range(first, self.n, step))
+
+
+class Batches:
+    """Batches of the script's own sizes."""
+
+    def __init__(self, *batches: list[int], batch_size: int | None = None) -> None:
+        self.batches, self.batch_size = batches, batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+BUCKETS: Any = Batches([0], [1, 2], [3, 4, 5], [6], [7, 8])
+
+
+def batches_of(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+def samples_of(loader: Any) -> list[Any]:
+    return list(chain.from_iterable(batches_of(loader)))
+
+
+@with_ranks(1, 2, 3)
+def test_gather_for_metrics_keeps_rows_of_a_sample_together_and_scalars_whole() -> None:
+    accelerator = Accelerator()
+    rows = []
+    for batch in accelerator.prepare(DataLoader(Numbers(17), batch_size=3)):
+        rows += accelerator.gather_for_metrics(batch.repeat_interleave(3)).tolist()
+        assert len(accelerator.gather_for_metrics(torch.tensor(0.5))) == WORLD
+    assert rows == [sample for sample in range(17) for _ in range(3)]
+
+
+@with_ranks(1, 2, 3)
+def test_loader_workers_lose_and_repeat_nothing() -> None:
+    accelerator = Accelerator()
+    for data in (Numbers(11), Stream(11)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch advises on worker counts of small machines
+            loader: Any = DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True)
+            loader = accelerator.prepare(loader)
+            for _ in range(2):
+                seen = [accelerator.gather_for_metrics(batch).tolist() for batch in loader]
+                assert sorted(chain.from_iterable(seen)) == list(range(11))
+        assert (loader.num_workers, loader.batch_size, len(loader.dataset)) == (2, 2, 11)
+        accelerator.free_memory()
+        del loader
+
+
+@with_ranks(1, 2, 3)
+def test_an_unseeded_script_still_gets_disjoint_shards_that_change_each_epoch() -> None:
+    set_seed(RANK)  # the ranks disagree: a script without a seed
+    loader = Accelerator().prepare(DataLoader(Numbers(24), batch_size=2, shuffle=True))
+    epochs = [of_all_ranks(samples_of(loader)) for _ in range(2)]
+    for parts in epochs:
+        assert sorted(chain.from_iterable(parts)) == list(range(24))
+    assert epochs[0] != epochs[1]
+
+
+@with_ranks(2, 3)
+def test_rank_0_s_own_generator_orders_the_samples_of_all_ranks() -> None:
+    own = torch.Generator()
+    own.manual_seed(RANK)
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True, generator=own)
+    parts = of_all_ranks(samples_of(Accelerator().prepare(loader)))
+    assert sorted(chain.from_iterable(parts)) == list(range(24))
+
+
+@with_ranks(1, 2, 3)
+def test_rank_0_s_seed_orders_the_samples_of_all_ranks() -> None:
+    set_seed(RANK)
+    config = DataLoaderConfiguration(use_seedable_sampler=True)
+    loader = DataLoader(Numbers(12), batch_size=2, shuffle=True)
+    parts = of_all_ranks(samples_of(Accelerator(dataloader_config=config).prepare(loader)))
+    assert sorted(chain.from_iterable(parts)) == list(range(12))
+
+
+@in_ranks(1, 2, 3)
+def order() -> list[int]:
+    """The samples of all ranks, in order, with a seed."""
+    accelerator = Accelerator()
+    set_seed(5)
+    loader = accelerator.prepare(DataLoader(Numbers(24), batch_size=2, shuffle=True))
+    return samples_of(map(accelerator.gather, loader))
+
+
+@each_world(2, 3)
+def test_one_seed_gives_one_order_of_samples_with_any_number_of_ranks(world: int) -> None:
+    assert order(world)[0] == order(1)[0]
+
+
+@with_ranks(2, 3)
+def test_rank_r_gets_every_wth_batch() -> None:
+    batches = [[first, first + 1] for first in range(0, 24, 2)]
+    loader = Accelerator().prepare(DataLoader(Numbers(24), batch_size=2))
+    assert batches_of(loader) == batches[RANK::WORLD]
+
+
+@with_ranks(1, 2, 3)
+def test_drop_last_drops_the_round_that_is_not_whole() -> None:
+    loader = Accelerator().prepare(DataLoader(Numbers(9), batch_size=2, drop_last=True))
+    expected = {
+        1: [[[0, 1], [2, 3], [4, 5], [6, 7]]],
+        2: [[[0, 1], [4, 5]], [[2, 3], [6, 7]]],
+        3: [[[0, 1]], [[2, 3]], [[4, 5]]],
+    }
+    assert batches_of(loader) == expected[WORLD][RANK]
+    assert len(loader) == len(expected[WORLD][RANK])
+
+
+@with_ranks(2, 3)
+def test_batches_of_the_script_s_own_sizes_stay_whole() -> None:
+    loader = Accelerator().prepare(DataLoader(Numbers(9), batch_sampler=BUCKETS))
+    expected = {
+        2: [[[0], [3, 4, 5], [7]], [[1, 2], [6], [8]]],
+        3: [[[0], [6]], [[1, 2], [7]], [[3, 4, 5], [8]]],
+    }
+    assert batches_of(loader) == expected[WORLD][RANK]
+
+
+class Loops(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+@with_ranks(2, 3)
+def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out() -> None:
+    sampler: Any = DistributedSampler(Numbers(8), num_replicas=WORLD, rank=RANK)
+    undispatched = DataLoaderConfiguration(dispatch_batches=False)
+    for accelerator, loader, told in (
+        (Accelerator(), DataLoader(Numbers(8), sampler=sampler, batch_size=2), "shared out twice"),
+        (
+            Accelerator(split_batches=True),
+            DataLoader(Numbers(8), batch_size=WORLD + 1),
+            f"multiple of {WORLD}",
+        ),
+        (
+            Accelerator(dataloader_config=undispatched),
+            Loops(Numbers(8), batch_size=2),
+            "Loops has an __iter__ of its own",
+        ),
+    ):
+        with pytest.raises(UsageError, match=told):
+            accelerator.prepare(loader)
+
+
+@with_ranks(1, 2, 3)
+def test_a_loss_repeated_to_the_batch_size_counts_each_sample_once() -> None:
+    """In the idiom of transformers' run_clm."""
+    for data, n in ((Numbers(21), 21), (Stream(21), 21), (Numbers(2), 2)):
+        accelerator = Accelerator()
+        losses = results = objects = 0
+        for batch in accelerator.prepare(DataLoader(data, batch_size=4)):
+            loss = torch.tensor(0.5)
+            gather = accelerator.gather_for_metrics
+            losses += len(gather(loss.repeat(4)))
+            results += len(gather(batch.repeat_interleave(4)))  # four for a sample
+            objects += len(gather([0.5] * 4, use_gather_object=True))
+        assert losses == objects == n
+        assert results == 4 * n or n == 2
+
+
+@with_ranks(1, 2, 3)
+def test_metrics_are_exact_in_uneven_rounds() -> None:
+    """Also where batches in the middle of an epoch are shorter than their nominal size."""
+    accelerator = Accelerator()
+    short = Batches([0, 1], [2], [3, 4], [5, 6], [7], [8], batch_size=2)
+    for sampler in (short, BUCKETS):
+        loader = accelerator.prepare(DataLoader(Numbers(9), batch_sampler=sampler))
+        seen = [accelerator.gather_for_metrics({"x": batch})["x"].tolist() for batch in loader]
+        assert list(chain.from_iterable(seen)) == list(range(9))
+
+
+@with_ranks(1, 2, 3)
+def test_metrics_are_exact_in_nested_rounds_and_for_any_accelerator() -> None:
+    accelerator, other = Accelerator(), Accelerator()
+    loader = accelerator.prepare(DataLoader(Numbers(9), batch_size=2))
+    nested, of_other = [], []
+    for batch in loader:
+        for _ in loader:
+            pass
+        nested += accelerator.gather_for_metrics(batch).tolist()
+        of_other += other.gather_for_metrics(batch).tolist()
+    assert nested == of_other == list(range(9))
+
+
+class Unlike(IterableDataset[Any]):
+    """A stream that is another one on each rank."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.kind == "samples":
+            return iter(range(RANK, 12 + RANK))
+        if self.kind == "tensors":
+            return iter([torch.full((3,), float(RANK))] * 12)
+        if self.kind == "later samples":
+            return iter([*range(7), *range(100 * RANK, 100 * RANK + 12)])
+        return iter(range(12 if RANK else 40))
+
+
+@with_ranks(1, 2, 3)
+def test_streams_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
+    for kind in ("samples", "tensors", "later samples", "lengths"):
+        loader = Accelerator().prepare(DataLoader(Unlike(kind), batch_size=2))
+        if WORLD == 1:
+            list(loader)
+            continue
+        with pytest.raises(UsageError) as refused:
+            list(loader)
+        said = str(refused.value)
+        what = said.partition(" give different ")[2].partition(",")[0]
+        assert what == ("lengths" if kind == "lengths" else "samples")
+        assert "set_seed(...)" in said
+        assert "leave its loader out" in said
+
+
+class Streamed:
+    """Iterates over batches, and is no DataLoader."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for first in range(0, 10, 2):
+            yield {"x": torch.arange(first, first + 2) + 100 * RANK, "name": f"from {RANK}"}
+
+
+def dispatching() -> Accelerator:
+    return Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+
+
+@with_ranks(1, 2, 3)
+def test_rank_0_reads_for_all_where_batches_are_dispatched() -> None:
+    accelerator = dispatching()
+    ready = [[one, one + 1] for one in range(0, 10, 2)]
+    ready += ready[: -len(ready) % WORLD]  # each rank gets one in the last round
+    own = PreparedDataLoader(Streamed(), RANK, WORLD, device=accelerator.device)
+    found = [(batch["name"], batch["x"].tolist()) for batch in own]
+    assert found == [("from 0", batch) for batch in ready[RANK::WORLD]]
+    unlike = accelerator.prepare(DataLoader(Unlike("samples"), batch_size=2))
+    assert batches_of(unlike) == [[one, one + 1] for one in range(0, 12, 2)][RANK::WORLD]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises on worker counts of small machines
+        workers = accelerator.prepare(DataLoader(Numbers(8), batch_size=2, num_workers=1))
+        assert batches_of(workers)[0] == [2 * RANK, 2 * RANK + 1]
+
+
+@with_ranks(1, 2, 3)
+def test_rank_0_shuffles_for_all_where_batches_are_dispatched() -> None:
+    set_seed(RANK)
+    loader = dispatching().prepare(DataLoader(Numbers(12), batch_size=2, shuffle=True))
+    parts = of_all_ranks(samples_of(loader))
+    assert sorted(chain.from_iterable(parts)) == list(range(12))
+
+
+@with_ranks(1, 2, 3)
+def test_dispatched_batches_of_texts_are_gathered_and_skipped() -> None:
+    accelerator = dispatching()
+    texts = DataLoader(Numbers(7), batch_size=2, collate_fn=lambda rows: [str(one) for one in rows])
+    seen = [accelerator.gather_for_metrics(batch) for batch in accelerator.prepare(texts)]
+    assert list(chain.from_iterable(seen)) == [str(one) for one in range(7)]
+    skipped = accelerator.skip_first_batches(accelerator.prepare(texts), 1)
+    assert len(skipped) == len(list(skipped)) == -(-4 // WORLD) - 1
+
+
+@with_ranks(1, 2, 3)
+def test_a_sampler_without_generator_is_left_without() -> None:
+    loader = DataLoader(Numbers(6), shuffle=True)
+    list(Accelerator().prepare(loader))
+    assert getattr(loader.sampler, "generator", 0) is None
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "drop_last": {},
+    "own __iter__": {},
+    "uneven": {"even_batches": False},
+    "split": {"split_batches": True},
+    "split, uneven": {"split_batches": True, "even_batches": False},
+    "dispatched": {"dispatch_batches": True},
+    "dispatched, uneven": {"dispatch_batches": True, "even_batches": False},
+    "dispatched, split": {"dispatch_batches": True, "split_batches": True},
+    "own __iter__, split": {"split_batches": True},
+    "own __iter__, uneven": {"even_batches": False},
+}
+
+
+class Case(NamedTuple):
+    mode: str
+    data: type[Any]
+    n: int
+    batch_size: int
+    form: str
+
+
+def cases(choice: str, seed: int) -> list[Case]:
+    """Return all cases, or a random tenth, each in a random mode; the same on every rank."""
+    drawn = random.Random(seed)
+    forms = ("tensor", "nested", "objects")
+    every = list(product((Numbers, Stream), range(1, 41), range(1, 9)))
+    if choice == "all":
+        return [Case(mode, *one, drawn.choice(forms)) for mode in MODES for one in every]
+    tenth = drawn.sample(every, len(every) // 10)
+    return [Case(drawn.choice(list(MODES)), *one, drawn.choice(forms)) for one in tenth]
+
+
+def gathered(accelerator: Accelerator, batch: torch.Tensor, form: str) -> list[int]:
+    if form == "objects":
+        return list(accelerator.gather_for_metrics(batch.tolist()))
+    if form == "nested":
+        return list(accelerator.gather_for_metrics({"x": [batch]})["x"][0].tolist())
+    return list(accelerator.gather_for_metrics(batch).tolist())
+
+
+def require_exact_metrics(accelerator: Accelerator, case: Case) -> None:
+    """Require that one epoch gives each sample once."""
+    config = MODES[case.mode]
+    size = case.batch_size * (WORLD if "split_batches" in config else 1)
+    kind = Loops if "__iter__" in case.mode else DataLoader
+    drop_last = case.mode == "drop_last"
+    loader = kind(case.data(case.n), batch_size=size, drop_last=drop_last)
+    loader = accelerator.prepare(loader)
+    mine: list[list[int]] = []
+    seen: list[int] = []
+    for batch in loader:
+        mine.append(batch.tolist())
+        seen += gathered(accelerator, batch, case.form)
+    full = loader.total_batch_size
+    wanted = case.n - case.n % full if drop_last else case.n
+    is_uneven = config.get("even_batches") is False
+    assert seen == list(range(len(seen) if is_uneven and RANK else wanted)), case
+    assert len(mine) == len(loader), case
+    total = int(accelerator.reduce(torch.tensor(sum(map(len, mine)))))
+    assert total == case.n or not is_uneven, case
+
+
+def require_exact_metrics_in(choice: str, seed: int) -> None:
+    torch.set_num_threads(1)
+    accelerators = {
+        mode: Accelerator(dataloader_config=DataLoaderConfiguration(**config))
+        for mode, config in MODES.items()
+    }
+    for case in cases(choice, seed):
+        require_exact_metrics(accelerators[case.mode], case)
+    accelerators["plain"].end_training()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "choice",
+    ["tenth", pytest.param("all", marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
+)
+def test_gather_for_metrics_gives_each_sample_once_in_order(
+    world: int, choice: str, tmp_path: Path
+) -> None:
+    seed = random.randrange(10**6)
+    run_in_ranks(world, tmp_path, require_exact_metrics_in, choice, seed, limit_s=3500)

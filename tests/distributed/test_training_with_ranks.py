@@ -1,0 +1,510 @@
+"""What training does on one, two and three real ranks (gloo)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from headway import Accelerator
+from headway.errors import MachineError, UsageError
+from headway.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    TorchDynamoPlugin,
+    find_executable_batch_size,
+    set_seed,
+)
+from tests.distributed.in_ranks import (
+    RANK,
+    WORLD,
+    each_world,
+    in_ranks,
+    marks,
+    of_all_ranks,
+    with_ranks,
+)
+from tests.distributed.launching import launch, script
+
+pytestmark = marks(__name__)
+
+
+def values(*models: torch.nn.Module) -> list[float]:
+    found: list[float] = []
+    for model in models:
+        found += torch.nn.utils.parameters_to_vector(model.parameters()).tolist()
+    return found
+
+
+def agree(accelerator: Accelerator, model: torch.nn.Module) -> bool:
+    """Return whether the gradients of all ranks are the same."""
+    gathered = accelerator.gather([one.grad[None] for one in model.parameters()])  # type: ignore[index]
+    return all(bool((one == one[:1]).all()) for one in gathered)
+
+
+def sgd(model: torch.nn.Module, lr: float = 0.1, momentum: float = 0) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+@in_ranks(1, 2, 3)
+def weights() -> dict[int, list[float]]:
+    """Weights after three optimizer steps on global batches of 12 samples."""
+    result = {}
+    for accumulation in (1, 2):
+        set_seed(7)
+        accelerator = Accelerator(gradient_accumulation_steps=accumulation)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        data = TensorDataset(torch.randn(36, 5), torch.randn(36, 1))
+        loader = DataLoader(data, batch_size=12 // WORLD // accumulation, shuffle=True)
+        model, optimizer, loader = accelerator.prepare(model, sgd(model, momentum=0.9), loader)
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        result[accumulation] = values(model)
+    return result
+
+
+@each_world(2, 3)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_same_global_batch_gives_the_same_weights_with_any_number_of_ranks(
+    world: int, accumulation: int
+) -> None:
+    for rank in weights(world):
+        assert rank[accumulation] == pytest.approx(weights(1)[0][1], abs=1e-6)
+
+
+@with_ranks(2, 3)
+def test_ranks_end_alike_after_a_batch_that_cannot_be_shared_out_evenly() -> None:
+    set_seed(7)
+    accelerator = Accelerator()
+    model = torch.nn.Linear(2, 1)
+    loader = DataLoader(TensorDataset(torch.randn(7, 2)), batch_size=12 // WORLD)
+    model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
+    for (x,) in loader:
+        accelerator.backward(model(x).square().mean())
+        optimizer.step()
+    assert of_all_ranks(values(model)) == [values(model)] * WORLD
+
+
+@with_ranks(1, 2, 3)
+def test_one_scheduler_step_per_optimizer_step_also_in_an_incomplete_window() -> None:
+    """In an epoch of 10 batches in each rank."""
+    for accumulation, split, steps in ((1, False, 10), (1, True, 10), (3, False, 4)):
+        accelerator = Accelerator(split_batches=split, gradient_accumulation_steps=accumulation)
+        model = torch.nn.Linear(1, 1)
+        optimizer = sgd(model, lr=1.0)
+        scheduler: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 20)
+        loader = DataLoader(TensorDataset(torch.randn(10 * WORLD, 1)), WORLD if split else 1)
+        scheduler, loader, model, optimizer = accelerator.prepare(
+            scheduler, loader, model, optimizer
+        )
+        due = []
+        for (x,) in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x).mean() * 0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            due.append(accelerator.sync_gradients)
+        assert sum(due) == scheduler.last_epoch == steps
+        assert scheduler.get_last_lr() == [pytest.approx(1 - steps / 20)]
+        assert due[-1]
+
+
+@with_ranks(2, 3)
+def test_gradients_stay_on_their_rank_until_they_are_due() -> None:
+    set_seed(RANK)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model, loader = accelerator.prepare(
+        torch.nn.Linear(3, 1), DataLoader(TensorDataset(torch.randn(5 * WORLD, 3)), batch_size=1)
+    )
+    found = []
+    for (x,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x + RANK).square().mean())
+        found.append(agree(accelerator, model))
+        if accelerator.sync_gradients:
+            model.zero_grad()
+    assert found == [False, True, False, True, True]
+
+
+@with_ranks(2, 3)
+def test_sync_each_batch_exchanges_gradients_of_every_micro_batch() -> None:
+    for each, expected in ((False, [False, True, False, True]), (True, [True] * 4)):
+        plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=each)
+        accelerator = Accelerator(gradient_accumulation_plugin=plugin)
+        model = accelerator.prepare(torch.nn.Linear(2, 1))
+        found = []
+        for _ in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.full((1, 2), 1.0 + RANK)).sum())
+            found.append(agree(accelerator, model))
+            if accelerator.sync_gradients:
+                model.zero_grad()
+        assert found == expected
+
+
+@with_ranks(2, 3)
+def test_an_exchange_can_be_triggered_in_the_last_of_several_backward_passes() -> None:
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    with accelerator.no_sync(model):
+        losses = [model(torch.full((1, 2), 1.0 + RANK)).sum() for _ in range(2)]
+    accelerator.backward(losses[0])
+    assert not agree(accelerator, model)
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(losses[1])
+    assert agree(accelerator, model)
+
+
+@with_ranks(2, 3)
+def test_accumulate_holds_back_the_models_it_is_given_compiled_or_not() -> None:
+    set_seed(3)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    a, b, c = accelerator.prepare(*(torch.nn.Linear(2, 1) for _ in range(3)))
+    compiled: Any = torch.compile(c, backend="eager")
+    with accelerator.accumulate(a, compiled):
+        for model in (a, b, compiled):
+            accelerator.backward(model(torch.ones(1, 2) * (RANK + 1)).sum())
+    assert [agree(accelerator, model) for model in (a, b, c)] == [False, True, False]
+
+
+@with_ranks(1, 2, 3)
+def test_weights_are_saved_under_the_names_of_one_process() -> None:
+    accelerator = Accelerator()
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    prepared = accelerator.prepare(plain)
+    compiled: Any = torch.compile(prepared, backend="eager")
+    other: Any = torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 1)), backend="eager")
+    for model in (prepared, compiled, accelerator.prepare(other)):
+        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
+        for state in (accelerator.get_state_dict(model), unwrapped.state_dict()):
+            assert list(state) == ["0.weight", "0.bias"]
+    assert accelerator.unwrap_model(prepared) is plain
+    unwrapped = accelerator.unwrap_model(compiled)
+    assert unwrapped(torch.ones(1, 2)).equal(plain(torch.ones(1, 2)))
+
+
+@with_ranks(1, 2, 3)
+def test_compiled_models_train_alike_and_keep_the_names_of_their_weights() -> None:
+    for regional in (False, True):
+        plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=regional)
+        accelerator = Accelerator(dynamo_plugin=plugin, mixed_precision="bf16")
+        blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()) for _ in range(2)]
+        model = accelerator.prepare(torch.nn.Sequential(*blocks))
+        accelerator.backward(model(torch.full((1, 2), 1.0 + RANK)).sum())
+        assert agree(accelerator, model)
+        unwrapped = accelerator.unwrap_model(model, keep_torch_compile=False)
+        assert [*unwrapped.state_dict()] == ["0.0.weight", "0.0.bias", "1.0.weight", "1.0.bias"]
+
+
+@with_ranks(1, 2, 3)
+def test_a_model_for_evaluation_exchanges_nothing() -> None:
+    model: Any = torch.nn.Linear(1, 1)
+    prepared = Accelerator().prepare_model(model, evaluation_mode=True)
+    assert type(prepared) is torch.nn.Linear
+
+
+@in_ranks(1, 2, 3)
+def weights_of_two_models() -> dict[str, list[float]]:
+    """Generator and critic, each with its optimizer, after three steps on the same global batch."""
+    result = {}
+    for precision in ("no", "bf16"):
+        set_seed(4)
+        accelerator = Accelerator(mixed_precision=precision)
+        g, d = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+        loader = DataLoader(TensorDataset(torch.randn(36, 3)), batch_size=12 // WORLD)
+        g_steps, d_steps = (sgd(one, lr=0.5) for one in (g, d))
+        g, d, g_steps, d_steps, loader = accelerator.prepare(g, d, g_steps, d_steps, loader)
+        for (x,) in loader:
+            fake = g(x)
+            assert fake.dtype == torch.float32
+            if precision == "bf16":
+                assert fake.equal(fake.bfloat16().float())
+            accelerator.backward(d(fake.detach()).square().mean())
+            d_steps.step()
+            d_steps.zero_grad()
+            accelerator.backward((d(g(x)) - 1).square().mean())
+            g_steps.step()
+            g_steps.zero_grad()
+            d_steps.zero_grad()
+        result[precision] = values(g, d)
+    return result
+
+
+@each_world(2, 3)
+@pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-5), ("bf16", 0.05)])
+def test_two_models_with_an_optimizer_each_train_alike_with_any_number_of_ranks(
+    world: int, precision: str, tolerance: float
+) -> None:
+    alone = weights_of_two_models(1)[0][precision]
+    ranks = [rank[precision] for rank in weights_of_two_models(world)]
+    assert ranks == [ranks[0]] * world
+    assert ranks[0] == pytest.approx(alone, abs=tolerance)
+
+
+@with_ranks(2, 3)
+def test_each_rank_goes_on_with_its_own_buffers_from_a_checkpoint() -> None:
+    def prepared() -> tuple[Accelerator, Any]:
+        accelerator = Accelerator(cpu=True)
+        model: Any = accelerator.prepare(torch.nn.BatchNorm1d(3))
+        return accelerator, model
+
+    def went_on(model: Any) -> list[list[float]]:
+        own = getattr(model, "module", model)
+        before = own.running_mean.tolist()  # read by this rank alone
+        mine = torch.full((4, 3), 10.0 + RANK)
+        return [before, [model(mine).sum().item()], own.running_mean.tolist()]
+
+    for with_gradients in (True, False):
+        accelerator, model = prepared()
+        with torch.set_grad_enabled(with_gradients):
+            model(torch.full((4, 3), 1.0 + RANK))
+        accelerator.save_state("buffers")
+        saved = went_on(model)
+        accelerator, model = prepared()
+        accelerator.load_state("buffers")
+        assert went_on(model) == saved
+    before, _, after = zip(*of_all_ranks(saved), strict=True)
+    assert len({*map(tuple, before)}) == len({*map(tuple, after)}) == WORLD, "DDP leaves them"
+
+
+class Partly(torch.nn.Module):
+    """Leaves a layer out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.used(x)
+
+
+@with_ranks(2, 3)
+def test_find_unused_parameters_reaches_ddp() -> None:
+    def train(finds: bool) -> None:
+        handler = DistributedDataParallelKwargs(find_unused_parameters=finds)
+        accelerator = Accelerator(kwargs_handlers=[handler])
+        model = accelerator.prepare(Partly())
+        for _ in range(2):
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+
+    train(True)
+    with pytest.raises(RuntimeError):
+        train(False)
+
+
+def prepared_with_hook(hook: DDPCommunicationHookType) -> tuple[Accelerator, Any]:
+    handler = DistributedDataParallelKwargs(comm_hook=hook)
+    if hook.value.endswith("power_sgd"):
+        handler.comm_state_option = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2}
+    accelerator = Accelerator(kwargs_handlers=[handler])
+    return accelerator, accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
+
+
+@with_ranks(2, 3)
+def test_gradients_are_exchanged_by_the_hook() -> None:
+    found = {}
+    for hook in ("no", "fp16", "power_sgd"):
+        accelerator, model = prepared_with_hook(DDPCommunicationHookType(hook))
+        for _ in range(4):
+            model.zero_grad()
+            accelerator.backward(model(torch.full((1, 4), 1.01 * (RANK + 1))).sum())
+        found[hook] = next(model.parameters()).grad.flatten()[0].item()
+    mean = 1.01 * (WORLD + 1) / 2
+    assert found["no"] == pytest.approx(mean, abs=1e-6)
+    assert found["fp16"] != found["no"]
+    assert found["fp16"] == pytest.approx(mean, abs=1e-3)
+    assert found["power_sgd"] == pytest.approx(mean, abs=1e-4)
+
+
+@with_ranks(2, 3)
+def test_hooks_that_torch_cannot_run_are_refused() -> None:
+    for hook in ("batched_power_sgd", "bf16"):
+        with pytest.raises((MachineError, UsageError)):
+            prepared_with_hook(DDPCommunicationHookType(hook))
+
+
+@with_ranks(1, 2, 3)
+def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all() -> None:
+    """The last rank runs out of memory; the others train their attempt to its end."""
+    accelerator = Accelerator()
+    tried = []
+
+    @find_executable_batch_size(starting_batch_size=64)
+    def train(batch_size: int) -> None:
+        tried.append(batch_size)
+        accelerator.free_memory()
+        data = TensorDataset(torch.ones(256, 2))
+        model = accelerator.prepare(torch.nn.Linear(2, 1))
+        for (x,) in accelerator.prepare(DataLoader(data, batch_size=batch_size)):
+            accelerator.backward(model(x).mean())
+        if RANK == WORLD - 1 and batch_size > 16:
+            raise torch.OutOfMemoryError
+
+    train()
+    train()
+    assert tried == [64, 32, 16, 16]
+    assert of_all_ranks(RANK) == [*range(WORLD)]
+
+
+OUT_OF_MEMORY_ALONE = """
+import torch
+from headway import Accelerator, find_executable_batch_size
+accelerator = Accelerator(cpu=True)
+@find_executable_batch_size(starting_batch_size=64)
+def train(batch_size):
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    if accelerator.process_index == 1:
+        raise torch.OutOfMemoryError
+    accelerator.backward(model(torch.ones(1, 2)).mean())
+train()
+"""
+
+
+def test_out_of_memory_on_a_rank_for_which_others_wait_in_a_collective_ends_the_run() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", script(OUT_OF_MEMORY_ALONE), timeout_s=60)
+    assert done.returncode == 2, done.stderr
+    assert "OutOfMemory: memory ran out on this rank alone: rank 1 waits in" in done.stderr
+    assert "smaller starting_batch_size" in done.stderr
+
+
+COUNTS = [7, 0, 1, 30, 2, 0, 5, 11, 3, 0, 0, 0, 4, 19, 1, 6, 0, 23]
+"""The tokens of 18 micro-batches, of which any number of ranks and steps has its share."""
+
+
+@in_ranks(1, 2, 3)
+def weights_of_the_token_mean() -> dict[tuple[int, str], list[float]]:
+    """Weights after two optimizer steps, on all tokens in a different division."""
+    return {
+        (accumulation, way): _train_on_tokens(accumulation, way)
+        for accumulation in (1, 3)
+        for way in ("accumulate", "no_sync", "clip")
+    }
+
+
+def _train_on_tokens(accumulation: int, way: str) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 5, dtype=torch.float64)
+    inputs = torch.randn(sum(COUNTS), 3, dtype=torch.float64)
+    targets = torch.randint(5, (sum(COUNTS),))
+    accelerator = Accelerator(gradient_accumulation_steps=1 if way == "no_sync" else accumulation)
+    optimizer = sgd(model, lr=0.3, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    rows = torch.split(torch.arange(sum(COUNTS)), COUNTS)
+    for half in (rows[:9], rows[9:]):
+        for step in range(accumulation):
+            mine = torch.cat(half[RANK * accumulation + step :: WORLD * accumulation])
+            is_last = step == accumulation - 1
+            context = accelerator.accumulate(model)
+            if way == "no_sync":
+                context = nullcontext() if is_last else accelerator.no_sync(model)
+            with context:
+                loss = torch.nn.functional.cross_entropy(
+                    model(inputs[mine]), targets[mine], reduction="sum"
+                )
+                accelerator.backward(loss, num_tokens=len(mine))
+                if way == "clip":
+                    accelerator.clip_grad_norm_(model.parameters(), 0.1)
+                if is_last or way != "no_sync":
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+    return values(model)
+
+
+@each_world(1, 2, 3)
+def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_shared_out(
+    world: int,
+) -> None:
+    alone = weights_of_the_token_mean(1)[0]
+    for rank in weights_of_the_token_mean(world):
+        for (_, way), found in rank.items():
+            expected = alone[1, "clip" if way == "clip" else "accumulate"]
+            assert found == pytest.approx(expected, rel=1e-9)
+
+
+class Limited(torch.nn.Linear):
+    """Has no memory for more than so many samples."""
+
+    limit = 1000
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.limit:
+            raise torch.OutOfMemoryError(f"CUDA out of memory, {len(x)} samples")
+        result: torch.Tensor = super().forward(x)
+        return result
+
+
+@in_ranks(1, 2, 3)
+def weights_with_parts_of_batches() -> dict[tuple[int, int, bool], list[float]]:
+    """Weights after four batches of 24 samples in all, whole and in parts of at most 3."""
+    return {
+        (steps, limit, by_tokens): _train_in_parts(steps, limit, by_tokens)
+        for steps in (1, 2)
+        for limit in (1000, 3)
+        for by_tokens in (False, True)
+    }
+
+
+def _train_in_parts(steps: int, limit: int, by_tokens: bool) -> list[float]:
+    torch.manual_seed(1)
+    accelerator = Accelerator(gradient_accumulation_steps=steps, auto_micro_batch=True)
+    plain = Limited(3, 1, dtype=torch.float64)
+    plain.limit = limit if RANK == WORLD - 1 else 1000
+    model, optimizer = accelerator.prepare(plain, sgd(plain))
+    sizes = []
+    for global_batch in torch.randn(4, 24, 3, dtype=torch.float64):
+        x = global_batch.chunk(WORLD)[RANK]
+        for part in accelerator.micro_batches({"x": x, "name": "batch"}, max_size=20):
+            sizes.append(len(part["x"]))
+            with accelerator.accumulate(model):
+                losses = model(part["x"]).square().flatten()
+                if by_tokens:
+                    accelerator.backward(losses.sum(), num_tokens=len(losses))
+                else:
+                    accelerator.backward(losses.mean())
+                accelerator.clip_grad_norm_(model.parameters(), 100.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    assert not accelerator.optimizer_step_was_skipped
+    assert max(sizes[-8:]) <= limit
+    return values(model)
+
+
+@each_world(1, 2, 3)
+def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(world: int) -> None:
+    alone = weights_with_parts_of_batches(1)[0]
+    for rank in weights_with_parts_of_batches(world):
+        for (steps, _, _), found in rank.items():
+            assert found == pytest.approx(alone[steps, 1000, False], rel=1e-9)
+
+
+MODEL_OUTLIVES_ITS_GROUP = """
+import sys, torch
+from headway import Accelerator
+sys.setswitchinterval(3)  # no thread gets Python's lock in passing
+def main():
+    accelerator = Accelerator()
+    model = accelerator.prepare(torch.nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    for _ in range(20):
+        tensors = accelerator.gather((torch.ones(8), torch.ones(8)))
+    accelerator.end_training()
+main()
+"""
+
+
+def test_a_model_that_outlives_its_group_does_not_wait_for_good() -> None:
+    """Torch's reducer waits for gloo's threads while it has Python's lock, and they want it too."""
+    words = ("-q", "--cpu", "--num-processes", "4", script(MODEL_OUTLIVES_ITS_GROUP))
+    done = launch(*words, timeout_s=60)
+    assert done.returncode == 0, done.stderr
