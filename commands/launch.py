@@ -106,8 +106,6 @@ def _read_words(launch: _Launch) -> None:
     """Read the command line: the launcher's flags, and the program."""
     own, rest = launch.own, launch.rest = launch.parser.split(launch.argv)
     launch.parsed = parsed = launch.parser.parse_args(own)
-    if not rest and own:
-        _refuse_script_as_value(own[-1])
     launch.program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
     if not launch.is_here and not parsed.dry_run:
         raise bad_words(
@@ -279,16 +277,6 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _run,
 )
 """What a launch does; it ends with the first exit code."""
-
-
-def _refuse_script_as_value(flag: str) -> None:
-    """Refuse a last flag whose value is a file, where no script follows."""
-    name, _, value = flag.partition("=")
-    if name != "--module" and os.path.isfile(value):
-        raise bad_words(
-            f"no script given: {name} has taken {value!r} as its value",
-            fix=f"write the value of {name} before the script",
-        )
 
 
 def _became_step(

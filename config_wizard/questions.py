@@ -103,7 +103,6 @@ class Facts(NamedTuple):
     redetect: bool = False  # do not take device, processes and precision from the profiles
     can_test: bool = False  # with `headway test`; not possible for a recorded machine
     partitions: tuple[Choice, ...] = ()  # of the SLURM cluster that this machine submits jobs to
-    hostfiles: tuple[Choice, ...] = ()  # lists of hosts that lie here
     removed: Mapping[str, Raw] = MappingProxyType({})  # answers before going back; offered again
 
 
@@ -126,9 +125,8 @@ class State(NamedTuple):
         """Which profile is to be written: USER or PROJECT."""
         return self.answers.get(PLACE) or next(iter(self.facts.paths))
 
-    @property
     def asks_more(self) -> bool:
-        """Whether less usual settings are asked for, too."""
+        """Return whether less usual settings are asked for, too."""
         return self.answers.get(MORE) == YES
 
     @property
@@ -210,12 +208,8 @@ def _is_more_than_one(machines: Raw) -> bool:
     return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
 
-def _more(state: State) -> bool:
-    return state.asks_more
-
-
 def _sharded(state: State) -> bool:
-    return state.asks_more and state.known.get("strategy") in SHARDED
+    return state.asks_more() and state.known.get("strategy") in SHARDED
 
 
 def _devices(state: State) -> tuple[Choice, ...]:
@@ -250,19 +244,6 @@ def _precisions(state: State) -> tuple[Choice, ...]:
     )
 
 
-def _hostfiles(state: State) -> tuple[Choice, ...]:
-    earlier = _previous("hostfile", state)
-    seen = {NONE, *(choice.value for choice in state.facts.hostfiles)}
-    kept = [] if earlier in (None, *seen) else [Choice(str(earlier), "as before")]
-    return (Choice(NONE, "this machine alone"), *kept, *state.facts.hostfiles)
-
-
-def _asks_hostfile(state: State) -> bool:
-    facts = state.facts
-    has_names = any("hosts" in values for values in facts.profiles.values())
-    return bool(facts.hostfiles) and not facts.partitions and not has_names
-
-
 def _asks_job(state: State) -> bool:
     return bool(state.facts.partitions) and "sbatch" not in state.facts.given
 
@@ -290,26 +271,33 @@ QUESTIONS = (
         lambda of: (*of.facts.partitions, Choice(NONE, "let SLURM choose")),
     ),
     Ask(TIME, "How long may a job take? (2h, 1d12h)", _asks_job),
-    Ask("hostfile", "Run on the machines of a hostfile, over ssh?", _asks_hostfile, _hostfiles),
     Ask(PLACE, "Where to keep the profile?", choices=_places),
     Ask(MORE, "More settings?", choices=lambda _: (Choice(NO), Choice(YES))),
-    Ask("devices", "Which GPUs?", lambda of: of.asks_more and of.has_gpus),
-    Ask("mixed_precision", "Which precision?", _more, _precisions),
-    Ask("gradient_accumulation_steps", "How many micro-batches for each optimizer step?", _more),
-    Ask("threads_per_process", "How many CPU threads for each process?", _more),
-    Ask("max_restarts", "How many restarts after a failure?", _more),
-    Ask("log_dir", "A folder for log files?", _more),
-    Ask("env", "Extra environment variables? (A=1 B=2)", _more),
-    Ask("num_machines", "How many machines in a run?", _more),
+    Ask("devices", "Which GPUs?", lambda of: of.asks_more() and of.has_gpus),
+    Ask("mixed_precision", "Which precision?", State.asks_more, _precisions),
+    Ask(
+        "gradient_accumulation_steps",
+        "How many micro-batches for each optimizer step?",
+        State.asks_more,
+    ),
+    Ask("threads_per_process", "How many CPU threads for each process?", State.asks_more),
+    Ask("max_restarts", "How many restarts after a failure?", State.asks_more),
+    Ask("log_dir", "A folder for log files?", State.asks_more),
+    Ask("env", "Extra environment variables? (A=1 B=2)", State.asks_more),
+    Ask("num_machines", "How many machines in a run?", State.asks_more),
     Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
     Ask("machine_rank", "Which of them is this one, from 0?", lambda of: of.has_machines),
     Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
-    Ask("strategy", "How should ranks share a model?", _more),
-    Ask("activation_checkpointing", "Compute activations again in the backward pass?", _more),
+    Ask("strategy", "How should ranks share a model?", State.asks_more),
+    Ask(
+        "activation_checkpointing",
+        "Compute activations again in the backward pass?",
+        State.asks_more,
+    ),
     Ask(
         "shard_size",
         "How many ranks for one copy of the model?",
-        lambda of: of.asks_more and of.known.get("strategy") == HSDP,
+        lambda of: of.asks_more() and of.known.get("strategy") == HSDP,
     ),
     Ask("wrap", "Which modules are gathered at a time?", _sharded),
     Ask("cpu_offload", "Keep parameters on the CPU?", lambda of: _sharded(of) and of.has_gpus),
@@ -369,11 +357,6 @@ def _best_processes(state: State) -> tuple[str, str]:
         return "1", "one process uses all cores; several divide them"
     settings = state.resolved({"device": state.device, **state.gpus})
     return str(settings.num_processes), settings.origin("num_processes").reason
-
-
-def place_of(facts: Facts, answers: Answers) -> str:
-    """Return which profile is to be written: USER or PROJECT."""
-    return State(facts, answers).place
 
 
 def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0].startswith("-"):
         from headway.commands.config.ask import ask
 
-        return ask(argv, APPENDIX, SUBCOMMANDS)
+        return ask(argv, APPENDIX)
     word, *rest = argv
     if word not in SUBCOMMANDS:
         close = did_you_mean(word, SUBCOMMANDS)

@@ -38,7 +38,7 @@ from headway.config_wizard.questions import (
     Answers,
     Choice,
     Facts,
-    place_of,
+    State,
     profile_after,
 )
 from headway.contract.notes import say
@@ -46,7 +46,6 @@ from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
 from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
-from headway.settings.hosts import read_hostfile
 from headway.settings.layers import environment_layer
 from headway.settings.profile import Entries, Entry, parse_profile, read_profile
 from headway.settings.profile_edit import masked_profile, unset_value
@@ -63,7 +62,6 @@ from headway.settings.resolve import parse_layers
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE
 
-HOSTFILES = ("hostfile", "hosts.txt", "/job/hostfile")  # the last one is DeepSpeed's
 _ANSWERED = Origin(Layer.ANSWERS, reason="your answers")
 
 
@@ -97,12 +95,10 @@ def make_parser(appendix: str = "") -> Parser:
     return parser
 
 
-def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = ()) -> int:
+def ask(argv: Sequence[str], appendix: str = "") -> int:
     """Ask, write the profile, and print the next command to type."""
     parser = make_parser(appendix)
-    parsed, words = parser.parse_words(argv)
-    if words:
-        _reject_words(parser, parsed, words, subcommands)
+    parsed = parser.parse_flags(argv)
     unattended = parsed.yes or parsed.answers is not None
     paths = paths_of(parsed.profile, unattended)
     facts = facts_of(parsed, paths, unattended)
@@ -123,7 +119,7 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130
-    path = paths[place_of(facts, answers)]
+    path = paths[State(facts, answers).place]
     if parsed.dry_run:
         say(f"would write {shown(path)}:")
         text = changed(text_at(path), path, facts, answers)
@@ -131,19 +127,6 @@ def ask(argv: Sequence[str], appendix: str = "", subcommands: Collection[str] = 
         return 0
     apply(path, lambda text: changed(text, path, facts, answers), facts.machine)
     return _print_next(parsed, and_test=answers[FINISH] == TEST)
-
-
-def _reject_words(
-    parser: Parser, parsed: Parsed, words: Sequence[str], subcommands: Collection[str]
-) -> NoReturn:
-    """Raise for words after the flags; a subcommand must come before them."""
-    if words[0] not in subcommands:
-        parser.error(f"unexpected argument {words[0]!r}")
-    profile = [] if parsed.profile is None else ["--profile", parsed.profile]
-    raise bad_words(
-        f"the subcommand {words[0]} must come before its flags",
-        fix=f"`{shlex.join(['headway', 'config', words[0], *profile, *words[1:]])}`",
-    )
 
 
 def _print_next(parsed: Parsed, and_test: bool) -> int:
@@ -228,7 +211,6 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         redetect=unattended,
         can_test=parsed.machine is None,
         partitions=_partitions() if is_asked_here else (),
-        hostfiles=_hostfiles() if is_asked_here else (),
     )
 
 
@@ -240,20 +222,6 @@ def _partitions() -> tuple[Choice, ...]:
         Choice(one.name, f"{one.nodes} machine{'s' * (one.nodes != 1)}, time {one.time_limit}")
         for one in partitions()
     )
-
-
-def _hostfiles() -> tuple[Choice, ...]:
-    """Return the lists of hosts where tools that use one look for it."""
-    found = []
-    for name in HOSTFILES:
-        # what is none; a working directory that has been removed
-        with suppress(ConfigError, FileNotFoundError):
-            path = os.path.abspath(name)
-            # a profile can hold its path; and no pipe, for which somebody would have to be waited
-            if path.isprintable() and os.path.isfile(path):
-                hosts = read_hostfile(path, path)
-                found.append(Choice(path, f"{len(hosts)} host{'s' * (len(hosts) != 1)}"))
-    return tuple(found)
 
 
 def problems_of(
@@ -286,7 +254,7 @@ def introduction(facts: Facts) -> str:
 
 def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
-    place, values = place_of(facts, answers), profile_after(facts, answers)
+    place, values = State(facts, answers).place, profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)
     changes = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
@@ -319,7 +287,7 @@ def _masked_lines(text: str) -> dict[str, str]:
 
 def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     """Return the profile's text with what the answers change, and everything else unchanged."""
-    before = flat(facts.profiles[place_of(facts, answers)]) if text else {}
+    before = flat(facts.profiles[State(facts, answers).place]) if text else {}
     after = flat(profile_after(facts, answers))
     text = text or new_profile(path)
     now = flat({key: entry.raw for key, entry in parse_profile(text, path, Layer.PROFILE).items()})

@@ -94,24 +94,6 @@ def test_one_process_inherits_no_ignored_sigpipe() -> None:
     assert lines[0] == lines[1]
 
 
-@pytest.mark.parametrize("code", [0, 1, 42, 75])
-def test_the_exit_code_of_one_process_is_its_own(code: int) -> None:
-    assert headway("launch", script(f"raise SystemExit({code})")).returncode == code
-
-
-def test_a_signal_to_the_launcher_is_a_signal_to_the_script() -> None:
-    process = subprocess.Popen(
-        [*HEADWAY, "launch", "-q", script("import time; print('up', flush=True); time.sleep(60)")],
-        env=environment(),
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
-    process.terminate()
-    assert process.wait(timeout=30) == -signal.SIGTERM
-    process.stdout.close()
-
-
 def test_a_module_runs_as_under_python_m() -> None:
     Path("package").mkdir()
     Path("package/__init__.py").touch()
@@ -188,13 +170,6 @@ def test_in_process_a_module_finds_what_is_beside_it_and_ctrl_c_ends_it_as_pytho
     process.stdout.close()
 
 
-@pytest.mark.parametrize("spelling", ["--num-processes", "--num_processes"])
-def test_flags_take_dashes_or_underscores_and_an_equals_sign(spelling: str) -> None:
-    for words in ([spelling, "3"], [f"{spelling}=3"]):
-        done = headway("launch", "--cpu", *words, "--dry-run", script("pass"))
-        assert "3 processes on cpu" in done.stdout
-
-
 def test_a_launch_and_a_plan_never_import_torch() -> None:
     for words in (["--help"], ["config", "show"], ["launch", "--dry-run", script("pass")]):
         text = (
@@ -207,10 +182,6 @@ def test_a_launch_and_a_plan_never_import_torch() -> None:
 
 REFUSALS = {
     "no script": (["--cpu"], "no script given"),
-    "a script in the place of a value": (
-        ["--cpu", "--num-processes", "script.py"],
-        "--num-processes has taken 'script.py' as its value",
-    ),
     "a program that may not be executed": (
         ["--no-python", "./script.py"],
         "its permission to execute",
@@ -387,28 +358,6 @@ def test_a_real_start_says_the_plan_in_one_quiet_line() -> None:
     assert done.stdout == "out\n"
     assert len(done.stderr.splitlines()) == 1
     assert "script.py: 1 process on cpu, precision fp32" in done.stderr
-
-
-def test_a_broken_profile_starts_nothing() -> None:
-    Path("headway.yaml").write_text("devise: cpu\n")
-    done = headway("launch", script("open('started', 'w')"))
-    assert done.returncode == 2
-    assert "headway.yaml" in done.stderr
-    assert "fix:" in done.stderr
-    assert not Path("started").exists()
-
-
-def test_a_plan_shows_profile_environment_and_flag_as_origins() -> None:
-    Path("headway.yaml").write_text("mixed_precision: no\n")
-    words = ("launch", "--num-processes", "2", "--dry-run", script("pass"))
-    done = headway(*words, HEADWAY_GRADIENT_ACCUMULATION_STEPS="4")
-    for origin in (
-        "headway.yaml, line 1",
-        "environment HEADWAY_GRADIENT_ACCUMULATION_STEPS",
-        "flag --num-processes",
-        "detected: ",
-    ):
-        assert origin in done.stdout
 
 
 def test_a_plan_for_another_machine_uses_its_gpus_and_its_variables() -> None:

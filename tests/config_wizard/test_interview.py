@@ -408,24 +408,3 @@ def test_where_jobs_can_be_submitted_two_more_questions_are_asked_and_kept() -> 
     assert profile["sbatch"] == {"partition": "cpu", "time": "1d12h"}
     _, profile = held(facts, "", NONE)
     assert "sbatch" not in profile
-
-
-def test_where_a_hostfile_lies_it_is_offered_and_this_machine_alone_is_the_default() -> None:
-    here = Choice("/work/hostfile", "3 hosts")
-    facts = facts_of(LAPTOP, hostfiles=(here,))
-    asked = {question.name: question for question in held(facts, script=Endless())[0].asked}
-    assert asked["hostfile"].default == NONE
-    _, profile = held(facts, "", here.value)
-    assert profile["hostfile"] == here.value
-    assert "hostfile" not in held(facts, "", NONE)[1]
-    slurm = facts_of(LAPTOP, hostfiles=(here,), partitions=(Choice("gpu"),))
-    assert "hostfile" not in [question.name for question in held(slurm, script=Endless())[0].asked]
-
-
-def test_a_hostfile_elsewhere_is_kept_and_hosts_by_name_are_not_asked_about_again() -> None:
-    here = Choice("/work/hostfile", "3 hosts")
-    kept = facts_of(LAPTOP, hostfiles=(here,), user={"hostfile": "/other/hosts"})
-    assert held(kept, "", "")[1]["hostfile"] == "/other/hosts"
-    by_name = facts_of(LAPTOP, hostfiles=(here,), user={"hosts": "a,b"})
-    asked = [question.name for question in held(by_name, script=Endless())[0].asked]
-    assert "hostfile" not in asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -197,19 +196,6 @@ def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
         assert terminal.exit_code() == 130
 
 
-def test_a_window_that_is_resized_is_drawn_again() -> None:
-    with Terminal("mac_m2", "config", rows=24, columns=80) as terminal:
-        terminal.wait_for("❯ mps")
-        terminal.resize(10, 40)
-        terminal.press("down")
-        terminal.wait_for("❯ cpu")
-        terminal.resize(24, 120)
-        terminal.press("up")
-        terminal.wait_for("❯ mps")
-        terminal.press("ctrl-c")
-        assert terminal.exit_code() == 130
-
-
 @pytest.mark.wording
 def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with Terminal("mac_m2", "config", term="dumb") as terminal:
@@ -227,15 +213,6 @@ def test_the_picture_in_the_readme_is_what_the_program_shows() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.stdout == (root / "docs" / "conversation.svg").read_text(), done.stderr
-
-
-def test_a_terminal_that_is_closed_writes_nothing() -> None:
-    with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.child.ptyproc.fileobj.close()
-        terminal.child.wait()
-    assert terminal.child.signalstatus == signal.SIGHUP
-    assert not Path(choose_profile().path).exists()
 
 
 @pytest.mark.parametrize("typed", ["w", "c"])

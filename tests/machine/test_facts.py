@@ -33,9 +33,9 @@ GPUS = tuple(Gpu("RTX", f"GPU-{letter}{letter}", 2**34, (8, 6)) for letter in "a
 
 
 def record(root: Path, **files: str) -> str:
-    """Write recorded files below `root`: __ in a name stands for a slash."""
+    """Write recorded files below `root`."""
     for name, text in files.items():
-        path = root / name.replace("__", "/")
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return f"{root}/"
@@ -46,43 +46,38 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
+CPU = "sys/fs/cgroup/cpu/cpu.cfs"
+QUOTAS = {  # where this process is, the files of its cgroups, the cores it may use
+    "none": ("0::/user.slice", {}, 16),
+    "above its own cgroup": ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "250000 100000"}, 2),
+    "the smallest of several": (
+        "0::/a/b",
+        {"sys/fs/cgroup/a/cpu.max": "300000 100000", "sys/fs/cgroup/a/b/cpu.max": "800000 100000"},
+        3,
+    ),
+    "no quota of its own": (
+        "0::/a/b",
+        {"sys/fs/cgroup/a/cpu.max": "250000 100000", "sys/fs/cgroup/a/b/cpu.max": "max 100000"},
+        2,
+    ),
+    "half a core": ("0::/", {"sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
+    "version 1, from inside a container": (
+        "12:memory:/x\n4:cpu,cpuacct:/docker/abc",
+        {f"{CPU}_quota_us": "400000", f"{CPU}_period_us": "100000"},
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", QUOTAS)
 @pytest.mark.usefixtures("sixteen_cores")
-class TestCores:
-    def test_without_a_quota_all_usable_cores_count(self, tmp_path: Path) -> None:
-        root = record(tmp_path, proc__self__cgroup="0::/user.slice\n")
-        assert detect_machine({}, Source(root)).cores == 16
-
-    @pytest.mark.wording
-    def test_a_quota_above_the_own_cgroup_counts(self, tmp_path: Path) -> None:
-        root = record(tmp_path, proc__self__cgroup="0::/pod/container\n")
-        cgroups = tmp_path / "sys/fs/cgroup/pod"
-        (cgroups / "container").mkdir(parents=True)
-        (cgroups / "container/cpu.max").write_text("max 100000\n")
-        (cgroups / "cpu.max").write_text("250000 100000\n")
-        machine = detect_machine({}, Source(root))
-        assert machine.cores == 2
+def test_the_usable_cores_are_those_of_the_smallest_quota(case: str, tmp_path: Path) -> None:
+    place, files, cores = QUOTAS[case]
+    root = record(tmp_path, **{"proc/self/cgroup": f"{place}\n", **files})
+    machine = detect_machine({}, Source(root))
+    assert machine.cores == cores
+    if cores == 2:
         assert machine.cores_reason == "cgroup quota of 2.5 cores"
-
-    def test_the_smallest_of_several_quotas_counts(self, tmp_path: Path) -> None:
-        root = record(tmp_path, proc__self__cgroup="0::/pod/container\n")
-        cgroups = tmp_path / "sys/fs/cgroup/pod"
-        (cgroups / "container").mkdir(parents=True)
-        (cgroups / "container/cpu.max").write_text("800000 100000\n")
-        (cgroups / "cpu.max").write_text("300000 100000\n")
-        assert detect_machine({}, Source(root)).cores == 3
-
-    def test_half_a_core_is_one(self, tmp_path: Path) -> None:
-        root = record(tmp_path, proc__self__cgroup="0::/\n")
-        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-        (tmp_path / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
-        assert detect_machine({}, Source(root)).cores == 1
-
-    def test_a_quota_of_cgroup_v1_counts(self, tmp_path: Path) -> None:
-        root = record(tmp_path, proc__self__cgroup="12:memory:/x\n4:cpu,cpuacct:/docker/abc\n")
-        (tmp_path / "sys/fs/cgroup/cpu").mkdir(parents=True)  # as seen from inside a container
-        (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("400000\n")
-        (tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
-        assert detect_machine({}, Source(root)).cores == 4
 
 
 @pytest.mark.parametrize(
@@ -367,11 +362,10 @@ def test_a_switch_means_what_it_says(word: str, means: bool) -> None:
 
 def test_the_memory_killers_count_is_read_from_either_cgroup_version(tmp_path: Path) -> None:
     assert count_memory_kills(f"{tmp_path}/") == 0
-    root = record(tmp_path, proc__self__cgroup="0::/job\n5:memory:/job\n")
-    for folder, text in (
-        ("sys/fs/cgroup/job/memory.events", "low 0\nmax 7\noom 2\noom_kill 3\n"),
-        ("sys/fs/cgroup/memory/job/memory.oom_control", "under_oom 0\noom_kill 2\n"),
-    ):
-        (tmp_path / folder).parent.mkdir(parents=True)
-        (tmp_path / folder).write_text(text)
+    files = {
+        "proc/self/cgroup": "0::/job\n5:memory:/job\n",
+        "sys/fs/cgroup/job/memory.events": "low 0\nmax 7\noom 2\noom_kill 3\n",
+        "sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\noom_kill 2\n",
+    }
+    root = record(tmp_path, **files)
     assert count_memory_kills(root) == 3

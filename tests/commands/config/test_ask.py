@@ -210,43 +210,6 @@ def test_an_answer_that_is_not_utf_8_is_asked_again(
     assert profile()["log_dir"] == "logs"
 
 
-def test_a_hostfile_here_is_asked_about_and_kept(
-    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("hosts.txt").write_text("these are notes, not hosts\n")
-    Path("hostfile").write_text("a slots=2\nb slots=2\n")
-    path = os.path.abspath("hostfile")
-    typed(monkeypatch, f"cpu\n1\n{path}\nuser\nno\nwrite\n")
-    assert main(["config"]) == 0
-    out = capsys.readouterr().out
-    assert f"{path}  2 hosts" in out
-    assert "A launch: your_script.py on 2 hosts over ssh: a:2,b:2" in out
-    assert "hosts.txt" not in out
-    assert profile() == {**CPU, "hostfile": path}
-
-
-def test_a_hostfile_whose_path_no_profile_can_hold_is_not_asked_about(
-    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = tmp_path / "line\nbreak"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    Path("hostfile").write_text("a\n")
-    typed(monkeypatch, ENTERS)
-    assert main(["config"]) == 0
-    assert "break/hostfile" not in capsys.readouterr().out
-    assert profile() == CPU
-
-
-def test_a_pipe_in_the_place_of_a_hostfile_is_not_waited_for(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.mkfifo("hostfile")
-    typed(monkeypatch, ENTERS)
-    assert main(["config"]) == 0
-    assert profile() == CPU
-
-
 def test_where_kubectl_is_the_command_that_prints_a_job_is_named(
     machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
