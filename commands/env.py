@@ -44,7 +44,6 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.driver is not None:
         yield "driver", machine.driver
     yield "mps", f"{'yes' if machine.mps else 'no'} ({machine.mps_reason})"
-    yield "scheduler", machine.scheduler or "none"
     if machine.host is not None:
         yield from _host(machine.host)
 

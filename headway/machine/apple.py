@@ -51,10 +51,9 @@ def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Ma
 
 def ask_sysctl(source: Source) -> dict[str, str]:
     """Return sysctl's values for the names in SYSCTL, without unknown names."""
+    command = ["/usr/sbin/sysctl", "-i", *SYSCTL]  # -i: skip unknown names
     try:
-        lines = source.output_of(
-            ["/usr/sbin/sysctl", "-i", *SYSCTL]
-        ).splitlines()  # -i: skip unknown names
+        lines = source.output_of(command).splitlines()
     except OSError:
         return {}
     return dict(line.partition(": ")[::2] for line in lines)
@@ -72,21 +71,18 @@ def find_obstacle(
             return "this Python is an Intel build on Apple silicon", _REINSTALL
         return "this Mac has an Intel CPU", ()
     if torch is not None:
+        update = how_to_update_torch(machine.macos)
         if torch.mps is False or not torch.is_at_least(1, 12):
-            update = how_to_update_torch(machine.macos)
             return f"this torch ({torch.version}) is built without MPS", [update]
         needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
         if machine.macos and numbers(machine.macos) < numbers(needed):
-            is_sound = torch.is_at_least(*OLDEST_CORRECT_TORCH)
-            return (
+            if torch.is_at_least(*OLDEST_CORRECT_TORCH):
+                update = advice(f"update macOS to {needed} or newer")
+            reason = (
                 f"macOS {machine.macos} is older than {needed}, which this torch "
-                f"({torch.version}) needs for MPS",
-                [
-                    advice(f"update macOS to {needed} or newer")
-                    if is_sound
-                    else how_to_update_torch(machine.macos)
-                ],
+                f"({torch.version}) needs for MPS"
             )
+            return reason, [update]
     if answers.get("kern.hv_vmm_present") == "1":
         return "this is a virtual machine, where torch cannot use the Apple GPU", ()
     return None, ()

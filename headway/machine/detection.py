@@ -34,7 +34,6 @@ def detect_machine(
             source.platform, source.platform
         ),
         architecture=source.architecture(),
-        scheduler=_scheduler(environ),
         cuda_visible_devices=environ.get(CUDA.mask),
         cuda_device_order=environ.get("CUDA_DEVICE_ORDER"),
     )
@@ -58,13 +57,6 @@ def detect_machine(
     from headway.machine.host import detect_host
 
     return _with_torch(machine, source)._replace(host=detect_host(machine, environ, source))
-
-
-def _scheduler(environ: Mapping[str, str]) -> str | None:
-    for name, variable in (("SLURM", "SLURM_JOB_ID"), ("PBS", "PBS_JOBID"), ("LSF", "LSB_JOBID")):
-        if variable in environ:
-            return f"{name} ({variable}={environ[variable]})"
-    return None
 
 
 def _with_cores(machine: Machine, source: Source) -> Machine:

@@ -143,7 +143,6 @@ class Machine(NamedTuple):
     mps_is_disabled: bool = False  # by DISABLE_MPS
     torch: Torch | None = None
     torch_reason: str = "not read: planning does not need it here"
-    scheduler: str | None = None  # of the cluster, if it started this process
     cuda_visible_devices: str | None = None
     gpu_mask: str | None = None  # the same for GPUs of a kind with another variable
     cuda_device_order: str | None = None
