@@ -70,10 +70,6 @@ SLOW_VARIABLES = {
     "NCCL_SHM_DISABLE": "ranks on this machine communicate over the network",
     "NCCL_IB_DISABLE": "InfiniBand is not used",
 }
-RENAMED_VARIABLES = {
-    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
-    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-}
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 ASK_TORCH = """\
@@ -262,10 +258,6 @@ def _variables(host: Host) -> Iterator[Check]:
     for name, effect in SLOW_VARIABLES.items():
         if variables.get(name, "0") not in ("", "0"):
             found.append((WARNING, f"{name}={variables[name]}: {effect}", f"unset {name}"))
-    for old, new in RENAMED_VARIABLES.items():
-        if old in variables:
-            command = f"export {new}={shlex.quote(variables[old])}; unset {old}"
-            found.append((WARNING, f"{old} is no longer read by torch", command))
     for status, what, command in found:
         yield Check("variables", status, what, [run(command)])
     if not found:

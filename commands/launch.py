@@ -156,7 +156,7 @@ def _become_step(launch: _Launch) -> int | None:
 def _wait_for_gpus(launch: _Launch) -> None:
     """Look for idle GPUs, where these were asked for, and claim them for a real launch."""
     settings, parsed = launch.settings, launch.parsed
-    if _wants_idle(settings):
+    if kind_of(settings.device).is_numbered and settings.devices.idle is not None:
         if launch.is_here:
             launch.machine = _look_for_idle_gpus(launch)
     elif parsed.wait is not None and not settings_problems(settings, launch.machine):
@@ -303,21 +303,10 @@ def _became_step(
     return step is not None
 
 
-def _wants_idle(settings: Settings) -> bool:
-    return kind_of(settings.device).is_numbered and settings.devices.idle is not None
-
-
-def _with_use(environ: Mapping[str, str]) -> Machine:
-    """Return this machine with the current use of its GPUs and the claims on them."""
-    from headway.launcher.processes.gpu_claims import with_claims
-
-    return with_claims(detect_machine(environ, full=True))
-
-
 def _look_for_idle_gpus(launch: _Launch) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
     from headway.contract.notes import waiting_for
-    from headway.launcher.processes.gpu_claims import claim_idle
+    from headway.launcher.processes.gpu_claims import claim_idle, with_claims
 
     settings, parsed, environ = launch.settings, launch.parsed, launch.environ
     looks = count()
@@ -327,7 +316,7 @@ def _look_for_idle_gpus(launch: _Launch) -> Machine:
             return detect_machine(environ, full=True)
 
     if parsed.dry_run:
-        return _with_use(environ)
+        return with_claims(detect_machine(environ, full=True))
     found = [*launch.problems, *settings_problems(settings)]
     if found:  # before a long wait, not after it
         raise ConfigError.of(found)

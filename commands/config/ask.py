@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import ndiff
 from functools import partial
-from typing import NoReturn
 
 from headway.commands.config.check import (
     SCRIPT,
@@ -24,7 +22,7 @@ from headway.commands.config.check import (
     with_idle_gpus,
 )
 from headway.commands.config.edit import apply, flat, new_profile, set_all
-from headway.commands.flags import Parsed, Parser, bad_words, machine_from_flags
+from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
@@ -141,9 +139,6 @@ def _print_next(parsed: Parsed, and_test: bool) -> int:
             return exit_code
     words = [*same, *(["--dry-run"] if parsed.machine is not None else [])]
     print(f"next: {shlex.join(['headway', 'launch', *words, SCRIPT])}")
-    if parsed.machine is None and shutil.which("kubectl"):
-        export = shlex.join(["headway", "config", "export", *words, "--format", "k8s"])
-        print(f"on Kubernetes: {export} --image IMAGE --name train > train.yaml")
     return 0
 
 

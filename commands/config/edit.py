@@ -216,28 +216,14 @@ def use(argv: Sequence[str]) -> int:
         parser.error("exactly one profile is required")
     chosen = choose_profile(words[0], flag_origin="the command line")
     selection = selection_path()
-    if chosen.name == DEFAULT_NAME:
-        _remove(selection)
-    else:
+    name = ""  # the default is in use where none is selected
+    if chosen.name != DEFAULT_NAME:
         chosen.must_exist()
         parse_layers([read_profile(chosen.path, Layer.USER_PROFILE)])
         name = chosen.path if is_path(chosen.name) else chosen.name
-        change_profile(selection, lambda _: f"{name}\n")
+    change_profile(selection, lambda _: name)
     print(f"selected: {shown(chosen.path)}")
     now = choose_profile()
     if now.path != chosen.path:
         say(f"note: {now.chosen_by} selects {now.name!r} here instead")
     return 0
-
-
-def _remove(selection: str) -> None:
-    try:
-        os.unlink(selection)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise ConfigError(
-            f"the selection cannot be removed: {error.strerror}",
-            where=shown(selection),
-            fix="it is a file of yours, in a folder that you may write to: see what stands there",
-        ) from None

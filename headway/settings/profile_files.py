@@ -7,7 +7,6 @@ load code.
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -59,8 +58,8 @@ def choose_profile(
     elif VARIABLE in environ:
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
         way_out = f"; or `unset {VARIABLE}`"
-    elif is_there(selection):
-        name, chosen_by = read_text(selection).strip(), shown(selection)
+    elif selected := text_at(selection).strip():
+        name, chosen_by = selected, shown(selection)
         way_out = f"; `headway config use {DEFAULT_NAME}` selects the default"
     if is_path(name):
         return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
@@ -152,6 +151,8 @@ def _refuse_distrusted(path: str) -> None:
         elif status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
             what = f"all users may write {path}"
     if what:
+        import shlex  # for errors only
+
         name = shlex.quote(path)
         raise ConfigError(
             f"{what}, so {PROJECT_FILE} is not trusted",

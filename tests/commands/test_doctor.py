@@ -54,7 +54,6 @@ def found(recording: Recording | str, **variables: str) -> list[Check]:
         ("gpu_4", "RANK=0", WARNING, "left over from another launch"),
         ("gpu_4", "CUDA_LAUNCH_BLOCKING=1", WARNING, "kernel launches are synchronous"),
         ("gpu_4", "NCCL_P2P_DISABLE=1", WARNING, "through host memory"),
-        ("gpu_4", "NCCL_ASYNC_ERROR_HANDLING=1", WARNING, "is no longer read by torch"),
         ("gpu_4", "NCCL_SOCKET_IFNAME=ib0", ERROR, "no such network interface"),
         ("gpu_4", "NCCL_SOCKET_IFNAME==eth", ERROR, "no such network interface"),
         ("gpu_4", "GLOO_SOCKET_IFNAME=eth", ERROR, "no such network interface"),

@@ -243,7 +243,6 @@ TROUBLED = {
             "RANK": "0",
             "NCCL_P2P_DISABLE": "1",
             "CUDA_LAUNCH_BLOCKING": "1",
-            "NCCL_ASYNC_ERROR_HANDLING": "1",
             "NCCL_SOCKET_IFNAME": "ib0",
             "GLOO_SOCKET_IFNAME": "eth",
             "CUDA_VISIBLE_DEVICES": "1,9,2",

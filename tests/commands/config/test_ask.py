@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import resource
-import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,9 +30,8 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask and say the same where SLURM or kubectl is installed."""
+    """Ask the same where SLURM is installed."""
     monkeypatch.setattr(slurm_jobs, "partitions", list)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
 
 
 @pytest.fixture
@@ -208,18 +205,6 @@ def test_an_answer_that_is_not_utf_8_is_asked_again(
     assert main(["config"]) == 0
     assert "'l\\udcfcg' is not UTF-8" in capsys.readouterr().out
     assert profile()["log_dir"] == "logs"
-
-
-def test_where_kubectl_is_the_command_that_prints_a_job_is_named(
-    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert main(["config", "--yes", "--profile", "pods"]) == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    words = shlex.split(last.partition(": ")[2])
-    assert words[-2:] == [">", "train.yaml"]
-    assert main(words[1:-2]) == 0
-    assert "kind: Job" in capsys.readouterr().out
 
 
 def test_in_a_folder_that_has_been_removed_the_questions_are_asked_all_the_same(

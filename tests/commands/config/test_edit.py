@@ -17,12 +17,12 @@ from tests.commands.conftest import PROFILE
 from tests.machines.recorded import FOLDER, load
 
 
-def test_a_selection_that_cannot_be_removed_is_no_traceback(
+def test_a_selection_that_cannot_be_changed_is_no_traceback(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile.with_name("selected").mkdir()
     assert main(["config", "use", "default"]) == 2
-    assert "the selection cannot be removed" in capsys.readouterr().err
+    assert "is not a file" in capsys.readouterr().err
 
 
 @pytest.mark.wording
