@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,7 +33,7 @@ class Start(NamedTuple):
 
     training: Listed  # without a path, for what it will save
     path: str | None = None  # of the checkpoint to resume from; None: from the beginning
-    lines: tuple[str, ...] = ()  # to print
+    line: str = ""  # to print
 
 
 def select_start(
@@ -53,19 +55,18 @@ def select_start(
         return Start(anew, str(given))
     listed = [one for one in read_list(folder) if is_complete(Path(one.path))]
     own = [one for one in listed if one.number == number]
-    why = ""
+    why, saved = "", own
     if is_restart():
-        why, saved = (
-            "the ranks were restarted",
-            [one for one in own if one.launched_at == run.began_at],
-        )
+        why = "the ranks were restarted"
+        saved = [one for one in own if one.launched_at == run.began_at]
     elif is_requeued():
-        why, saved = f"job {anew.job} was requeued", [one for one in own if one.job == anew.job]
+        why = f"job {anew.job} was requeued"
+        saved = [one for one in own if one.job == anew.job]
     if why and saved:
-        return Start(anew, saved[-1].path, (f"{why}: resuming from {saved[-1].path}",))
+        return Start(anew, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
     if run.resume is None:
-        lines = (f"{why} before it had saved: starting from the beginning",) if why else ()
-        return Start(anew, None, lines)
+        line = f"{why} before it had saved: starting from the beginning" if why else ""
+        return Start(anew, None, line)
     if run.resume not in NEWEST:
         own = _named(run, Path(run.resume), is_complete) if number == 1 else []
     elif not listed and run.resume != IF_ANY:
@@ -76,8 +77,8 @@ def select_start(
             " none. A checkpoint that was saved without Headway has to be named: --resume FOLDER",
         )
     if own:
-        return Start(anew, own[-1].path, (f"resuming from {own[-1].path}",))
-    return Start(anew, None, (f"no checkpoint in {folder}: starting from the beginning",))
+        return Start(anew, own[-1].path, f"resuming from {own[-1].path}")
+    return Start(anew, None, f"no checkpoint in {folder}: starting from the beginning")
 
 
 def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[Listed]:
@@ -100,28 +101,43 @@ def list_saved(folder: Path, training: Listed, path: str) -> None:
         say(f"note: {path} cannot be listed in {folder}: {error.strerror}; name it to resume")
 
 
-def require_same(is_same: bool, folder: Path) -> None:
-    """Raise CheckpointError on all ranks where one does not see what rank 0 resumes from."""
-    seen = [is_same] * rank_and_size()[1]
-    if len(seen) > 1:
-        dist.all_gather_object(seen, is_same)
-    if not all(seen):
+def announce(library: str, start: Start, folder: Path) -> None:
+    """Print on rank 0 that a library is joined, and how its training starts on all ranks.
+
+    Raises:
+        CheckpointError: each rank has looked for the checkpoint, and one does not see it.
+    """
+    rank, size = rank_and_size()
+    paths = [start.path] * size
+    if size > 1:
+        dist.all_gather_object(paths, start.path)
+    if other := next((number for number, path in enumerate(paths) if path != paths[0]), None):
         raise CheckpointError(
-            f"rank {seen.index(False)} does not see the checkpoint that rank 0 resumes from",
+            f"rank {other} does not see the checkpoint that rank 0 resumes from",
             where=str(folder),
             fix="put the output on a disk that all machines share",
         )
-
-
-def tell_start(library: str, start: Start) -> None:
-    """Print on rank 0 that a library is joined, and how its training starts."""
-    if rank_and_size()[0] == 0:
+    if rank == 0:
         say_once(
             f"hooked into {library}: it saves and exits when the job is stopped (--set"
             " library_hooks=no disables this)"
         )
-        for line in start.lines:
-            say(line)
+        if start.line:
+            say(start.line)
+
+
+@contextmanager
+def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
+    """Replace methods of an object; a wrapper is called with the method and its arguments."""
+    own = vars(owner)
+    before = {name: own[name] for name in wrappers if name in own}
+    own.update({name: partial(wrap, getattr(owner, name)) for name, wrap in wrappers.items()})
+    try:
+        yield
+    finally:
+        for name in wrappers:
+            del own[name]
+        own.update(before)
 
 
 class Stopping:
@@ -137,9 +153,10 @@ class Stopping:
         self._signals = StopSignals(self.progress, run.deadline())
         self._by_steps, self._by_saves = Agreement(device), Agreement(device)
 
-    def begin(self) -> None:
-        """Start to note signals."""
+    def begin(self, step: int, num_steps: int) -> None:
+        """Start to note signals, at a step of so many (0: not known)."""
         self.progress.note_use(resuming=True, stopping=True)
+        self.progress.follow(step, num_steps, None)
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
@@ -151,11 +168,9 @@ class Stopping:
             self.request = self._by_steps.ask(self._signals.request)
         return bool(self.request)
 
-    def meet(self) -> bool:
-        """Wait until all ranks have called this, and return whether the job has to stop."""
-        wanted = self.request or self._signals.request
-        self.request, _ = self._by_saves.agree(0, wanted)
-        return bool(self.request)
+    def meet(self) -> None:
+        """Wait until all ranks have called this."""
+        self._by_saves.agree(0, Request.NONE)
 
     def leave(self, step: int, saved: str) -> NoReturn:
         """Exit, on all ranks, once all is saved."""

@@ -45,7 +45,7 @@ def start(
 def test_a_command_that_is_typed_again_starts_from_the_beginning(tmp_path: Path) -> None:
     save(tmp_path, 30)
     begun = start(tmp_path)
-    assert (begun.path, begun.lines) == (None, ())
+    assert (begun.path, begun.line) == (None, "")
 
 
 def test_restarted_ranks_resume_from_what_this_launch_has_saved(
@@ -57,7 +57,7 @@ def test_restarted_ranks_resume_from_what_this_launch_has_saved(
     assert start(tmp_path, RUN).path == last
     other = start(tmp_path, LATER)
     assert other.path is None, "what another launch has saved is not its"
-    assert "restarted before it had saved" in other.lines[0]
+    assert "restarted before it had saved" in other.line
     asked = start(tmp_path, LATER._replace(resume=str(tmp_path / "checkpoint-900")))
     assert asked.path == str(tmp_path / "checkpoint-900"), "as the launch did at first"
 
