@@ -82,7 +82,8 @@ def test_lightning_exits_after_the_step_when_the_job_is_asked_to_stop_and_resume
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = ("--workers", "2", "--nap")
     assert launch("--cpu", WORKER, "lightning", str(whole), *words, "0").returncode == 0
-    run = start("--cpu", WORKER, "lightning", str(cut), *words, "0.2")
+    hooked = ("--cpu", "--set", "library_hooks=yes")  # one process is plain Python otherwise
+    run = start(*hooked, WORKER, "lightning", str(cut), *words, "0.2")
     while not (cut / "steps-0").exists() or len(steps(cut)) < 7:
         time.sleep(0.02)
     workers = children(run.pid)
