@@ -15,7 +15,7 @@ from headway.contract.run import ACCELERATE
 from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.attempt import Attempt
 from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import BatchSizes, Judged, Planner, Row, rows_for
+from headway.estimate.planner import Judged, Planner, Row, rows_for
 from headway.estimate.report import Report, as_data, failure, show
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
@@ -33,7 +33,7 @@ The script runs unmodified up to its second optimizer step, without memory, GPU 
 tensors have shapes and no values. It changes no file, starts no program and reaches no network.
 
   headway estimate --devices 8xH100-80GB train.py
-  headway estimate --devices 2x8xA100-40GB --batch-size --bs=8,16,32 train.py --bs 8
+  headway estimate --devices 2x8xA100-40GB --mixed-precision bf16 train.py --bs 8
 
 DEVICES are [MACHINESx][COUNTx]NAME[-MEMORY]: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 24GB, 4xcpu.
 """
@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
     parsed.no_python = False
     program = program_from(parsed, rest)
     devices = _devices(parsed)
-    batches = None if parsed.batch_size is None else _batch_sizes(parsed.batch_size)
     attempt = Attempt(
         program=program.name,
         args=program.args,
@@ -64,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     environ = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
     require_torch()
     with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
-        found = [planner.judge(row, attempt, devices, batches) for row in rows]
+        found = [planner.judge(row, attempt, devices) for row in rows]
     first = found[0].outcome
     if not first.rung:
         raise UsageError(
@@ -74,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
             " what failed there",
         )
     _require_use_of_gpu(found, devices, program)
-    report = Report(attempt, devices, [one for one in found if one.outcome.rung], batches)
+    report = Report(attempt, devices, [one for one in found if one.outcome.rung])
     if parsed.json:
         print(json.dumps(as_data(report), indent=2))
     else:
@@ -97,11 +96,6 @@ def make_parser() -> Parser:
         help="the devices of the machine that `headway env --json` wrote to FILE",
     )
     parser.flag("--strategy", metavar="NAME", help="only this row of the table")
-    parser.flag(
-        "--batch-size",
-        metavar="FLAG=SIZES",
-        help="the script's own flag for its batch size, and sizes to try: --bs=8,16,32",
-    )
     of_launch = "as for headway launch; for scripts with an Accelerator"
     parser.flag("--mixed-precision", metavar="NAME", choices=list(PRECISIONS), help=of_launch)
     parser.flag("--gradient-accumulation-steps", metavar="N", help=of_launch)
@@ -126,20 +120,8 @@ def _devices(parsed: Parsed) -> Devices:
     return devices_of(machine) if parsed.devices is None else parse_devices(parsed.devices, machine)
 
 
-def _batch_sizes(text: str) -> BatchSizes:
-    flag, _, listed = text.rpartition("=")
-    sizes = listed.split(",")
-    if not flag or not all(one.isdecimal() and int(one) for one in sizes):
-        raise ConfigError(
-            f"batch sizes are {text!r}, which is not of the form FLAG=SIZES",
-            where="--batch-size",
-            fix="name the script's own flag: --batch-size --batch-size=8,16,32",
-        )
-    return BatchSizes(flag, tuple(sorted(map(int, sizes))))
-
-
 def _rows(name: str | None, devices: Devices) -> tuple[Row, ...]:
-    rows = {row.name: row for row in rows_for(devices.world_size, devices.kind)}
+    rows = {row.name: row for row in rows_for(devices.world_size)}
     if name is None:
         return tuple(rows.values())
     if name not in rows:

@@ -8,9 +8,6 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", 
 """What a byte is for. Activations are made in the passes of modules; other tensors, such as
 batches, outside of them."""
 
-OFFLOADED = ("parameters", "gradients", "optimizer")
-"""What FSDP keeps in the memory of the CPU; what it gathers of it for a while is an activation."""
-
 FAKE, REAL, STATES = "fake tensors", "real steps", "states alone"
 """How far a script was followed, best first: all its steps without memory; real steps on this CPU;
 no step, but what parameters, gradients and optimizer take."""
@@ -30,16 +27,8 @@ class Attempt(NamedTuple):
     local_world_size: int = 1
     sharded: bool = False  # by `fully_shard`, over the ranks
     checkpointed: bool = False  # activations of repeated blocks are recomputed
-    offloaded: bool = False  # what is sharded lies in the memory of the CPU
     time_limit_s: float = 300.0
     memory_limit_bytes: int | None = None  # for REAL: what tensors may take here
-
-
-class Part(NamedTuple):
-    """The bytes of one module at the peak, by category; several of one kind are one part."""
-
-    module: str
-    bytes: dict[str, int]
 
 
 class Outcome(NamedTuple):
@@ -49,8 +38,6 @@ class Outcome(NamedTuple):
     peak_bytes: int = 0  # at the highest point of the steps; for STATES the sum of the states
     peak_at: str = ""  # when that was, and at which line
     categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    modules: tuple[Part, ...] = ()  # those that take most at the peak, largest first
-    units: tuple[str, ...] = ()  # the modules that are sharded or recomputed, by their names
     steps: int = 0  # optimizer steps that the script made
     seconds: float = 0.0  # from its first line to its last
     notes: tuple[str, ...] = ()  # what was skipped, bounded or refused, each with its line

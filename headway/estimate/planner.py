@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -30,7 +29,6 @@ class Row(NamedTuple):
     name: str  # as it is printed, and for `--strategy`
     sharded: bool = False
     checkpointed: bool = False
-    offloaded: bool = False
 
     @property
     def settings(self) -> dict[str, str]:
@@ -38,8 +36,6 @@ class Row(NamedTuple):
         given = {"strategy": FSDP if self.sharded else DDP}
         if self.checkpointed:
             given["activation_checkpointing"] = YES
-        if self.offloaded:
-            given["cpu_offload"] = YES
         return given
 
 
@@ -48,38 +44,13 @@ ROWS = (
     Row("fsdp", sharded=True),
     Row("ddp+checkpointing", checkpointed=True),
     Row("fsdp+checkpointing", sharded=True, checkpointed=True),
-    Row("fsdp+checkpointing+offload", sharded=True, checkpointed=True, offloaded=True),
 )
 """The strategies, cheapest first. For one rank, `ddp` is plain training."""
 
 
-def rows_for(world_size: int, kind: str) -> tuple[Row, ...]:
-    """Return the rows that make sense for so many ranks on devices of this kind, cheapest first."""
-    return tuple(
-        row
-        for row in ROWS
-        if (world_size > 1 or not row.sharded) and (kind == "cuda" or not row.offloaded)
-    )
-
-
-class BatchSizes(NamedTuple):
-    """The script's own flag for its batch size, and the sizes to try, smallest first."""
-
-    flag: str
-    sizes: tuple[int, ...]
-
-    def put_into(self, args: Sequence[str], size: int) -> tuple[str, ...]:
-        """Return the script's arguments with this batch size."""
-        kept = []
-        words = iter(args)
-        for word in words:
-            if word == self.flag:
-                next(words, None)  # its value
-            elif not word.startswith(f"{self.flag}="):
-                kept.append(word)
-        if self.flag.startswith("-"):
-            return (*kept, self.flag, str(size))
-        return (*kept, f"{self.flag}={size}")
+def rows_for(world_size: int) -> tuple[Row, ...]:
+    """Return the rows that make sense for so many ranks, cheapest first."""
+    return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
 
 
 class Judged(NamedTuple):
@@ -89,7 +60,6 @@ class Judged(NamedTuple):
     outcome: Outcome  # for the script's own arguments
     needed_bytes: int  # the peak with its margin
     fits: bool | None  # None where activations were not counted, and the rest fits
-    largest_batch: int | None = None  # that fits, of the sizes that were asked for
 
 
 _SERVER = """
@@ -126,17 +96,11 @@ class Planner:
         with suppress(BrokenPipeError), self._server:  # of what it did not read, if it has ended
             pass  # its standard input is closed, which ends it
 
-    def judge(
-        self, row: Row, attempt: Attempt, devices: Devices, batches: BatchSizes | None
-    ) -> Judged:
-        """Return what a strategy takes, and the largest batch size with which it fits."""
-        asked = attempt._replace(
-            sharded=row.sharded, checkpointed=row.checkpointed, offloaded=row.offloaded
-        )
+    def judge(self, row: Row, attempt: Attempt, devices: Devices) -> Judged:
+        """Return what a strategy takes."""
+        asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
         outcome = self.climb_down(asked)
-        needed, fits = judged(outcome, devices)
-        largest = None if batches is None else self._largest(asked, devices, batches)
-        return Judged(row, outcome, needed, fits, largest)
+        return Judged(row, outcome, *judged(outcome, devices))
 
     def climb_down(self, attempt: Attempt) -> Outcome:
         """Return the outcome of the best rung that the script can be followed on."""
@@ -153,18 +117,8 @@ class Planner:
             return real._replace(failed_at=fake.failed_at)
         return fake._replace(notes=(*fake.notes, f"real steps here failed, too: {real.failed_at}"))
 
-    def _largest(self, attempt: Attempt, devices: Devices, batches: BatchSizes) -> int | None:
-        """Return the largest size that fits, by halving: more samples never take less memory."""
-
-        def is_too_large(size: int) -> bool:
-            args = batches.put_into(attempt.args, size)
-            return not judged(self.climb_down(attempt._replace(args=args)), devices)[1]
-
-        fitting = bisect_left(batches.sizes, True, key=is_too_large)
-        return batches.sizes[fitting - 1] if fitting else None
-
     def _attempt(self, attempt: Attempt) -> Outcome:
-        if self._late_at:  # another strategy or batch size would be late as well
+        if self._late_at:  # another strategy would be late as well
             return Outcome(failed_at=self._late_at, is_late=True)
         outcome = self.follow(attempt)
         self._late_at = outcome.failed_at if outcome.is_late else ""

@@ -10,7 +10,7 @@ from headway.contract.sizes import size
 from headway.contract.strategies import DDP
 from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.devices import Devices
-from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, BatchSizes, Judged
+from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, Judged
 from headway.settings.table import YES
 
 CHECKED = "checked against CPU runs only"
@@ -30,7 +30,6 @@ class Report(NamedTuple):
     attempt: Attempt  # the script and its arguments
     devices: Devices  # what it is to be trained on
     rows: Sequence[Judged]  # by strategy, cheapest first
-    batches: BatchSizes | None = None  # that were tried
 
     @property
     def chosen(self) -> Judged | None:
@@ -63,33 +62,22 @@ def as_data(report: Report) -> dict[str, Any]:
         "devices": devices._asdict(),
         "margin": {"bytes": MARGIN_BYTES[devices.kind], "share_of_peak": MARGIN_SHARE},
         "checked": CHECKED,
-        "strategies": [_row_data(report, one) for one in report.rows],
+        "strategies": [
+            {
+                "strategy": judged.row.name,
+                "rung": judged.outcome.rung,
+                "fits": judged.fits,
+                "needed_bytes": judged.needed_bytes,
+                "peak_bytes": judged.outcome.peak_bytes,  # of each rank
+                "peak_at": judged.outcome.peak_at,
+                "parts": judged.outcome.categories,
+                "notes": judged.outcome.notes,
+                "failed_at": judged.outcome.failed_at,
+                "launch": report.launch_line(judged),
+            }
+            for judged in report.rows
+        ],
     }
-
-
-def _row_data(report: Report, judged: Judged) -> dict[str, Any]:
-    outcome = judged.outcome
-    rank = {
-        "peak_bytes": outcome.peak_bytes,
-        "peak_at": outcome.peak_at,
-        "parts": outcome.categories,
-    }
-    data = {
-        "strategy": judged.row.name,
-        "rung": outcome.rung,
-        "fits": judged.fits,
-        "needed_bytes": judged.needed_bytes,
-        "modules": [part._asdict() for part in outcome.modules],
-        "units": outcome.units,
-        "notes": outcome.notes,
-        "failed_at": outcome.failed_at,
-        "launch": report.launch_line(judged),
-        "is_tested": not judged.row.offloaded,
-        "ranks": [{"rank": number, **rank} for number in range(report.devices.world_size)],
-    }
-    if report.batches is not None:
-        data["largest_batch"] = judged.largest_batch
-    return data
 
 
 def show(report: Report) -> None:
@@ -102,10 +90,6 @@ def show(report: Report) -> None:
     if outcome.failed_at:
         print(f"failed at:   {outcome.failed_at}")
     _show_peak(report.devices, first)
-    print("\nthe modules that take most:")
-    for part in outcome.modules:
-        parts = ", ".join(f"{name} {size(count)}" for name, count in part.bytes.items() if count)
-        print(f"  {size(sum(part.bytes.values())):>12}  {part.module}: {parts}")
     _show_rows(report)
     _show_launch(report)
     for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
@@ -129,15 +113,10 @@ def _show_peak(devices: Devices, judged: Judged) -> None:
 
 
 def _show_rows(report: Report) -> None:
-    heads = ["peak", "with margin", "fits"]
-    if report.batches is not None:
-        heads.append(f"largest {report.batches.flag}")
-    rows = [("strategy", heads)]
+    rows = [("strategy", ("peak", "with margin", "fits"))]
     for one in report.rows:
         peak = size(one.outcome.peak_bytes) + ("" if one.outcome.rung == FAKE else " *")
-        largest = [] if report.batches is None else [str(one.largest_batch or "none")]
-        cells = [peak, size(one.needed_bytes), _VERDICTS[one.fits], *largest]
-        rows.append((one.row.name, cells))
+        rows.append((one.row.name, (peak, size(one.needed_bytes), _VERDICTS[one.fits])))
     first = max(len(name) for name, _ in rows)
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
     print()
@@ -158,9 +137,6 @@ def _show_launch(report: Report) -> None:
         print(report.launch_line(chosen))
         if chosen.row.settings != {"strategy": DDP}:
             print("it needs a script whose model goes through accelerator.prepare()")
-    for one in report.rows:
-        if one.row.offloaded:
-            print(f"note: {one.row.name} has not been tried on a GPU")
 
 
 def failure(outcomes: Iterable[Outcome]) -> str:

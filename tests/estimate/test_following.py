@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES
+from headway.estimate.attempt import FAKE, REAL, STATES
 from tests.estimate.following import ROOT, Follow, follower
 from tests.estimate.test_confinement import TRAINING as SMALL
 
@@ -77,8 +77,6 @@ def test_the_peak_is_the_sum_of_its_parts_and_they_are_what_they_are_called(
     assert found.categories["buffers"] == 4 * WIDTH
     # two moments, and foreach's two temporary lists, as on CUDA
     assert 2 * WEIGHTS <= found.categories["optimizer"] <= 4.1 * WEIGHTS
-    assert found.modules[0].module == "blocks.*.*"
-    assert found.modules[0].bytes["parameters"] == WEIGHTS - 4 * (WIDTH * 10 + 10)
 
 
 def test_when_the_peak_was_is_said_and_tensors_outside_of_modules_are_other(
@@ -113,23 +111,16 @@ def test_data_parallel_training_takes_a_copy_of_the_gradients_more(follow: Follo
     several = follow(script(("optimizer =", wrapped), ("net = Net()", start)), **FOUR)
     alone = follow(script(), **GPU)
     assert several.categories["gradients"] == alone.categories["gradients"] + WEIGHTS
-    parts = {part.module: part.bytes for part in several.modules}
-    assert parts["DistributedDataParallel"]["gradients"] == WEIGHTS
-    assert "Net" in parts
 
 
-def test_sharded_states_are_a_fraction_and_the_units_are_the_repeated_blocks(
-    follow: Follow,
-) -> None:
+def test_sharded_states_are_a_fraction(follow: Follow) -> None:
     found = follow(script(), sharded=True, **FOUR)
-    assert sorted(found.units) == [f"blocks.{number}" for number in range(LAYERS)]
     unit = 4 * (WIDTH * WIDTH + WIDTH)
     assert found.peak_bytes < follow(script(), **FOUR).peak_bytes
     for name in ("parameters", "gradients"):
         assert abs(found.categories[name] - WEIGHTS / 4) < unit, found.categories
     recomputed = follow(script(), sharded=True, checkpointed=True, **FOUR)
     assert recomputed.peak_bytes <= found.peak_bytes
-    assert len(set(recomputed.units)) == len(recomputed.units)
 
 
 def test_optimizer_states_from_before_the_first_step_are_sharded_as_well(follow: Follow) -> None:
@@ -152,18 +143,6 @@ def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(follow: Fol
         assert found.peak_bytes == expected.peak_bytes
         assert found.notes
         assert not expected.notes
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_what_is_offloaded_is_not_counted_however_few_steps_there_are(
-    steps: int, follow: Follow
-) -> None:
-    first = f"torch.empty(2**28, device=device)\nfor _ in range({steps})"  # before it is sharded
-    path = script(("for _ in range(3)", first))
-    found = follow(path, sharded=True, offloaded=True, **TWO)
-    assert found.steps == min(steps, 2)
-    assert not any(found.categories[name] for name in OFFLOADED), found.categories
-    assert 0 < found.peak_bytes == sum(found.categories.values()) < 2**28  # of the shards alone
 
 
 def test_recomputed_activations_take_less(follow: Follow) -> None:

@@ -8,7 +8,6 @@ and the network. Native code, which raises no audit events, is not held back.
 
 from __future__ import annotations
 
-import _multiprocessing  # type: ignore[import-not-found]
 import _posixshmem  # type: ignore[import-not-found]
 import _posixsubprocess
 import builtins
@@ -18,11 +17,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
-from headway.estimate.child.patching import line_now, nothing, replace, replace_wherever_imported
+from headway.estimate.child.patching import line_now, replace, replace_wherever_imported
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {
@@ -66,11 +63,7 @@ class Confinement:
         self._replace_opening()
         self._replace_folders()
         self._replace_changes()
-        self._replace_temporary_files()
-        self._replace_databases()
-        self._replace_sharing()
-        starting = "fork_exec: no other processes are started"  # it raises no audit event
-        _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)
+        self._refuse_what_is_not_audited()
         sys.addaudithook(self._audit)
 
     # ------------------------------------------------------------------ another place
@@ -197,50 +190,13 @@ class Confinement:
 
         return left_out
 
-    def _replace_temporary_files(self) -> None:
-        """Let temporary files and folders of any folder lie, with their names, below the scratch.
-
-        Relies on `tempfile._sanitize_params`, by which the module learns of the folder: it keeps
-        the functions that remove them from before.
-        """
-        sanitize = tempfile._sanitize_params  # type: ignore[attr-defined]
-
-        def placed(*args: Any) -> tuple[Any, ...]:
-            prefix, suffix, folder, kind = sanitize(*args)
-            if os.path.isdir(folder):
-                folder = self._place_of(folder)
-                os.makedirs(folder, exist_ok=True)
-            return prefix, suffix, folder, kind
-
-        replace(tempfile, "_sanitize_params", placed)
-
-    def _replace_databases(self) -> None:
-        with suppress(ImportError):
-            import sqlite3
-
-            connect = sqlite3.connect
-
-            def connected(database: Any, *args: Any, **kwargs: Any) -> Any:
-                if not kwargs.get("uri") and database != ":memory:":
-                    database = self._for_writing(database)
-                return connect(database, *args, **kwargs)
-
-            sqlite3.connect = sqlite3.dbapi2.connect = connected
-
-    def _replace_sharing(self) -> None:
-        """Refuse shared memory, and let locks have no name that stays."""
-
-        class Lock(_multiprocessing.SemLock):  # type: ignore[misc]
-            def __new__(cls, kind: int, value: int, maxvalue: int, name: str, unlink: bool) -> Any:
-                return super().__new__(cls, kind, value, maxvalue, name, True)
-
-        sharing = "shm_open: no memory is shared with other processes"
-        replace(_multiprocessing, "SemLock", Lock)
-        replace(_posixshmem, "shm_open", lambda *_, **__: self._refuse(sharing))
-        for name in ("register", "unregister", "ensure_running"):  # a process that cleans up
-            replace(resource_tracker, name, nothing)
-
     # ------------------------------------------------------------------ refusing
+
+    def _refuse_what_is_not_audited(self) -> None:
+        starting = "fork_exec: no other processes are started"
+        sharing = "shm_open: no memory is shared with other processes"
+        _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)
+        replace(_posixshmem, "shm_open", lambda *_, **__: self._refuse(sharing))
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Refuse what would change something else than the scratch folder."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._guards import active_fake_mode
 from torch.distributed._tools.common_utils import get_untyped_storages
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -21,13 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from headway.estimate.attempt import CATEGORIES, Part
+from headway.estimate.attempt import CATEGORIES
 from headway.estimate.child.patching import line_now, replace
 
 ACTIVATIONS, OTHER = "activations", "other"
 UNCLASSIFIED = (ACTIVATIONS, OTHER)
-_MOST_PARTS = 8
-_OUTSIDE = "(outside of modules)"
 
 _aten = torch.ops.aten
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -40,15 +36,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Entry:
-    """One storage: its bytes now, what they are for, and the module that made it."""
+    """One storage: its bytes now, and what they are for."""
 
-    __slots__ = ("category", "gone", "is_counted", "least_bytes", "nbytes", "number", "owner")
+    __slots__ = ("category", "gone", "is_counted", "least_bytes", "nbytes", "number")
 
-    def __init__(self, number: int, category: str, owner: Any) -> None:
+    def __init__(self, number: int, category: str) -> None:
         self.number = number
         self.nbytes = self.least_bytes = 0
         self.category = category
-        self.owner = owner  # a weak reference to a module, or None
         self.is_counted = False
         self.gone: Any = None
 
@@ -75,11 +70,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._all: list[Entry] = []
         self._changes: list[tuple[int, int]] = []  # an entry's number, and bytes more
         self._current = 0
-        self._peak_at = self._began_at = 0
+        self._peak_at = 0
         self.peak_bytes = 0
         self.peak_when = ""
         self.phase = "before the first forward pass"
-        self.modules: list[Any] = []  # weak references to those whose forward is being run
+        self.depth = 0  # of the modules whose forward is being run
         self.in_step = False  # of an optimizer
 
     def __torch_dispatch__(
@@ -113,19 +108,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 entry = self._new_entry(storage)
             self._count(entry, max(storage.nbytes(), entry.least_bytes) if counted else 0)
 
-    def classify(self, tensor: torch.Tensor, category: str, owner: Any = None) -> None:
+    def classify(self, tensor: torch.Tensor, category: str) -> None:
         """Set what the storages of a tensor are for, where it is not known yet."""
         self.see(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
             if entry.category in UNCLASSIFIED:
                 entry.category = category
-            if entry.category == category:
-                entry.owner = owner or entry.owner
-
-    def owner_of(self, tensor: torch.Tensor) -> Any:
-        """Return the module that a tensor belongs to, or that made it."""
-        return next((self._entries[storage].owner for storage in _storages(tensor)), None)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a known storage has another size now."""
@@ -136,19 +125,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start_anew(self) -> None:
         """Forget the peak so far: what was done until now is done otherwise in a real run."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
-        self._began_at = self._peak_at
-
-    def leave_out(self, categories: Collection[str]) -> None:
-        """Count storages of these categories no more, as if they lay elsewhere from the start."""
-        changes, began_at = self._changes, self._began_at
-        self._changes, self._current = [], 0
-        self.start_anew()
-        for at, (number, change) in enumerate(changes):
-            if at == began_at:
-                self.start_anew()
-            if self._all[number].category not in categories:
-                self._change(number, change)
-        self.peak_when = ""  # the line of this peak was not noted
 
     def live(self) -> list[Entry]:
         """Return what lives now."""
@@ -165,10 +141,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return live
 
     def _new_entry(self, storage: torch.UntypedStorage) -> Entry:
-        owner = self.modules[-1] if self.modules else None
         is_in_backward = torch._C._current_graph_task_id() != -1
-        category = ACTIVATIONS if owner is not None or is_in_backward else OTHER
-        entry = Entry(len(self._all), "optimizer" if self.in_step else category, owner)
+        category = ACTIVATIONS if self.depth or is_in_backward else OTHER
+        entry = Entry(len(self._all), "optimizer" if self.in_step else category)
         entry.gone = weakref.ref(storage, lambda _: self._count(entry, 0))
         self._all.append(entry)
         self._entries[storage] = entry
@@ -198,18 +173,6 @@ def totals(entries: Iterable[Entry]) -> dict[str, int]:
     for entry in entries:
         found[entry.category] += entry.nbytes
     return found
-
-
-def largest_parts(entries: Iterable[Entry], names: dict[int, str]) -> tuple[Part, ...]:
-    """Return the modules that take most; those whose names differ by numbers alone are one."""
-    found: dict[str, dict[str, int]] = {}
-    for entry in entries:
-        module = entry.owner and entry.owner()
-        name = _OUTSIDE if module is None else names.get(id(module), type(module).__name__)
-        folded = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        found.setdefault(folded, defaultdict(int))[entry.category] += entry.nbytes
-    ordered = sorted(found.items(), key=lambda one: -sum(one[1].values()))
-    return tuple(Part(name, dict(nbytes)) for name, nbytes in ordered[:_MOST_PARTS])
 
 
 def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
@@ -248,24 +211,24 @@ class Models:
         """Begin; to be called once in a process."""
         made, made_optimizer = torch.nn.Module.__init__, torch.optim.Optimizer.__init__
         called: Any = torch.nn.Module._wrapped_call_impl  # what `__call__` is
-        running = self._ledger.modules
+        ledger = self._ledger
 
         def init(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             made(module, *args, **kwargs)
             self._modules[id(module)] = module
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not running and id(module) not in self._called:
+            if not ledger.depth and id(module) not in self._called:
                 # what is recomputed in a backward pass calls its parts by themselves
                 self._called.update((id(one), one) for one in module.modules())
                 self._before_first_call(module)
             if not any(self._steps.values()):
-                self._ledger.phase = "in step 1"
-            running.append(weakref.ref(module))
+                ledger.phase = "in step 1"
+            ledger.depth += 1
             try:
                 return called(module, *args, **kwargs)
             finally:
-                running.pop()
+                ledger.depth -= 1
 
         def init_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             self._optimizers[id(optimizer)] = optimizer
@@ -294,42 +257,28 @@ class Models:
             if id(module) not in inner and any(True for _ in module.parameters()):
                 yield module
 
-    def names(self) -> dict[int, str]:
-        """Return the names of all modules in their models, by id."""
-        roots = [*self.roots()]
-        found: dict[int, str] = {}
-        for root in roots:
-            if isinstance(root, DistributedDataParallel):
-                found[id(root)], root = "DistributedDataParallel", root.module
-            prefix = "" if len(roots) == 1 else f"{type(root).__name__}."
-            for name, module in root.named_modules():
-                found.setdefault(id(module), f"{prefix}{name}".rstrip(".") or type(root).__name__)
-        return found
-
     def classify(self) -> None:
         """Say what the tensors of all modules and optimizers are for."""
         for module in [*self._modules.values()]:
-            owner = weakref.ref(module)
-            self._classify_trained(module._parameters.values(), owner)
+            self._classify_trained(module._parameters.values())
             for buffer in module._buffers.values():
                 if buffer is not None:
-                    self._ledger.classify(buffer, "buffers", owner)
+                    self._ledger.classify(buffer, "buffers")
         for optimizer in self.optimizers():
             self._classify_states(optimizer)
 
-    def _classify_trained(self, parameters: Iterable[Any], owner: Any = None) -> None:
+    def _classify_trained(self, parameters: Iterable[Any]) -> None:
         for parameter in parameters:
             if parameter is not None:
-                self._ledger.classify(parameter, "parameters", owner)
+                self._ledger.classify(parameter, "parameters")
                 if parameter.grad is not None:
-                    self._ledger.classify(parameter.grad, "gradients", owner)
+                    self._ledger.classify(parameter.grad, "gradients")
 
     def _classify_states(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
-            owner = self._ledger.owner_of(parameter)
             for one in tree_iter(state):
                 if isinstance(one, torch.Tensor) and one is not parameter:
-                    self._ledger.classify(one, "optimizer", owner)
+                    self._ledger.classify(one, "optimizer")
 
     def _begin_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.classify()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -74,7 +73,7 @@ def replace_object_collectives(world_size: int) -> None:
     replace(dist, "broadcast_object_list", nothing)
 
 
-def replace_data_parallel(classify: Callable[[torch.Tensor, str, Any], None] | None) -> None:
+def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) -> None:
     """Let DistributedDataParallel take the memory that it takes, and exchange nothing.
 
     Its reducer, in C++, cannot work on fake tensors. It keeps a copy of all gradients in buckets,
@@ -92,7 +91,7 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str, Any], None] | N
             trained = [one for one in module.parameters() if one.requires_grad]
             self._buckets = [torch.empty_like(one, requires_grad=False) for one in trained]
             for bucket in self._buckets:
-                classify(bucket, "gradients", weakref.ref(self))
+                classify(bucket, "gradients")
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)

@@ -31,7 +31,7 @@ from headway.contract import signals
 from headway.contract.forking import become_new, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.notes import say
-from headway.estimate.attempt import FAKE, OFFLOADED, REAL, STATES, Attempt, Outcome
+from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome
 from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
@@ -40,7 +40,6 @@ from headway.estimate.child.ledger import (
     Entry,
     Ledger,
     Models,
-    largest_parts,
     totals,
 )
 from headway.estimate.child.patching import line_in, line_now, line_of
@@ -154,7 +153,6 @@ class Run:
         self._attempt = attempt
         self._scratch = os.path.realpath(scratch)
         self._notes: dict[str, None] = {}
-        self._units: list[torch.nn.Module] = []
         self._reshaped: list[torch.nn.Module] = []
         is_fake = attempt.rung == FAKE
         self._mode = ScriptMode(self.note) if is_fake else None
@@ -234,16 +232,13 @@ class Run:
             return
         self._reshaped.append(model)
         units = units_of(model, "auto")
-        blocks = [block for unit in units for block in unit]
         if attempt.checkpointed:
-            checkpoint_activations(blocks)
+            checkpoint_activations([block for unit in units for block in unit])
         if self._mesh is not None:
             self._models.classify()
             ranks.shard(model, units, self._models.optimizers(), self._mesh)
             gc.collect()  # whole parameters may be in cycles; a launch frees them as it shards
             self._ledger.start_anew()
-        if attempt.checkpointed or attempt.sharded:
-            self._units += blocks
 
     def _after_step(self) -> None:
         steps = self._models.steps()
@@ -268,14 +263,12 @@ class Run:
     def _finish_with_peak(self) -> NoReturn:
         """Answer for the steps that the script has made."""
         self._models.classify()
-        if self._attempt.offloaded:
-            self._ledger.leave_out(OFFLOADED)
         self._finish(self._outcome(self._attempt.rung, self._ledger.at_peak()))
 
     def _end_early(self, error: BaseException | None) -> NoReturn:
         """Answer for a script that has ended, or failed, before its second step."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._ledger.modules.clear()
+        self._ledger.depth = 0
         has_ended = error is None or isinstance(error, SystemExit)
         if error is not None and not has_ended:
             traceback.print_exception(error)
@@ -295,8 +288,6 @@ class Run:
         self._models.classify()
         states = [one for one in self._ledger.live() if one.category not in UNCLASSIFIED]
         rung = STATES if states else ""
-        if self._attempt.offloaded:
-            states = [one for one in states if one.category not in OFFLOADED]
         total = sum(one.nbytes for one in states)
         return self._outcome(rung, states)._replace(peak_bytes=total, peak_at="")
 
@@ -314,7 +305,6 @@ class Run:
             optimizer.step()
 
     def _outcome(self, rung: str, entries: list[Entry]) -> Outcome:
-        names = self._models.names()
         notes = [*self._notes]
         if len(notes) > _MOST_NOTES:
             notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
@@ -323,8 +313,6 @@ class Run:
             peak_bytes=self._ledger.peak_bytes,
             peak_at=self._ledger.peak_when,
             categories=totals(entries),
-            modules=largest_parts(entries, names),
-            units=tuple(names.get(id(one), type(one).__name__) for one in self._units),
             steps=max(self._models.steps(), default=0),
             seconds=time.monotonic() - self._began,
             notes=tuple(notes),
