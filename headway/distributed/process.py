@@ -72,11 +72,7 @@ class Process:
         return self.num_processes > 1
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank has called this.
-
-        Examples:
-            >>> accelerator.wait_for_everyone()
-        """
+        """Wait until every rank has called this."""
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
@@ -85,16 +81,14 @@ class Process:
         Examples:
             >>> with accelerator.main_process_first():
             ...     lines = ["rank 0 downloads and unpacks", "the others read"]
+            >>> with accelerator.local_main_process_first():
+            ...     lines = ["one rank of each machine downloads", "the others read"]
+            >>> accelerator.wait_for_everyone()
         """
         return self._goes_first(self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter it.
-
-        Examples:
-            >>> with accelerator.local_main_process_first():
-            ...     lines = ["one rank of each machine downloads", "the others read"]
-        """
+        """Return a context that each machine's first rank leaves before the others enter it."""
         return self._goes_first(self.is_local_main_process)
 
     @contextmanager
@@ -114,19 +108,15 @@ class Process:
             ...     print(text)
             >>> report("once")
             once
+            >>> @accelerator.on_local_main_process
+            ... def clean_up(folder): ...
+            >>> @accelerator.on_last_process
+            ... def finish(): ...
         """
         return _only_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Function) -> Function:
-        """Make a function run on each machine's first rank only; on other ranks it returns None.
-
-        Examples:
-            >>> @accelerator.on_local_main_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("once on each machine")
-            once on each machine
-        """
+        """Make a function run on each machine's first rank only; on other ranks it returns None."""
         return _only_if(self.is_local_main_process, function)
 
     def on_process(
@@ -135,7 +125,8 @@ class Process:
         """Make a function run on one rank only; on other ranks it returns None.
 
         Either `on_process(function, 1)` or `@accelerator.on_process(process_index=1)`. A single
-        rank runs it, whatever the number.
+        rank runs it, whatever the number. `on_local_process` is the same for one rank of each
+        machine.
 
         Raises:
             UsageError: there is no `process_index`.
@@ -146,6 +137,7 @@ class Process:
             ...     print(text)
             >>> report("by rank 1, or the only one")
             by rank 1, or the only one
+            >>> local = accelerator.on_local_process(report, local_process_index=0)
         """
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
@@ -154,21 +146,7 @@ class Process:
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Make a function run on one rank of each machine only; on other ranks it returns None.
-
-        Either `on_local_process(function, 1)` or `@state.on_local_process(local_process_index=1)`.
-        A single rank runs it, whatever the number.
-
-        Raises:
-            UsageError: there is no `local_process_index`.
-
-        Examples:
-            >>> @accelerator.on_local_process(local_process_index=0)
-            ... def report(text):
-            ...     print(text)
-            >>> report("once on each machine")
-            once on each machine
-        """
+        """Make a function run on one rank of each machine only; see `on_process`."""
         if function is None:
             return functools.partial(self.on_local_process, local_process_index=local_process_index)
         return self._only_on(
@@ -185,15 +163,7 @@ class Process:
         return _only_if(own == wanted or not self.use_distributed, function)
 
     def on_last_process(self, function: Function) -> Function:
-        """Make a function run on the last rank only; on other ranks it returns None.
-
-        Examples:
-            >>> @accelerator.on_last_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("once")
-            once
-        """
+        """Make a function run on the last rank only; on other ranks it returns None."""
         return _only_if(self.is_last_process, function)
 
     def split_between_processes(
