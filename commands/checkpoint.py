@@ -31,6 +31,7 @@ from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export")
+_ONLY_OF = {"keep": "prune", "leftovers": "prune", "model": "export", "json": "ls"}
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
                    complete, incomplete, closed (to this user) or damaged, as far as sizes show
@@ -50,30 +51,31 @@ def main(argv: Sequence[str]) -> int:
     if not words or words[0] not in ACTIONS:
         parser.error(f"headway checkpoint requires one of {', '.join(ACTIONS)}")
     action, folders = words[0], [Path(word) for word in words[1:]]
-    if action != "prune" and (parsed.keep is not None or parsed.leftovers):
-        parser.error(f"--keep and --leftovers are for prune, not for {action}")
-    if action != "export" and parsed.model is not None:
-        parser.error(f"--model is for export, not for {action}")
-    if action == "export":
-        if len(folders) != 2:
-            parser.error("export requires two paths: a checkpoint, and the file to write")
-        if folders[1].suffix != ".safetensors":
-            parser.error(f"export writes OUT.safetensors, not {str(folders[1])!r}")
-        if parsed.model is not None and not parsed.model.isdecimal():
-            parser.error(f"--model is the number of a model, not {parsed.model!r}")
-        number = None if parsed.model is None else int(parsed.model)
-        return _export(folders[0], folders[1], number)
+    for flag, its in _ONLY_OF.items():
+        if getattr(parsed, flag) and action != its:
+            parser.error(f"--{flag} is for {its}, not for {action}")
     if action == "verify":
         return _verify([one for given in folders or [Path(".")] for one in _meant_by(given)])
+    if action == "export":
+        if len(folders) != 2 or folders[1].suffix != ".safetensors":
+            parser.error("export requires two paths: a checkpoint, and OUT.safetensors to write")
+        checkpoint, out = folders
+        return _export(checkpoint, out, _number("--model", parsed.model, parser))
     if len(folders) > 1:
         parser.error(f"unexpected argument {words[2]!r}")
     folder = _holder(folders[0] if folders else Path("."))
     if action == "ls":
         return _list(folder, as_json=parsed.json)
-    keep = parsed.keep
-    if not folders or keep is None or not keep.isdecimal() or int(keep) < 1:
+    keep = _number("--keep", parsed.keep, parser)
+    if not folders or not keep:
         parser.error("prune requires a folder, and --keep with the number of checkpoints that stay")
-    return _prune(folder, int(keep), with_leftovers=parsed.leftovers)
+    return _prune(folder, keep, with_leftovers=parsed.leftovers)
+
+
+def _number(flag: str, text: str | None, parser: Parser) -> int | None:
+    if text is not None and not text.isdecimal():
+        parser.error(f"{flag} is a whole number, not {text!r}")
+    return None if text is None else int(text)
 
 
 def make_parser() -> Parser:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headway.commands.runs import command_line, ended, slow_rank, took
 from headway.commands.tables import when
-from headway.contract.records import METRICS, Figures
+from headway.contract.records import METRICS, Figures, shown
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import RunRecord
@@ -88,10 +88,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
 
 def _text(text: object) -> str:
     """Return text of a record as HTML; control characters are shown as what they are."""
-    shown = (
-        char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in str(text)
-    )
-    return escape("".join(shown))
+    return escape("\n".join(map(shown, str(text).split("\n"))))
 
 
 def _verdict(record: RunRecord) -> str:
@@ -136,22 +133,22 @@ def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]
 
 
 def _pictures(figures: Mapping[int, Sequence[Figures]]) -> Iterator[str]:
-    shown = {rank: figures[rank] for rank in sorted(figures)[:_MOST_RANKS] if figures[rank]}
-    if not shown:
+    drawn = {rank: figures[rank] for rank in sorted(figures)[:_MOST_RANKS] if figures[rank]}
+    if not drawn:
         return
-    if len(figures) > len(shown):
-        yield f"<p>The pictures show {len(shown)} of {len(figures)} ranks.</p>"
+    if len(figures) > len(drawn):
+        yield f"<p>The pictures show {len(drawn)} of {len(figures)} ranks.</p>"
 
     def of_ranks(value: Callable[[Figures], float | None]) -> list[_Curve]:
         return [
             _Curve.of(f"rank {rank}", ((row.step, value(row)) for row in rows))
-            for rank, rows in shown.items()
+            for rank, rows in drawn.items()
         ]
 
     losses = [curve for curve in of_ranks(lambda row: row.loss) if curve.points]
     yield from _chart("Loss", losses[:1])
     yield from _chart("Samples per second, of each rank", of_ranks(_speed))
-    yield f"<h2>Time of each rank</h2>{_phases(shown)}"
+    yield f"<h2>Time of each rank</h2>{_phases(drawn)}"
     yield from _chart("Memory of each rank, MiB", of_ranks(lambda row: row.rss_bytes / 2**20))
     yield from _chart("Memory of the device, MiB", of_ranks(_device_mib))
 

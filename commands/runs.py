@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -83,46 +82,25 @@ def as_json(record: RunRecord) -> dict[str, object]:
 def command_line(record: RunRecord) -> str:
     """Return the command line that launches the same again, for a shell; secrets are masked.
 
-    Empty if the record does not have it, as it was too long.
+    Empty if the record does not have it, as it was too long, or if a terminal cannot print it.
     """
     start = record.start
-    if not start.command:
-        return ""
     settings = {
         name: value
         for name, value in start.variables.items()
         if name.startswith("HEADWAY_") and name not in OF_ONE_RUN
     }
-    assigned = [f"{name}={_quoted(value)}" for name, value in settings.items()]
-    words = " ".join([*assigned, "headway launch", *map(_quoted, start.command)])
-    return f"cd {_quoted(start.folder)} && {words}"
-
-
-def _quoted(word: str) -> str:
-    """Return a word for a shell; characters that cannot be printed are escaped as in bash."""
-    if word.isprintable():
-        return shlex.quote(word)
-    return f"$'{''.join(map(_escaped, word))}'"
-
-
-def _escaped(char: str) -> str:
-    if char.isprintable():
-        return f"\\{char}" if char in "\\'" else char
-    is_byte = "\udc80" <= char <= "\udcff"  # of a name that is not UTF-8
-    escaped = char.encode("utf-8", "surrogateescape" if is_byte else "replace")
-    return "".join(f"\\x{byte:02x}" for byte in escaped)
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
+    words = " ".join([*assigned, "headway launch", shlex.join(start.command)])
+    line = f"cd {shlex.quote(start.folder)} && {words}"
+    return line if start.command and line.isprintable() else ""
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as it was typed, with folders if another one was typed so, too."""
+    """Return the script as it was typed; its path if another one was typed so, too."""
     name, path = record.start.program, record.start.script
-    same = {one.start.script for one in records if one.start.program == name} - {path}
-    parts = path.split(os.sep)
-    for count in range(1, len(parts)):
-        tail = os.sep.join(parts[-count:])
-        if not any(other.endswith(os.sep + tail) for other in same):
-            return tail if same else name
-    return path or name
+    is_only = {one.start.script for one in records if one.start.program == name} == {path}
+    return name if is_only else path or name
 
 
 def _row(record: RunRecord, script: str) -> tuple[str, ...]:

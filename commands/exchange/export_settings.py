@@ -12,8 +12,6 @@ from headway.commands.exchange.kubernetes_export import (
     secret_name,
     secrets_of,
     to_kubernetes,
-    why_not_image,
-    why_not_name,
 )
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.contract.notes import say
@@ -41,15 +39,16 @@ def export(argv: Sequence[str]) -> int:
         parser.error(f"--format is required: one of {', '.join(FORMATS)}")
     if parsed.format not in FORMATS:
         parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
-    if parsed.format == KUBERNETES:
-        _check_flags_of_kubernetes(parsed, parser)
-    elif parsed.image is not None or parsed.name is not None:
+    is_manifest = parsed.format == KUBERNETES
+    if is_manifest and not parsed.image:
+        parser.error(f"--format {KUBERNETES} requires --image IMAGE")
+    if not is_manifest and (parsed.image is not None or parsed.name is not None):
         parser.error(f"--image and --name are for --format {KUBERNETES}")
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
-    if parsed.format == KUBERNETES:
+    if is_manifest:
         text, notes = _manifest(parsed, settings, names)  # it holds no secrets
     else:
         told = settings if parsed.show_secrets else settings.without_secrets()
@@ -63,32 +62,23 @@ def export(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_flags_of_kubernetes(parsed: Parsed, parser: Parser) -> None:
-    if parsed.image is None:
-        parser.error(f"--format {KUBERNETES} requires --image IMAGE")
-    parsed.name = parsed.name or _NAME
-    if reason := why_not_name(parsed.name):
-        parser.error(f"--name is {parsed.name!r}, but it {reason}")
-    if reason := why_not_image(parsed.image):
-        parser.error(f"--image is {parsed.image!r}, but it {reason}")
-
-
 def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple[str, list[str]]:
     """Return the manifest, and notes about what it lacks and needs."""
     import yaml
 
+    name = parsed.name or _NAME
     texts = {
-        name: _as_text(name, settings) for name in names if settings.values[name].value is not None
+        key: _as_text(key, settings) for key in names if settings.values[key].value is not None
     }
-    objects = to_kubernetes(settings, texts, name=parsed.name, image=parsed.image, program=[SCRIPT])
+    objects = to_kubernetes(settings, texts, name=name, image=parsed.image, program=[SCRIPT])
     notes = [
-        f"{name} is not exported: it has no counterpart"
-        for name in not_in_kubernetes(settings, names)
+        f"{key} is not exported: it has no counterpart"
+        for key in not_in_kubernetes(settings, names)
     ]
     if secrets := secrets_of(settings):
         values = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
-        words = [f"--from-literal={name}={values.get(name, '...')}" for name in secrets]
-        create = f"kubectl create secret generic {secret_name(parsed.name)} {' '.join(words)}"
+        words = [f"--from-literal={key}={values.get(key, '...')}" for key in secrets]
+        create = f"kubectl create secret generic {secret_name(name)} {' '.join(words)}"
         notes.append(
             f"the pods read {', '.join(secrets)} from a Secret, to be made first: {create}"
         )

@@ -16,10 +16,9 @@ from headway.contract.strategies import SETTINGS as OF_STRATEGIES
 from headway.devices.table import CUDA, KINDS, MPS
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
-from headway.settings.problems import profile_problems
 from headway.settings.profile import Entry, compose, parse_profile
-from headway.settings.profile_edit import masked_profile, unset_value
-from headway.settings.profile_files import choose_profile, read_text, shown, text_at
+from headway.settings.profile_edit import unset_value
+from headway.settings.profile_files import choose_profile, read_text, shown
 from headway.settings.setting import Raw
 from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 
@@ -75,8 +74,6 @@ def import_file(argv: Sequence[str]) -> int:
         "Write the settings in a file of `accelerate config` (YAML or JSON) to your profile.",
         usage="headway config import [flags] FILE",
     )
-    parser.flag("--dry-run", help="print the profile that would be written, and write nothing")
-    parser.shared_flags("--show-secrets")
     parser.flag("--lossy", help="import the rest of a file for DeepSpeed, Megatron-LM or fp8")
     parser.shared_flags("--profile")
     parsed, words = parser.parse_words(argv)
@@ -105,15 +102,8 @@ def import_file(argv: Sequence[str]) -> int:
             text = unset_value(text, name)
         return set_all(text, path, values)
 
-    machine = detect_machine()
-    if parsed.dry_run:
-        text = merged(text_at(path))
-        if found := profile_problems([parse_profile(text, path, Layer.PROFILE)], machine):
-            raise ConfigError.of(found)
-        print(text if parsed.show_secrets else masked_profile(text), end="")
-    else:
-        apply(path, merged, machine, origin)
-        print(f"next: {shlex.join(['headway', 'launch', *profile, SCRIPT])}")
+    apply(path, merged, detect_machine(), origin)
+    print(f"next: {shlex.join(['headway', 'launch', *profile, SCRIPT])}")
     for line in (*imported.lost, *imported.not_imported):
         print(f"not imported: {line}", file=sys.stderr)
     return 0

@@ -20,27 +20,12 @@ _PORT = 29500  # each pod has an address of its own, so that any port is free
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
 _NOT_THERE = (*OF_HOSTS, *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a host name, with an index after it
 _RUN_AGAIN_ONCE_SAVED = {
     "action": "Ignore",
     "onExitCodes": {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]},
 }
 
 Manifest = Mapping[str, Any]
-
-
-def why_not_name(name: str) -> str:
-    """Return why the objects of a manifest cannot have this name; empty if they can."""
-    if _NAME.fullmatch(name):
-        return ""
-    return "must be at most 52 of a-z, 0-9 and -, begin with a letter, and not end with -"
-
-
-def why_not_image(image: str) -> str:
-    """Return why a container cannot have this image; empty if it looks like one."""
-    if image[:1].isalnum() and image.isprintable() and " " not in image:
-        return ""
-    return "must be one word that begins with a letter or a digit"
 
 
 def to_kubernetes(
