@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from headway import Accelerator
 from headway.checkpoint import background, folders
-from headway.checkpoint.folders import checkpoints_in, prune, recover
+from headway.checkpoint.folders import Checkpoint, checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
 from headway.checkpoint.saving import TENSORS, CheckpointProgress, State
 from headway.checkpoint.tensors import SavedTensors
@@ -51,22 +51,28 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
     )
 
 
-def problem_in(folder: Path, at_least: int) -> str:
-    """Return what is wrong with the checkpoints that are left; empty if nothing is."""
+def problem_in(
+    folder: Path, at_least: int, step_of: Callable[[Checkpoint], int], kind: str = ""
+) -> str:
+    """Return what is wrong with the checkpoints that are left; empty if nothing is.
+
+    `step_of` is what a checkpoint says of its step; `kind` begins the names of tensors with it.
+    """
     for path in [*folder.iterdir()]:
         if path.name.startswith(".old-"):
             recover(folder / path.name.removeprefix(".old-")[:-9])
     found = checkpoints_in(folder)
-    if not found or found[-1].manifest.step < at_least:
-        return f"lost: {[one.manifest.step for one in found]}, not {at_least}"
-    for one in found:
-        manifest = verify(one.path)
+    steps = [*map(step_of, found)]
+    if not found or steps[-1] < at_least:
+        return f"lost: {steps}, not {at_least}"
+    for one, step in zip(found, steps, strict=True):
+        verify(one.path)
         texts = [path.read_text() for path in one.path.glob("hook_*.txt")]
         saved = SavedTensors(one.path / TENSORS)
-        tensors = saved.load(saved.facts)
+        tensors = saved.load({n: fact for n, fact in saved.facts.items() if n.startswith(kind)})
         numbers = {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
-        if {*map(int, texts), *numbers} != {manifest.step}:
-            return f"mixed: {texts} {numbers} in {manifest.step}"
+        if {*map(int, texts)} != {step} or numbers != {step}:
+            return f"mixed: {texts} {numbers} in {step}"
     return ""
 
 
@@ -152,7 +158,8 @@ def at_events(
             folder = scratch / "run"
             shutil.copytree(base, folder)
             hit = killed_at(event, victim, ranks, folder, kind[0], keep, "without" not in kind)
-            yield f"rank {victim} keep {keep} to {kind}", hit, problem_in(folder, 1)
+            problem = problem_in(folder, 1, lambda one: one.manifest.step)
+            yield f"rank {victim} keep {keep} to {kind}", hit, problem
             shutil.rmtree(folder)
             folder.with_suffix(".store").unlink(missing_ok=True)
             event += stride
@@ -200,28 +207,9 @@ def at_any_time(scratch: Path, kills: int) -> Iterator[tuple[str, bool, str]]:
             steps = [int(line) for line in (first + told.read()).split()]
         os.waitpid(pid, 0)
         saved = steps[-1]
-        yield "any time", True, weights_problem(scratch / "checkpoints", saved)
-
-
-def weights_problem(folder: Path, at_least: int) -> str:
-    """Return what is wrong with the newest checkpoint of `save_for_ever`."""
-    found = checkpoints_in(folder)
-    if not found:
-        return "lost: all"
-    path = found[-1].path
-    verify(path)
-    saved = SavedTensors(path / TENSORS)
-    tensors = saved.load(saved.facts)
-    numbers = {
-        one
-        for name, tensor in tensors.items()
-        if name.startswith("shared.models")
-        for one in tensor.flatten().tolist()
-    }
-    step = int((path / "hook_0.txt").read_text())
-    if numbers != {step} or path.name != f"checkpoint_{step}":
-        return f"mixed: {numbers} {step} {path.name}"
-    return "" if step >= at_least else f"lost: {step}, not {at_least}"
+        folder = scratch / "checkpoints"
+        problem = problem_in(folder, saved, lambda one: int(one.path.name[11:]), "shared.models")
+        yield "any time", True, problem
 
 
 def main() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -30,9 +28,6 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import verify
 from headway.errors import CheckpointError
 from tests.checkpoint.saved import save, write
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="renameat2")
-EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree"}
 
 
 @pytest.fixture
@@ -240,63 +235,6 @@ def test_space_is_asked_for_in_advance(tmp_path: Path) -> None:
     require_space(tmp_path, 1)
     with pytest.raises(CheckpointError, match="MiB"):
         require_space(tmp_path, 2**60)
-
-
-def cut_off(save_again: str, at: int, target: Path) -> bool:
-    """Save in a child that is killed at its n-th event; return whether it was."""
-    child = os.fork()
-    if child == 0:
-        count = 0
-
-        def count_event(event: str, _: object) -> None:
-            nonlocal count
-            if event in EVENTS or event == "fsync":
-                count += 1
-                if count == at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        fsync = os.fsync
-
-        def counted(fd: int) -> None:
-            count_event("fsync", fd)
-            fsync(fd)
-
-        os.fsync = counted  # type: ignore[assignment]
-        sys.addaudithook(count_event)
-        if save_again == "without exchange":
-            folders.exchange = lambda one, other: False
-        save(target, step=2)
-        prune(target.parent, 1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1] != 0
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "save_again",
-    ["elsewhere", pytest.param("in its place", marks=on_linux), "without exchange"],
-)
-def test_a_kill_at_any_event_of_a_save_leaves_one_whole_checkpoint(
-    save_again: str, tmp_path: Path
-) -> None:
-    at, was_cut_off = 0, True
-    while was_cut_off:
-        at += 1
-        folder = tmp_path / str(at)
-        save(folder / "a")
-        target = folder / ("b" if save_again == "elsewhere" else "a")
-        was_cut_off = cut_off(save_again, at, target)
-        recover(folder / "a")
-        there = checkpoints_in(folder)
-        assert there, f"all is lost after event {at}"
-        for one in there:
-            whole = verify(one.path)
-            texts = {(one.path / file.path).read_text()[-1] for file in whole.files}
-            assert texts == {str(whole.step)}
-        if not was_cut_off:
-            assert [one.manifest.step for one in there] == [2]
-            assert leftovers_in(folder) == []
-    assert at > 20
 
 
 @pytest.mark.usefixtures("no_exchange")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,16 +44,6 @@ def test_files_that_were_added_are_told_and_not_refused(saved: Path) -> None:
     assert unlisted_files(saved, verify(saved)) == ["link", "notes.txt"]
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes() or b"x")
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def swap(path: Path) -> None:
-    shutil.copy(path.parents[1] / "values.json", path)
-
-
 def link(path: Path) -> None:
     path.rename(path.with_suffix(".moved"))
     path.symlink_to(path.with_suffix(".moved"))
@@ -70,22 +59,10 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-DAMAGES: list[Callable[[Path], object]] = [
-    flip,
-    swap,
-    link,
-    link_of_folder,
-    pipe,
-    Path.unlink,
-    lambda path: os.truncate(path, 500),
-    lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    lambda path: path.open("a").write("more"),
-]
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("damage", DAMAGES, ids=range(len(DAMAGES)))
-def test_a_damaged_file_is_refused_and_named(damage: Callable[[Path], object], saved: Path) -> None:
+@pytest.mark.parametrize("damage", [link, link_of_folder, pipe])
+def test_what_is_not_a_file_is_refused_and_named(
+    damage: Callable[[Path], object], saved: Path
+) -> None:
     damage(saved / "tensors" / "a.bin")
     with pytest.raises(CheckpointError) as caught:
         verify(saved)
@@ -146,18 +123,9 @@ def test_a_hostile_manifest_is_refused(change: Callable[[Any], object], saved: P
     assert str(saved / NAME) in caught.value.problems[0].where
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"step": 1', '"step": 2'),
-        ('"world_size": 1', '"world_size": 2'),
-        ('"step": 1', '"step": 2, "step": 1'),
-    ],
-)
-def test_a_manifest_with_another_number_or_one_twice_is_refused(
-    old: str, new: str, saved: Path
-) -> None:
-    (saved / NAME).write_text((saved / NAME).read_text().replace(old, new))
+def test_a_manifest_with_a_field_twice_is_refused(saved: Path) -> None:
+    text = (saved / NAME).read_text()
+    (saved / NAME).write_text(text.replace('"step": 1', '"step": 2, "step": 1'))
     with pytest.raises(CheckpointError):
         verify(saved)
 
@@ -210,26 +178,3 @@ def test_a_path_that_is_no_checkpoint_is_refused_by_its_name(name: str, tmp_path
     assert shown(str(tmp_path / name)) in problem.where
     assert problem.where.isprintable()
     assert caught.value.__cause__ is None
-
-
-def test_what_may_not_be_read_is_not_called_damaged(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = saved.parent / "step_00000009"
-    saved.rename(other)
-
-    def refuse(path: Path, *_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
-        patch.setattr(os, "lstat", refuse)
-        with pytest.raises(CheckpointError, match="Permission") as caught:
-            read_manifest(resolve_checkpoint(other.parent))
-    (problem,) = caught.value.problems
-    assert str(other) in problem.where, "a newer one that is closed to us is not passed over"
-    assert "damaged" not in problem.what
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", refuse)
-        with pytest.raises(CheckpointError, match="Permission"):
-            resolve_checkpoint(other.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import zlib
 from collections.abc import Callable
@@ -71,17 +70,6 @@ def test_the_index_has_what_torch_s_own_has(saved: Path) -> None:
         found: Any = ours.state_dict_metadata[name]
         assert (found.size, found.chunks) == (one.size, one.chunks)  # type: ignore[union-attr]
         assert found.properties.dtype == one.properties.dtype  # type: ignore[union-attr]
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("exploded",)
-
-
-def test_the_pickle_that_torch_has_as_its_index_is_not_read(saved: Path) -> None:
-    (saved / ".metadata").write_bytes(pickle.dumps(Bomb()))
-    assert torch.equal(SavedTensors(saved).load(TENSORS)["flags"], TENSORS["flags"])
-    assert not Path("exploded").exists()
 
 
 @pytest.mark.parametrize(
