@@ -103,10 +103,7 @@ class TensorBoardTracker(GeneralTracker):
             elif isinstance(value, dict):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
-                say_once(
-                    f"tensorboard leaves out {name!r}, which is a {type(value).__name__};"
-                    " use get_tracker('tensorboard').writer for it"
-                )
+                _note_left_out(self, name, value, "; use get_tracker('tensorboard').writer for it")
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -124,6 +121,11 @@ class TensorBoardTracker(GeneralTracker):
     def finish(self) -> None:
         if not self._has_failed:
             self.writer.close()
+
+
+def _note_left_out(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
+    kind = type(value).__name__
+    say_once(f"{tracker.name} leaves out {name!r}, which is a {kind}{why}")
 
 
 def _require_room(folder: str) -> None:
@@ -273,10 +275,8 @@ class CometMLTracker(PackageRunTracker):
             elif isinstance(value, str):
                 self.writer.log_other(name, value, **kwargs)
             else:
-                say_once(
-                    f"comet_ml leaves out {name!r}, which is a {type(value).__name__};"
-                    " use get_tracker('comet_ml', unwrap=True) for it"
-                )
+                hint = "; use get_tracker('comet_ml', unwrap=True) for it"
+                _note_left_out(self, name, value, hint)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -353,9 +353,7 @@ class MLflowTracker(GeneralTracker):
 
     @on_main_process
     def start(self) -> None:
-        import mlflow
-
-        self.active_run: Any = mlflow.start_run(
+        self.active_run: Any = _mlflow().start_run(
             run_id=self.run_id,
             experiment_id=self._find_experiment(),
             run_name=self.run_name,
@@ -367,15 +365,13 @@ class MLflowTracker(GeneralTracker):
 
     def _find_experiment(self) -> str | None:
         """Return the id of the experiment, which is created where there is none."""
-        import mlflow
-
         if self.experiment_name is None:
             return None
-        found = mlflow.get_experiment_by_name(self.experiment_name)
+        found = _mlflow().get_experiment_by_name(self.experiment_name)
         if found is not None:
             return str(found.experiment_id)
         folder = None if self.logging_dir is None else os.fspath(self.logging_dir)
-        return str(mlflow.create_experiment(self.experiment_name, folder, self.tags))
+        return str(_mlflow().create_experiment(self.experiment_name, folder, self.tags))
 
     @property
     def tracker(self) -> Any:
@@ -385,7 +381,6 @@ class MLflowTracker(GeneralTracker):
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Log parameters as texts; one that is too long for MLflow is left out, which is noted."""
-        import mlflow
         from mlflow.utils import validation
 
         longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
@@ -400,7 +395,7 @@ class MLflowTracker(GeneralTracker):
                 )
         pairs = list(parameters.items())
         for begin in range(0, len(pairs), most):
-            mlflow.log_params(dict(pairs[begin : begin + most]))
+            _mlflow().log_params(dict(pairs[begin : begin + most]))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -411,48 +406,39 @@ class MLflowTracker(GeneralTracker):
             step: the training step; MLflow takes 0 where there is none.
             kwargs: go to `mlflow.log_metrics`.
         """
-        import mlflow
-
         metrics = {}
         for name, value in flat_numbers(values).items():
             if isinstance(value, (int, float)):
                 metrics[name] = value
             else:
-                say_once(
-                    f"mlflow leaves out {name!r}, which is a {type(value).__name__}:"
-                    " its metrics are numbers"
-                )
-        mlflow.log_metrics(metrics, step=step, **kwargs)
+                _note_left_out(self, name, value, ": its metrics are numbers")
+        _mlflow().log_metrics(metrics, step=step, **kwargs)
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
         """Store a figure of matplotlib or plotly; `save_kwargs` go to `mlflow.log_figure`."""
-        import mlflow
-
-        mlflow.log_figure(figure, artifact_file, **save_kwargs)
+        _mlflow().log_figure(figure, artifact_file, **save_kwargs)
 
     @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
         """Store the files in a folder, below `artifact_path` of the run."""
-        import mlflow
-
-        mlflow.log_artifacts(local_dir, artifact_path)
+        _mlflow().log_artifacts(local_dir, artifact_path)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
         """Store a file, below `artifact_path` of the run."""
-        import mlflow
-
-        mlflow.log_artifact(local_path, artifact_path)
+        _mlflow().log_artifact(local_path, artifact_path)
 
     @on_main_process
     def finish(self) -> None:
-        import mlflow
-
-        mlflow.end_run()
+        _mlflow().end_run()
 
     @on_main_process
     def finish_after_error(self) -> None:
-        import mlflow
+        _mlflow().end_run("FAILED")
 
-        mlflow.end_run("FAILED")
+
+def _mlflow() -> Any:
+    import mlflow
+
+    return mlflow

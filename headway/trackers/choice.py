@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import UserDict
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from headway.errors import UsageError, did_you_mean
+from headway.trackers.project import Folder
 from headway.trackers.tracker import GeneralTracker
 
 CALL = "the script's Accelerator(log_with=...)"
@@ -113,11 +113,8 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         ['printer']
     """
     is_tracker = isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)
-    if (
-        not is_tracker
-        or not getattr(tracker_class, "name", None)
-        or not hasattr(tracker_class, "requires_logging_directory")
-    ):
+    has_name = is_tracker and bool(getattr(tracker_class, "name", None))
+    if not has_name or not hasattr(tracker_class, "requires_logging_directory"):
         raise UsageError(
             f"{tracker_class!r} cannot be registered as a tracker",
             where="the script's register_tracker_class(...)",
@@ -205,12 +202,8 @@ def _unknown(wanted: Any) -> UsageError:
         guess = did_you_mean(str(wanted), get_available_trackers())
         what = f"log_with is {wanted!r}, which is not a tracker"
         hint = f"did you mean {guess!r}? " if guess else ""
-        fix = f"{hint}use one of {_listed(LOGGER_TYPE_TO_CLASS)}, 'all', or {own}"
+        fix = f"{hint}use one of {', '.join(map(repr, LOGGER_TYPE_TO_CLASS))}, 'all', or {own}"
     return UsageError(what, where=CALL, fix=fix)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 def check_names(names: Iterable[str], where: str) -> None:
@@ -228,7 +221,7 @@ def check_names(names: Iterable[str], where: str) -> None:
 def make_trackers(
     chosen: Sequence[Chosen],
     project_name: str,
-    logging_dir: str | os.PathLike[str] | None,
+    logging_dir: Folder,
     init_kwargs: dict[str, dict[str, Any]],
 ) -> list[GeneralTracker]:
     """Return the trackers of a run; the script's instances are as they are."""
@@ -238,23 +231,22 @@ def make_trackers(
             made.append(one)
             continue
         kind: Any = LOGGER_TYPE_TO_CLASS[one]
-        places = [_folder(kind, logging_dir)] if kind.requires_logging_directory else []
-        made.append(kind(project_name, *places, **init_kwargs.get(one, {})))
+        folders = _folders(kind, logging_dir)
+        made.append(kind(project_name, *folders, **init_kwargs.get(one, {})))
     return made
 
 
-def check_folders(chosen: Sequence[Chosen], logging_dir: str | os.PathLike[str] | None) -> None:
+def check_folders(chosen: Sequence[Chosen], logging_dir: Folder) -> None:
     """Refuse a tracker that needs a folder where there is none."""
     for one in chosen:
         if isinstance(one, str):
-            kind = LOGGER_TYPE_TO_CLASS[one]
-            if kind.requires_logging_directory:
-                _folder(kind, logging_dir)
+            _folders(LOGGER_TYPE_TO_CLASS[one], logging_dir)
 
 
-def _folder(
-    kind: type[GeneralTracker], logging_dir: str | os.PathLike[str] | None
-) -> str | os.PathLike[str]:
+def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
+    """Return the folder that the constructor of a tracker takes, if it does."""
+    if not kind.requires_logging_directory:
+        return []
     folder = logging_dir or kind.default_logging_directory
     if folder is None:
         raise UsageError(
@@ -262,7 +254,7 @@ def _folder(
             where=CALL,
             fix='pass project_dir, such as Accelerator(log_with=..., project_dir="runs")',
         )
-    return folder
+    return [folder]
 
 
 def _is_installed(package: str) -> bool:
