@@ -11,7 +11,7 @@ from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.profile import Entry
+from headway.settings.profile import Entries, Entry
 from headway.settings.setting import SET, Shape
 from headway.settings.table import TABLE, TOPICS
 
@@ -306,18 +306,25 @@ def flag_layer(parsed: Parsed) -> dict[str, Entry]:
 
 
 def machine_from_flags(
-    parsed: Parsed, environ: Mapping[str, str], *, full: bool = False
+    parsed: Parsed,
+    environ: Mapping[str, str],
+    *,
+    full: bool = False,
+    layers: Sequence[Entries] = (),
 ) -> tuple[Machine, Mapping[str, str]]:
     """Return the machine to plan for, that of --machine or this one, and its variables.
 
-    Only those that affect training are known of a recorded machine.
+    Only those that affect training are known of a recorded machine. Without a flag for the device,
+    that of `layers` is looked for.
 
     Raises:
         ConfigError: the file is not a valid snapshot.
     """
     if parsed.machine is None:
+        named = [str(layer["device"].raw) for layer in layers if "device" in layer]
         device = "cpu" if getattr(parsed, "cpu", False) else getattr(parsed, "device", None)
-        return detect_machine(environ, full=full, device=device or "auto"), environ
+        device = device or (named[-1] if named else "auto")
+        return detect_machine(environ, full=full, device=device), environ
     from headway.machine.snapshot import load_machine
 
     machine = load_machine(parsed.machine)

@@ -117,12 +117,14 @@ def _read_words(launch: _Launch) -> None:
 def _lay_settings(launch: _Launch) -> None:
     """Look at the machine, and lay flags over variables over profiles."""
     parsed = launch.parsed
-    launch.machine, launch.environ = machine_from_flags(parsed, launch.here)
+    launch.profiles = profile_layers(launch.here, profile=parsed.profile)
+    launch.machine, launch.environ = machine_from_flags(
+        parsed, launch.here, layers=launch_layers(launch.profiles, launch.here)
+    )
     flags = flag_layer(parsed)
     refuse_flags_of_jobs(parsed, flags)
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
-    launch.profiles = profile_layers(launch.here, profile=parsed.profile)
     launch.layers = launch_layers(launch.profiles, launch.environ, flags)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from headway.devices.cpu import Cpu
@@ -12,12 +13,15 @@ from headway.devices.xpu import Xpu
 from headway.extensions import DEVICES, extensions
 
 CPU, CUDA, MPS = Cpu(), Cuda(), Mps()
-KINDS: dict[str, DeviceKind] = {kind.name: kind for kind in (CUDA, Xpu(), MPS, CPU)}
+KINDS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (CUDA, Xpu(), MPS, CPU)}
+_NO_KIND = ("auto", "gpu", "meta")  # no package is asked for these
 
 
 def kind_of(name: str) -> DeviceKind:
-    """Return the kind with torch's name `name`; the CPU's for one that is not in the table."""
-    return KINDS.get(name, CPU)
+    """Return the kind with torch's name `name`; the CPU's for one that nobody knows."""
+    if name in KINDS or name in _NO_KIND:
+        return KINDS.get(name, CPU)
+    return outside_kinds().get(name, CPU)
 
 
 def is_kind(name: str) -> bool:
@@ -27,10 +31,8 @@ def is_kind(name: str) -> bool:
 
 @cache
 def outside_kinds() -> dict[str, DeviceKind]:
-    """Return the kinds that other packages add, which are in `KINDS` from now on.
+    """Return the kinds that other packages add.
 
-    It is called only if a name is unknown or `device: auto` finds nothing.
+    A launch calls it only if a name is unknown or `device: auto` finds nothing.
     """
-    found = {name: one.load()() for name, one in extensions(DEVICES).items() if name not in KINDS}
-    KINDS.update(found)
-    return found
+    return {name: one.load()() for name, one in extensions(DEVICES).items() if name not in KINDS}

@@ -50,8 +50,11 @@ def detect_machine(
             machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
     is_outside = device not in (*KINDS, "auto", "gpu")
     if is_outside or (device != CPU.name and not machine.gpus and not machine.mps):
-        plain = machine._replace(gpus=()) if is_outside else machine
-        machine = _with_listed_gpus(plain, environ, source, outside_kinds())
+        kinds = outside_kinds()
+        if is_outside:
+            machine = machine._replace(gpus=())
+            kinds = {name: kind for name, kind in kinds.items() if name == device}
+        machine = _with_listed_gpus(machine, environ, source, kinds)
     if not full:
         return machine
     from headway.machine.host import detect_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from headway.devices.table import KINDS
+from headway.devices.table import KINDS, outside_kinds
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
@@ -20,7 +20,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
     """
     if garbage_collection:
         gc.collect()
-    for kind in KINDS.values():
+    for kind in (*KINDS.values(), *outside_kinds().values()):
         kind.empty_cache()
 
 

@@ -13,7 +13,7 @@ from headway.contract.run import DEVICES, Ranks, RunContract
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.data.configuration import DataLoaderConfiguration
-from headway.devices.table import KINDS, is_kind, kind_of
+from headway.devices.table import is_kind, kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.errors import MachineError, UsageError, did_you_mean
 from headway.machine.detection import detect_machine
@@ -283,7 +283,7 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
                 fix=f"remove the argument, and pass `--devices {spec}` to headway launch",
             )
         return None
-    if device in KINDS and not KINDS[device].is_numbered:
+    if is_kind(device) and not kind_of(device).is_numbered:
         if spec.size == 1 and spec.first == 1:
             return None
         raise UsageError(
@@ -292,7 +292,7 @@ def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | No
             fix="remove devices; for several CPU ranks: `headway launch --cpu --num-processes N`",
         )
     machine = detect_machine(full=spec.idle is not None)
-    visible = machine.gpus_of(device) if device in KINDS else machine.visible_gpus
+    visible = machine.gpus_of(device) if is_kind(device) else machine.visible_gpus
     selection = spec.select(visible)
     if (spec.size or len(selection.indices)) > 1:
         raise UsageError(

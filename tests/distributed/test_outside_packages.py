@@ -12,7 +12,8 @@ pytestmark = pytest.mark.distributed
 
 FILES = {
     "toy_device-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy-device\nVersion: 1.0\n",
-    "toy_device-1.0.dist-info/entry_points.txt": "[headway.devices]\ntoy = toy_device:Toy\n",
+    "toy_device-1.0.dist-info/entry_points.txt": "[headway.devices]\ntoy = toy_device:Toy\n"
+    "other = toy_device:Other\n",
     "toy_device.py": """
 from headway.devices.kind import GpuKind
 
@@ -23,7 +24,10 @@ class Toy(GpuKind):
 
     def found_in(self, files):
         fields = {"memory_bytes": 2**30, "capability": (0, 0)}
-        return [{"name": "Toy", "uuid": f"toy-{number}", **fields} for number in range(2)]
+        return [{"name": self.label, "uuid": f"toy-{number}", **fields} for number in range(2)]
+
+class Other(Toy):
+    name, label = "other", "OTHER"
 """,
     "toy_torch.py": """
 import types
@@ -102,9 +106,16 @@ def test_the_ranks_train_on_a_device_kind_of_another_package(flags: list[str]) -
 @pytest.mark.usefixtures("outside")
 def test_a_device_kind_of_another_package_is_planned_for_and_named_in_messages() -> None:
     planned = launch("--dry-run", script(ON_TOYS))
-    assert "2 GPUs (Toy)" in planned.stdout, planned.stderr
+    assert "2 GPUs (TOY)" in planned.stdout, planned.stderr
     refused = launch("--mixed-precision", "fp16", script(ON_TOYS))
     assert "the TOY supports only bf16" in refused.stderr
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_device_kind_that_a_profile_names_is_found_on_a_machine_with_other_gpus() -> None:
+    Path("headway.yaml").write_text("device: other\n")
+    planned = launch("--dry-run", script(ON_TOYS))
+    assert "2 processes on other" in planned.stdout, planned.stderr
 
 
 def test_a_device_that_no_installed_package_has_is_refused() -> None:
