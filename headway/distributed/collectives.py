@@ -6,11 +6,12 @@ Without a process group every function is complete for one rank.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._utils import _take_tensors
 
 from headway.contract.progress import process_progress
 from headway.contract.step_clock import SYNC
@@ -102,14 +103,13 @@ def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
 
 def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
     rank, _ = rank_and_size()
-    others = [one for one in range(num_ranks) if one != rank]
     held = []
     for sender in range(num_ranks):
         message = [own]
         if sender != rank:
             dist.recv_object_list(message, sender)
         else:
-            for receiver in others:
+            for receiver in {*range(num_ranks)} - {rank}:
                 dist.send_object_list(message, receiver)
         held.append(message[0])
     return held
@@ -160,9 +160,11 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
     """Overwrite each tensor by its mean over ranks; one all-reduce for many small tensors.
 
-    They are of floating point, and equal in shapes, dtypes and order on every rank.
+    They are of floating point, and equal in shapes, dtypes and order on every rank. Relies on a
+    private function of torch, by which it fills buckets itself.
     """
-    for bucket in _buckets(tensors):
+    detached = [one.detach() for one in tensors]
+    for bucket in _take_tensors(detached, _BUCKET_BYTES):  # type: ignore[no-untyped-call]
         flat = torch.cat([one.reshape(-1) for one in bucket])
         with process_progress().clock.counting(SYNC):
             dist.all_reduce(flat)
@@ -170,22 +172,6 @@ def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
         parts = torch.split(flat, [one.numel() for one in bucket])
         means = [part.view(one.shape) for part, one in zip(parts, bucket, strict=True)]
         torch._foreach_copy_(bucket, means)
-
-
-def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield consecutive tensors of one dtype and device, as many as fit into a bucket."""
-    bucket: list[torch.Tensor] = []
-    room, kind = 0, None
-    for tensor in map(torch.Tensor.detach, tensors):
-        if bucket and (tensor.nbytes > room or kind != (tensor.dtype, tensor.device)):
-            yield bucket
-            bucket = []
-        if not bucket:
-            room, kind = _BUCKET_BYTES, (tensor.dtype, tensor.device)
-        bucket.append(tensor)
-        room -= tensor.nbytes
-    if bucket:
-        yield bucket
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 import torch
@@ -40,7 +40,6 @@ from headway.errors import UsageError
 
 _LOOK_EVERY_S = 0.5  # where the other ranks are; for each so many of them
 _RANKS_AT_A_LOOK = 64
-_READ_SHARE = 20  # it reads what it waits in for a twentieth of the time, at most
 _COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
 _ALL_SAME, _ALL_CAME = b"same", b"differ"
 _NOT_THE_SCRIPT = (
@@ -99,7 +98,8 @@ def meet_to_end(call: str) -> None:
     """Wait until every rank has called this, or has left; not while an exception is under way."""
     meetings = _meetings()
     if meetings is not None and sys.exc_info()[0] is None:
-        with suppress(dist.DistStoreError):  # a rank works alone for longer than ranks wait
+        # a rank works alone for longer than ranks wait, or the one that had the store has left
+        with suppress(dist.DistStoreError, dist.DistNetworkError):
             meetings.hold(call, may_leave=True)
 
 
@@ -152,7 +152,9 @@ def watch(*groups: dist.ProcessGroup) -> None:
 
 def last_meeting() -> tuple[int, str, bool] | None:
     """Return the number of the last meeting, its call, and whether this rank waits in it."""
-    return None if current is None else (*current.last, bool(current.now.call))
+    if current is None:
+        return None
+    return current.number + current.is_waiting, current.last.call, current.is_waiting
 
 
 def place_in_script(frame: FrameType | None = None) -> str:
@@ -202,15 +204,14 @@ class _Meetings:
         store: Any = dist.PrefixStore("meetings", default_store())
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
-        self._number = 0  # of the last meeting
+        self.number = 0  # of the last meeting that all have come to
         self._num_optional = 0  # calls of `all_come` since then
-        self.now = Where()  # without its place
-        self.last = (0, "")
-        self._told = Where()
-        self._telling = threading.Lock()
+        self.last, self.is_waiting = Where(), False
+        self._has_reported = False
+        self._report(self.last)
         self._is_over = threading.Event()
         self._thread = threading.Thread(
-            target=self._tell, args=(store.clone(),), name="headway-where", daemon=True
+            target=self._watch, args=(store.clone(),), name="headway-where", daemon=True
         )
         self._thread.start()
         before_leaving.append(self._leave)
@@ -222,26 +223,33 @@ class _Meetings:
         Otherwise return where they are, if only details differ, or ranks that have left are not
         missed (`may_leave`).
         """
-        mine = Where(self._number + 1, call, detail)
-        have_come = False
-        try:
-            with self._in_call(mine):
-                have_come, everyone = self._come(mine)
-                self._number += have_come
-        except dist.DistNetworkError:
-            if dist.is_torchelastic_launched():  # a launcher had the store, and will be named
-                raise
-            everyone = [Where(has_left=True)] * self._size
-            everyone[self._rank] = mine
-        if have_come:
-            self._num_optional = 0
-            if everyone is None or len({one.call for one in everyone}) == 1:
-                return everyone
-        assert everyone
-        elsewhere = self._elsewhere(mine, everyone)
-        if may_leave and all(everyone[rank].has_left for rank in elsewhere):
-            return everyone
-        raise self._error(call, everyone, elsewhere[0])
+        mine = Where(self.number + 1, call, detail)
+        key, go = f"{mine.number}", f"{mine.number}/go"
+        own = 1 + (crc32(f"{call}\n{detail}".encode()) << _COUNT_BITS)
+        with self._in_call(mine):
+            total = self._store.add(key, own)
+            if total % (1 << _COUNT_BITS) == self._size:
+                outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
+                for old in (f"{mine.number - 2}{end}" for end in ("", "/go", "/awaited")):
+                    self._store.delete_key(old)
+                self._store.set(go, outcome)  # the last word: the rank with the store may leave now
+            else:
+                everyone = self._wait(mine, go)
+                if everyone is not None:
+                    self._store.add(key, -own)
+                    elsewhere = self._elsewhere(mine, everyone)
+                    if may_leave and all(everyone[rank].has_left for rank in elsewhere):
+                        return everyone
+                    raise self._error(call, everyone, elsewhere[0])
+                outcome = self._store.get(go)
+            self.number, self._num_optional = mine.number, 0
+            if outcome == _ALL_SAME:
+                return None
+            everyone = self._exchange(mine)
+        for rank, where in enumerate(everyone):
+            if where.call != call:
+                raise self._error(call, everyone, rank)
+        return everyone
 
     def all_come(self, call: str) -> bool:
         """Wait until all ranks have called this; return False if rank 0 continues alone.
@@ -250,14 +258,14 @@ class _Meetings:
         meeting on; a rank that comes later finds the decision.
         """
         self._num_optional += 1
-        key = f"{self._number}/optional/{self._num_optional}"
-        with self._in_call(Where(self._number, call)) as mine:
+        key = f"{self.number}/optional/{self._num_optional}"
+        with self._in_call(Where(self.number, call)) as mine:
             if self._store.add(key, 1) == self._size:
                 self._store.set(f"{key}/all", "")
             everyone = self._wait(mine, f"{key}/all" if self.is_main else f"{key}/go")
         if self.is_main:
             self._store.set(f"{key}/go", "all" if everyone is None else "alone")
-            self._store.delete_key(f"{self._number}/awaited")
+            self._store.delete_key(f"{self.number}/awaited")
             return everyone is None
         if everyone is not None:
             self._store.add(key, -1)
@@ -267,38 +275,21 @@ class _Meetings:
 
     @contextmanager
     def _in_call(self, mine: Where) -> Iterator[Where]:
-        self.now, self.last = mine, (self._number + 1, mine.call)
+        self.last, self.is_waiting = mine, True
         try:
             with process_progress().clock.counting(SYNC):
                 yield mine
         finally:
-            self.now = Where(self._number)
-            if self._told.call:
-                self._report(self.now)
-
-    def _come(self, mine: Where) -> tuple[bool, list[Where] | None]:
-        """Return whether all ranks came, and where they are unless all have called the same."""
-        key, go = f"{mine.number}", f"{mine.number}/go"
-        own = 1 + (crc32(f"{mine.call}\n{mine.detail}".encode()) << _COUNT_BITS)
-        total = self._store.add(key, own)
-        if total % (1 << _COUNT_BITS) == self._size:
-            outcome = _ALL_SAME if total == own * self._size else _ALL_CAME
-            for old in (f"{mine.number - 2}{end}" for end in ("", "/go", "/awaited")):
-                self._store.delete_key(old)
-            self._store.set(go, outcome)  # the last word: the rank that has the store may leave now
-        else:
-            everyone = self._wait(mine, go)
-            if everyone is not None:
-                self._store.add(key, -own)
-                return False, everyone
-            outcome = self._store.get(go)
-        return True, None if outcome == _ALL_SAME else self._exchange(mine)
+            self.is_waiting = False
+            if self._has_reported:
+                self._report(Where(self.number))
+                self._has_reported = False
 
     def _wait(self, mine: Where, key: str) -> list[Where] | None:
         """Wait until a key is set; return where the ranks are if one cannot come before."""
         limit, began_at = group_timeout(), time.monotonic()
         pause = timedelta(seconds=_LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK))
-        decides = mine.number > self._number or self.is_main
+        decides = mine.number > self.number or self.is_main
         while True:
             try:
                 self._store.wait([key], pause)
@@ -314,9 +305,25 @@ class _Meetings:
             if elsewhere if decides else 0 in elsewhere:
                 return everyone
 
+    def _everyone(self, mine: Where) -> list[Where]:
+        """Report that this rank waits; return where the ranks are, as far as they have reported."""
+        self._report(mine._replace(place=place_in_script()))
+        self._has_reported = True
+        self._store.set(f"{self.number}/awaited", "")
+        keys = [f"where/{rank}" for rank in range(self._size)]
+        if not self._store.check(keys):  # a rank is still starting
+            return [Where()] * self._size
+        return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
+
+    def _exchange(self, mine: Where) -> list[Where]:
+        """Return where the ranks are, which have all come."""
+        keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
+        return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
+
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
         """Return the ranks that cannot come to this meeting before this rank leaves it."""
-        entered = self._collectives(waiting=False) if any(one.waits_in for one in everyone) else {}
+        entered = self._collectives("last_entered") if any(one.waits_in for one in everyone) else {}
 
         def cannot_come(one: Where) -> bool:
             if one.has_left or one.number > mine.number:
@@ -328,32 +335,11 @@ class _Meetings:
         others = (rank for rank in range(self._size) if rank != self._rank)
         return [rank for rank in others if cannot_come(everyone[rank])]
 
-    def _everyone(self, mine: Where) -> list[Where]:
-        """Report that this rank waits; return where the ranks are, as far as they have reported."""
-        self._report(mine._replace(place=place_in_script()))
-        self._store.set(f"{self._number}/awaited", "")
-        keys = [f"where/{rank}" for rank in range(self._size)]
-        are_there = self._store.check(keys)
-        there = [key for key in keys if are_there or self._store.check([key])]
-        texts = dict(zip(there, self._store.multi_get(there), strict=True))
-        return [_read(texts[key]) if key in texts else Where() for key in keys]
-
-    def _exchange(self, mine: Where) -> list[Where]:
-        """Return where the ranks are, which have all come."""
-        keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
-        return [_read(text) for text in self._store.multi_get(keys)]
-
-    def _collectives(self, *, waiting: bool) -> dict[str, int]:
-        """Return the number of the collective that it waits in, or entered last, by group.
-
-        It is read from torch's flight recorder. Messages from rank to rank do not count.
-        """
+    def _collectives(self, which: Literal["waits_for", "last_entered"]) -> dict[str, int]:
+        """Return the number of one collective of each group, from torch's flight recorder."""
         names = {one.group_name for one in self.groups}
-        numbers = {
-            one.name: one.waits_for if waiting else one.last_entered for one in read_groups()
-        }
-        return {name: one for name, one in numbers.items() if name in names and one is not None}
+        numbers = {one.name: getattr(one, which) for one in read_groups() if one.name in names}
+        return {name: number for name, number in numbers.items() if number is not None}
 
     def _error(self, call: str, everyone: list[Where], other: int) -> UsageError:
         return UsageError(
@@ -364,27 +350,25 @@ class _Meetings:
         )
 
     def _report(self, where: Where, store: Any = None) -> None:
-        with self._telling, suppress(RuntimeError):  # the store has ended
-            self._told = where
+        with suppress(RuntimeError):  # the store has ended
             (store or self._store).set(f"where/{self._rank}", json.dumps(where))
 
-    def _tell(self, store: Any) -> None:
-        """Report the collective that this rank stands still in, if others wait; in a thread."""
+    def _watch(self, store: Any) -> None:
+        """Report the collective that this rank stands still in, if others wait; in a thread.
+
+        A late report does no harm: all ranks pass a collective together.
+        """
         process_progress().own_threads.add(threading.get_ident())
-        before, read_next_at = None, 0.0
+        before = None
         while not self._is_over.wait(_LOOK_EVERY_S):
-            is_still, now, before = before is self.now, self.now, self.now
-            began_at = time.monotonic()
-            with suppress(RuntimeError):
-                is_awaited = is_still and not now.call and began_at > read_next_at
-                if not is_awaited or not store.check([f"{now.number}/awaited"]):
-                    continue
-                waits_in = (*self._collectives(waiting=True).items(),)
-                read_next_at = began_at + _READ_SHARE * (time.monotonic() - began_at)
-                place = place_in_script(sys._current_frames().get(self._caller))
-                where = now._replace(waits_in=waits_in, place=place)
-                if self.now is now and where != self._told:
-                    self._report(where, store)
+            is_still, before = self.last is before, self.last
+            if not is_still or self.is_waiting:
+                continue
+            with suppress(RuntimeError):  # the store has ended
+                if store.check([f"{self.number}/awaited"]):
+                    waits_in = (*self._collectives("waits_for").items(),)
+                    place = place_in_script(sys._current_frames().get(self._caller))
+                    self._report(Where(self.number, waits_in=waits_in, place=place), store)
 
     def _leave(self) -> None:
         """Report that this rank comes to no further meeting."""
@@ -396,8 +380,4 @@ class _Meetings:
         self._is_over.set()
         self._thread.join()
         process_progress().own_threads.discard(self._thread.ident or 0)
-        self._report(Where(self._number, place=place_in_script(), has_left=True))
-
-
-def _read(text: bytes) -> Where:
-    return Where(*json.loads(text))
+        self._report(Where(self.number, place=place_in_script(), has_left=True))

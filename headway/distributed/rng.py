@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterable
 from enum import Enum
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 
 from headway.contract.run import read_ranks
@@ -74,22 +72,26 @@ def synchronize_rng_state(
     if rng_type is None:
         return
     rng_type = _type_of(rng_type)
-    if rng_type is RNGType.GENERATOR and generator is None:
-        raise UsageError(
-            "rng_type is 'generator', but there is no generator",
-            where="the script's synchronize_rng_state(...)",
-            fix="pass generator=..., or use rng_type 'torch'",
-        )
-    if rank_and_size()[1] == 1:
-        return
-    state = broadcast_object_list([_state(rng_type, generator)])[0]
-    _set_state(rng_type, generator, state)
+    if rng_type is RNGType.GENERATOR:
+        if generator is None:
+            raise UsageError(
+                "rng_type is 'generator', but there is no generator",
+                where="the script's synchronize_rng_state(...)",
+                fix="pass generator=..., or use rng_type 'torch'",
+            )
+        generator.set_state(broadcast_object_list([generator.get_state()])[0])
+    elif rng_type is RNGType.TORCH:
+        torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
+    elif rank_and_size()[1] > 1:  # pragma: needs a GPU
+        kind = kind_of(rng_type.value)
+        kind.set_rng_state(broadcast_object_list([kind.rng_state()])[0])
 
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
     """Return the types as members of `RNGType`; None is the samplers' generators alone."""
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(one) for one in rng_types]
-    missing = [one.value for one in types if not kind_of(one.value).is_available()]
+    on_devices = [one.value for one in types if one.value in KINDS]
+    missing = [one for one in on_devices if not kind_of(one).is_available()]
     if missing:
         raise UsageError(
             f"rng_types has {missing[0]!r}, but torch finds no GPU",
@@ -110,26 +112,8 @@ def _type_of(name: str | RNGType) -> RNGType:
         ) from None
 
 
-def _state(rng_type: RNGType, generator: torch.Generator | None) -> torch.Tensor:
-    state = kind_of(rng_type.value).rng_state()
-    if state is not None:  # pragma: needs a GPU
-        return state
-    if generator is None or rng_type is RNGType.TORCH:
-        return torch.get_rng_state()
-    return generator.get_state()
-
-
-def _set_state(rng_type: RNGType, generator: torch.Generator | None, state: torch.Tensor) -> None:
-    if rng_type.value in KINDS:  # pragma: needs a GPU
-        kind_of(rng_type.value).set_rng_state(state)
-    elif generator is None or rng_type is RNGType.TORCH:
-        torch.set_rng_state(state)
-    else:
-        generator.set_state(state)
-
-
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
-    """Seed Python's, numpy's (where installed) and torch's generators, on all devices.
+    """Seed Python's, numpy's and torch's generators, on all devices.
 
     Every rank gets the same seed, so that models start with equal weights. The ranks then also draw
     the same random augmentations for their different samples, and the same dropout masks.
@@ -152,21 +136,19 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         ranks = read_ranks()
         seed += rank_and_size()[0] if ranks is None else ranks.rank
     random.seed(seed)
-    if find_spec("numpy") is not None:
-        import_module("numpy").random.seed(seed)
+    np.random.seed(seed)
     torch.manual_seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, numpy's (if imported) and torch's generators.
-
-    Of torch's: the CPU's, and that of `device`.
-    """
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        states["numpy"] = sys.modules["numpy"].random.get_state()
+    """Return the states of Python's, numpy's and torch's generators: the CPU's and `device`'s."""
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
     own = kind_of(device.type).rng_state(device)
     if own is not None:  # pragma: needs a GPU
         states[device.type] = own
@@ -176,14 +158,14 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
     """Put the generators into states that `generator_states` returned.
 
-    Those that are not among them, or of a library or device that is not in use here, stay. A state
-    that is none raises ValueError, TypeError or RuntimeError.
+    Those that are not among them, or of a device that is not in use here, stay. A state that is
+    none raises ValueError, TypeError or RuntimeError.
     """
     torch.set_rng_state(states["torch"])
     if "python" in states:
         random.setstate(states["python"])
-    if "numpy" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "numpy" in states:
+        np.random.set_state(states["numpy"])
     if device.type in states:  # pragma: needs a GPU
         kind_of(device.type).set_rng_state(states[device.type], device)
 
@@ -197,8 +179,8 @@ def are_generator_states(states: Any) -> bool:
         torch.Generator().set_state(states["torch"])
         if "python" in states:
             random.Random().setstate(states["python"])
-        if "numpy" in states and "numpy" in sys.modules:
-            sys.modules["numpy"].random.RandomState().set_state(states["numpy"])
+        if "numpy" in states:
+            np.random.RandomState().set_state(states["numpy"])
             return bool(0 <= states["numpy"][2] <= len(states["numpy"][1]))
     except Exception:  # noqa: BLE001  whatever they say to what is no state
         return False

@@ -70,21 +70,20 @@ class World:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks, along the one dimension "data"; only where there are several.
-
-        It uses the default process group and makes no other.
-        """
-        return _mesh_of(self, dist.group.WORLD)
+        """All ranks, along "data", by the default process group; only where there are several."""
+        return _mesh_of(self.device.type, dist.group.WORLD, data=self.ranks.world_size)
 
     def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
         """All ranks, along "replicas" and "shards": neighbours hold the parts of one model.
 
         It makes a process group for each row and column, so every rank has to call it.
         """
-        return _mesh_of_shards(self, shard_size, dist.group.WORLD)
+        replicas = self.ranks.world_size // shard_size
+        return _mesh_of(self.device.type, dist.group.WORLD, replicas=replicas, shards=shard_size)
 
     @property
     def distributed_type(self) -> DistributedType:
+        """What Accelerate calls this way of working together."""
         if self.ranks.world_size == 1:
             return DistributedType.NO
         return DistributedType(kind_of(self.device.type).distributed_type)
@@ -119,16 +118,9 @@ class InitProcessGroupKwargs(KwargsHandler):
         return None if self.backend == InitProcessGroupKwargs.backend else self.backend
 
 
-@lru_cache(maxsize=1)
-def _mesh_of(world: World, _: object) -> DeviceMesh:
-    size = world.ranks.world_size
-    return init_device_mesh(world.device.type, (size,), mesh_dim_names=("data",))
-
-
-@lru_cache(maxsize=1)
-def _mesh_of_shards(world: World, shard_size: int, _: object) -> DeviceMesh:
-    shape = (world.ranks.world_size // shard_size, shard_size)
-    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicas", "shards"))
+@lru_cache(maxsize=2)
+def _mesh_of(device: str, _: object, **sizes: int) -> DeviceMesh:
+    return init_device_mesh(device, (*sizes.values(),), mesh_dim_names=(*sizes,))
 
 
 def join_world(
@@ -144,9 +136,8 @@ def join_world(
     settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
     if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
-        ranks = Ranks(
-            dist.get_rank(), dist.get_rank(), dist.get_world_size(), dist.get_world_size()
-        )
+        rank, size = dist.get_rank(), dist.get_world_size()
+        ranks = Ranks(rank, rank, size, size)
     world = World(_device_of(ranks, device, gpu), ranks)
     kind_of(world.device.type).make_current(world.device)
     if ranks.world_size > 1:
@@ -279,9 +270,10 @@ def message_device() -> torch.device:
 def group_device() -> torch.device:
     """Return the device that this rank's group is for: its GPU, or the CPU."""
     backends = _backends()
-    for name, kind in KINDS.items():
-        is_own = backends.get(name) == kind.backend or "cpu" not in backends
-        if kind.is_numbered and name in backends and is_own:  # pragma: needs a GPU
+    for name, backend in backends.items():
+        kind = kind_of(name)
+        is_own = backend == kind.backend or "cpu" not in backends
+        if kind.is_numbered and is_own:  # pragma: needs a GPU
             return kind.current()
     return torch.device("cpu")
 
@@ -320,16 +312,13 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
     backend = settings.named_backend or usual
     try:
-        if settings.init_method is None:
-            dist.init_process_group(backend, timeout=settings.timeout)
-        else:
-            dist.init_process_group(
-                backend,
-                init_method=settings.init_method,
-                timeout=settings.timeout,
-                rank=world.ranks.rank,
-                world_size=world.ranks.world_size,
-            )
+        dist.init_process_group(
+            backend,
+            init_method=settings.init_method,
+            timeout=settings.timeout,
+            rank=world.ranks.rank,
+            world_size=world.ranks.world_size,
+        )
         if world.device.type == "cpu":
             atexit.register(_leave_world_unless_failed)
     except (RuntimeError, ValueError) as error:
