@@ -256,17 +256,6 @@ def test_the_accelerator_seeds_models_orders_and_samples() -> None:
     assert sorted(order) == sorted(seeded)
 
 
-def test_two_accelerators_with_a_seed_of_the_order_shuffle_alike() -> None:
-    other = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=7)
-
-    def order(seed: int) -> list[float]:
-        accelerator = Accelerator(cpu=True, seed=seed, dataloader_config=other)
-        loader = accelerator.prepare(DataLoader(Augmented(), shuffle=True))
-        return [row[0] for batch in loader for row in rows(batch)]
-
-    assert order(1) == order(2)
-
-
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "1"])
 def test_a_seed_that_no_generator_takes_is_refused(seed: Any) -> None:
     with pytest.raises(UsageError, match="seed is"):
