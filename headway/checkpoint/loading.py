@@ -94,6 +94,8 @@ def reading_state(folder: Path) -> Iterator[None]:
     """Raise CheckpointError where the block finds a state that no save writes."""
     try:
         yield
+    except CheckpointError:  # a ValueError, too
+        raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         why = f"its state cannot be read ({type(error).__name__}: {error})"
         raise take_another(f"the checkpoint is damaged: {why}", folder) from None
