@@ -75,67 +75,104 @@ def test_a_call_that_only_some_ranks_make_is_named_with_its_fix() -> None:
     assert "accelerator" not in Hang(both, 60).fix
 
 
-def test_the_rank_that_did_not_enter_a_collective_is_behind() -> None:
-    inside = group("broadcast", "all_reduce", open=1)
-    told = ranks(inside, group("broadcast"), inside, inside)
-    told[1] = told[1]._replace(stacks=(SLEEP,))
-    assert explain(told) == [
-        "rank 1 has not entered all_reduce #2, at /w/train.py:12 in main",
-        "ranks 0, 2-3 wait in all_reduce #2, at /w/train.py:14 in main",
-    ]
+REDUCE, GATHER = group("all_reduce/[4]", open=1), group("all_gather/[4]", open=1)
+OPEN_1 = group("all_reduce", open=1)
+OPEN_2, BEFORE_2 = group("broadcast", "all_reduce", open=1), group("broadcast")
+AHEAD = group("all_reduce", "all_gather", "all_reduce", open=2)
+PAIR = group("all_gather", open=1, name="1", ranks=(0, 1))
+FORMING = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
+AT = "at /w/train.py:14 in main"
 
 
-def test_ranks_that_ran_ahead_wait_for_the_first_open_collective() -> None:
-    ahead = group("all_reduce", "all_gather", "all_reduce", open=2)
-    assert explain(ranks(ahead, ahead, group("all_reduce"), ahead))[0].startswith(
-        "rank 2 has not entered all_gather #2"
-    )
+def but(rank: int, told: list[RankStatus], **changes: Any) -> list[RankStatus]:
+    """Return the statuses with one that differs."""
+    return [one._replace(**changes) if one.rank == rank else one for one in told]
 
 
-def test_a_rank_that_left_is_named_with_its_way_out() -> None:
-    inside = group("all_reduce", "all_reduce", open=1)
-    told = ranks(inside, group("all_reduce"), inside, inside)
-    told[1] = RankStatus(1, Exit(0, True), groups=told[1].groups)
-    assert explain(told)[0] == (
-        "rank 1 left (exit code 0, at the end of the script) before all_reduce #2"
-    )
+DIVERGENCES: dict[str, tuple[list[RankStatus], list[str]]] = {
+    "a rank is behind": (
+        but(1, ranks(OPEN_2, BEFORE_2, OPEN_2, OPEN_2), stacks=(SLEEP,)),
+        [
+            "rank 1 has not entered all_reduce #2, at /w/train.py:12 in main",
+            f"ranks 0, 2-3 wait in all_reduce #2, {AT}",
+        ],
+    ),
+    "ranks that ran ahead wait for the first open collective": (
+        ranks(AHEAD, AHEAD, group("all_reduce"), AHEAD),
+        [f"rank 2 has not entered all_gather #2, {AT}"],
+    ),
+    "a rank that is behind executes code": (
+        but(1, ranks(OPEN_2, BEFORE_2), is_working=True),
+        [f"rank 1 has not entered all_reduce #2, {AT} (and still executes code)"],
+    ),
+    "a rank has left": (
+        but(1, ranks(OPEN_2, BEFORE_2, OPEN_2), stacks=(), exit=Exit(0, True)),
+        ["rank 1 left (exit code 0, at the end of the script) before all_reduce #2"],
+    ),
+    "a rank has left without a word": (
+        but(1, ranks(OPEN_1, None), stacks=(), exit=Exit(0)),
+        ["rank 1 left (exit code 0) before all_reduce #1"],
+    ),
+    "different names": (
+        ranks(REDUCE, REDUCE, GATHER, REDUCE),
+        [
+            f"the ranks entered different collectives: rank 2 all_gather #1, {AT}",
+            f"ranks 0-1, 3 entered all_reduce #1 of [4], {AT}",
+        ],
+    ),
+    "different sizes": (
+        ranks(REDUCE, group("all_reduce/[8]", open=1), REDUCE, REDUCE),
+        [f"the ranks entered different collectives: rank 1 all_reduce #1 of [8], {AT}"],
+    ),
+    "sizes that may differ": (
+        ranks(group("gather/[4]", open=1), group("gather/[8]", open=1)),
+        ["no rank is known to be behind the others"],
+    ),
+    "all in the same collective": (
+        ranks(OPEN_1, OPEN_1),
+        ["no rank is known to be behind the others"],
+    ),
+    "the rank that waits for nobody comes first": (
+        [
+            RankStatus(0, groups=(group(), PAIR)),
+            RankStatus(1, groups=(group(), group(name="1", ranks=(0, 1)))),
+            RankStatus(2, groups=(OPEN_1,)),
+        ],
+        [
+            "rank 1 has not entered all_gather #1 of group 1 (ranks 0-1)",
+            "ranks 0-1 have not entered all_reduce #1",
+            "rank 0 waits in all_gather #1 of group 1 (ranks 0-1)",
+            "rank 2 waits in all_reduce #1",
+        ],
+    ),
+    "a rank never formed the group": (
+        [RankStatus(0, stacks=(FORMING,)), RankStatus(1, stacks=(SLEEP,))],
+        ["rank 1 has not entered init_process_group, at /w/train.py:12 in main"],
+    ),
+    "a rank left before the group was formed": (
+        [RankStatus(0, stacks=(FORMING,)), RankStatus(1, Exit(0, True, Frame("x.py", 3, "f")))],
+        ["rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"],
+    ),
+    "a rank is on its way out": (
+        [RankStatus(0, stacks=(FORMING,)), RankStatus(1, stacks=((),))],
+        ["no rank is known to be behind the others"],
+    ),
+    "nothing but steps is known": (
+        [
+            RankStatus(rank, stacks=(TRAIN,), progress=ProgressSnapshot(step, "data"))
+            for rank, step in enumerate((7, 5, 7))
+        ],
+        [f"rank 1 is behind, after 5 optimizer steps, in step 6 (data), {AT}"],
+    ),
+}
 
 
-def test_a_rank_that_left_without_a_word_is_missed_too() -> None:
-    told = ranks(group("all_reduce", open=1), None)
-    told[1] = RankStatus(1, Exit(0))
-    assert explain(told)[0] == "rank 1 left (exit code 0) before all_reduce #1"
-
-
-def test_different_collectives_are_told_apart_by_name_and_by_size() -> None:
-    reduce, gather = group("all_reduce/[4]", open=1), group("all_gather/[4]", open=1)
-    assert explain(ranks(reduce, reduce, gather, reduce))[:2] == [
-        "the ranks entered different collectives: rank 2 all_gather #1, at /w/train.py:14 in main",
-        "ranks 0-1, 3 entered all_reduce #1 of [4], at /w/train.py:14 in main",
-    ]
-    larger = group("all_reduce/[8]", open=1)
-    assert "rank 1 all_reduce #1 of [8]" in explain(ranks(reduce, larger, reduce, reduce))[0]
-    gathers = (group("gather/[4]", open=1), group("gather/[8]", open=1))
-    assert explain_divergence(ranks(*gathers)) == []  # sizes may differ there
-
-
-def test_the_rank_that_waits_for_nobody_is_named_first() -> None:
-    pair = group("all_gather", open=1, name="1", ranks=(0, 1))
-    world_open, world = group("all_reduce", open=1), group()
-    told = [
-        RankStatus(0, groups=(world, pair)),
-        RankStatus(1, groups=(world, group(name="1", ranks=(0, 1)))),
-        RankStatus(2, groups=(world_open,)),
-    ]
-    lines = explain(told)
-    assert lines[0].startswith("rank 1 has not entered all_gather #1 of group 1")
-    assert any("rank 2 waits in all_reduce #1" in line for line in lines)
-
-
-def test_all_in_the_same_collective_blames_nobody() -> None:
-    inside = group("all_reduce", open=1)
-    assert explain(ranks(inside, inside))[0] == "no rank is known to be behind the others"
-    assert explain_divergence(ranks(inside, inside)) == []
+@pytest.mark.parametrize(("told", "lines"), DIVERGENCES.values(), ids=DIVERGENCES.keys())
+def test_who_keeps_whom_waiting_follows_from_what_the_ranks_tell(
+    told: list[RankStatus], lines: list[str]
+) -> None:
+    assert explain(told)[: len(lines)] == lines
+    assert (explain_divergence(told) == []) == lines[0].startswith("no rank is known")
 
 
 def test_the_network_is_suspected_where_only_ranks_of_other_machines_can_be_behind() -> None:
@@ -147,31 +184,17 @@ def test_the_network_is_suspected_where_only_ranks_of_other_machines_can_be_behi
     assert behind._replace(world_size=3).fix == behind.fix
 
 
-def test_a_rank_that_never_formed_the_group_is_seen_on_the_stacks() -> None:
-    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
-    told = [RankStatus(0, stacks=(forming,)), RankStatus(1, stacks=(SLEEP,))]
-    assert explain(told)[0].startswith("rank 1 has not entered init_process_group")
-    on_its_way_out = [told[0], RankStatus(1, stacks=((),))]
-    assert explain_divergence(on_its_way_out) == []
-
-
-def test_steps_are_compared_where_nothing_else_is_known() -> None:
-    told = [
-        RankStatus(rank, stacks=(TRAIN,), progress=ProgressSnapshot(step, "data"))
-        for rank, step in enumerate((7, 5, 7))
-    ]
-    assert explain(told)[0] == (
-        "rank 1 is behind, after 5 optimizer steps, in step 6 (data), at /w/train.py:14 in main"
-    )
-
-
-def test_equal_stacks_are_shown_once() -> None:
-    told = ranks(*[None] * 4)
-    told[2] = told[2]._replace(stacks=(SLEEP,))
+def test_equal_stacks_and_threads_are_shown_once_and_why_there_is_none() -> None:
+    told = but(2, ranks(*[None] * 4), stacks=(SLEEP,))
     text = describe_stacks(told)
     assert text.count("ranks 0-1, 3, most recent call last:") == 1
     assert text.count('File "/w/train.py", line 12, in main') == 1
-    assert "no stack" in describe_stacks([RankStatus(0)])
+    threads = describe_stacks([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
+    assert threads.count("another 3 threads:") == threads.count("line 12") == 1
+    none = [RankStatus(0), RankStatus(1, no_stack=NoStack.STOPPED), RankStatus(2, Exit(0))]
+    assert "no stack: it is not in the script" in describe_stacks(none)
+    assert "no stack: its process is stopped" in describe_stacks(none)
+    assert "rank 2" not in describe_stacks(none)
 
 
 def test_stacks_are_read_as_faulthandler_writes_them() -> None:
@@ -197,23 +220,8 @@ def test_stacks_are_read_as_faulthandler_writes_them() -> None:
     assert crash[0] == "Segmentation fault, most recent call last:"
     assert crash[-1] == '  File "/w/train.py", line 14, in main'
     assert describe_crash("") == []
-
-
-def test_equal_threads_are_shown_once_with_their_number() -> None:
-    text = describe_stacks([RankStatus(0, stacks=(TRAIN, SLEEP, SLEEP, SLEEP))])
-    assert text.count("another 3 threads:") == 1
-    assert text.count("line 12") == 1
-
-
-def test_why_there_is_no_stack_is_said() -> None:
-    told = [
-        RankStatus(0),
-        RankStatus(1, no_stack=NoStack.STOPPED),
-        RankStatus(2, Exit(0)),
-    ]
-    assert "no stack: it is not in the script" in describe_stacks(told)
-    assert "no stack: its process is stopped" in describe_stacks(told)
-    assert "rank 2" not in describe_stacks(told)
+    text = 'Traceback:\n  File "/w/train.py", line 3, in <module>\n    main()\nValueError: x\n'
+    assert parse_traceback(text) == TRAIN[:1]
 
 
 def test_a_rank_that_does_not_answer_is_named_with_what_the_kernel_says_of_it() -> None:
@@ -231,29 +239,6 @@ def test_a_rank_that_does_not_answer_is_named_with_what_the_kernel_says_of_it() 
     assert explain(told)[0].startswith("rank 1 does not answer, and had not entered all_reduce #2")
     told[2] = told[2]._replace(groups=(group("all_reduce"),))  # answered, and is behind
     assert explain(told)[0].startswith("rank 2 has not entered all_reduce #2")
-
-
-def test_a_rank_that_is_behind_and_executes_code_is_said_to_do_so() -> None:
-    inside = group("all_reduce", "all_reduce", open=1)
-    told = ranks(inside, group("all_reduce"))
-    told[1] = told[1]._replace(is_working=True)
-    assert explain(told)[0].endswith("at /w/train.py:14 in main (and still executes code)")
-
-
-def test_a_rank_that_left_before_the_group_was_formed_is_said_to_have_left() -> None:
-    forming = (*TRAIN, Frame("/lib/torch/distributed_c10d.py", 1, "init_process_group"))
-    told = [
-        RankStatus(0, stacks=(forming,)),
-        RankStatus(1, Exit(0, True, Frame("x.py", 3, "f"))),
-    ]
-    assert explain(told)[0] == (
-        "rank 1 left (exit code 0, by sys.exit at x.py:3 in f) before init_process_group"
-    )
-
-
-def test_a_traceback_has_the_same_frames() -> None:
-    text = 'Traceback:\n  File "/w/train.py", line 3, in <module>\n    main()\nValueError: x\n'
-    assert parse_traceback(text) == TRAIN[:1]
 
 
 def test_the_users_frame_is_in_no_library() -> None:
@@ -292,15 +277,10 @@ def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> N
     assert describe([], 0) == "no rank has started yet"
 
 
-def entered(*times: float) -> RankStatus:
-    collectives = tuple(
-        Collective(number, "all_reduce", "", True, at) for number, at in enumerate(times)
-    )
-    return RankStatus(0, groups=(Group("0", (0, 1), collectives),))
-
-
 def test_the_newest_collective_of_all_ranks_counts() -> None:
-    assert newest_entry([entered(1.0, 5.0), entered(2.0)]) == 5.0
+    times = ((1.0, 5.0), (2.0,))
+    reduces = [tuple(Collective(1, "all_reduce", "", True, at) for at in some) for some in times]
+    assert newest_entry([RankStatus(0, groups=(Group("0", ALL, one),)) for one in reduces]) == 5.0
     assert newest_entry([RankStatus(0)]) == 0
 
 
@@ -342,12 +322,9 @@ def test_what_is_known_of_a_rank_follows_from_what_it_sent(
     assert status.process == facts.process
 
 
-def test_a_collective_that_failed_counts_as_one_that_the_rank_waited_in() -> None:
+def test_a_failed_collective_was_waited_in_and_a_rank_that_moves_executes_code() -> None:
     (before,) = status_of(RankFacts(0, code=1, ends=[CRASH], groups=(CLOSED,))).groups or ()
     assert before.waits_for == 1
-
-
-def test_a_rank_that_was_elsewhere_when_asked_before_still_executes_code() -> None:
-    before = ANSWER._replace(stacks=(SLEEP,))
-    assert status_of(RankFacts(0, answer=ANSWER, before=before)).is_working
+    elsewhere = ANSWER._replace(stacks=(SLEEP,))
+    assert status_of(RankFacts(0, answer=ANSWER, before=elsewhere)).is_working
     assert not status_of(RankFacts(0, answer=ANSWER, before=ANSWER)).is_working
