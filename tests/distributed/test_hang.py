@@ -94,7 +94,8 @@ def test_a_communication_error_is_explained_while_the_others_still_run() -> None
 
 def test_stacks_are_told_on_request_and_the_ranks_go_on() -> None:
     name = script(TRAIN, "train.py")
-    running = start("--cpu", "--num-processes", "2", name, "sleep")
+    # a shell script starts background jobs with SIGQUIT ignored
+    running = start("--cpu", "--num-processes", "2", name, "sleep", preexec_fn=_ignore_quit)
     try:
         _wait_for_line(running, "begin", times=2)
         told = _stacks_once(str(running.pid), "not entered all_reduce #6")
@@ -160,20 +161,6 @@ def test_a_rank_stuck_in_c_code_is_named_by_what_is_known_and_interrupted_only_o
         running.communicate(timeout=120)
 
 
-def test_ctrl_backslash_shows_stacks_and_the_script_goes_on() -> None:
-    name = script("import time\nprint('begin', flush=True)\ntime.sleep(1000)\n", "train.py")
-    # a shell script starts background jobs with SIGQUIT ignored
-    supervised = start("-q", "--cpu", "--supervise", name, preexec_fn=_ignore_quit)
-    try:
-        _wait_for_line(supervised, "begin")
-        supervised.send_signal(signal.SIGQUIT)
-        wait_for_lines(supervised, 'train.py", line ')  # 2 or 3: it has just printed
-        assert supervised.poll() is None
-    finally:
-        supervised.terminate()
-        supervised.communicate(timeout=120)
-
-
 def _below(pid: int) -> list[int]:
     import psutil
 
@@ -197,38 +184,8 @@ def test_a_process_that_a_signal_would_end_is_left_alone() -> None:
     assert _stack("no-number").returncode == 2
 
 
-def test_a_script_that_handles_sigquit_itself_is_not_sent_it_and_shows_its_stack() -> None:
-    text = TRAIN.replace(
-        'print("begin", flush=True)',
-        "import signal\nsignal.signal(signal.SIGQUIT, lambda *_: os._exit(3))",
-    )
-    done = launch(
-        "--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text, "train.py"), "sleep"
-    )
-    assert done.returncode == 124
-    place = line_of("sleeps", text)
-    assert f"rank 1 has not entered all_reduce #6, at {place}" in done.stderr
-
-
 def _ignore_quit() -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-
-
-def test_a_second_group_under_the_first_ones_name_counts_anew() -> None:
-    text = """
-import time, torch, torch.distributed as dist
-for collectives in (6, 1):
-    dist.init_process_group("gloo")
-    for _ in range(collectives):
-        dist.all_reduce(torch.ones(1))
-    if collectives > 1:
-        dist.destroy_process_group()
-if dist.get_rank() == 1:
-    time.sleep(1000)
-dist.all_reduce(torch.ones(1))
-"""
-    done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", script(text))
-    assert "rank 1 has not entered all_reduce #2" in done.stderr
 
 
 def test_a_launcher_that_was_stopped_itself_calls_nobody_hanging() -> None:
@@ -314,16 +271,10 @@ def test_a_segmentation_fault_shows_its_stack() -> None:
     assert f'File "{Path.cwd() / "train.py"}", line 3, in <module>' in done.stderr
 
 
-def test_torchs_private_names_that_a_rank_relies_on_are_there() -> None:
+def test_torchs_timeouts_that_debug_rank_replaces_are_there() -> None:
     import torch.distributed.distributed_c10d as c10d
-    from torch._C import _distributed_c10d
 
-    assert callable(c10d._new_process_group_helper)
-    assert isinstance(c10d._world.pg_group_ranks, dict)
-    dump: Any = _distributed_c10d
-    assert "version" in json.loads(dump._dump_fr_trace_json())
-    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # --debug-rank replaces them
-        assert name in vars(c10d)
+    assert {"default_pg_timeout", "default_pg_nccl_timeout"} <= {*vars(c10d)}
 
 
 READ_GROUPS = """

@@ -53,23 +53,28 @@ class Rank:
         os.close(self.stacks)
 
 
-def test_the_signal_for_stacks_goes_to_the_ranks_process_not_to_its_number(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("handled", "signals"), [(None, [signal.SIGQUIT]), (False, [signal.SIGQUIT]), (True, [])]
+)
+def test_the_signal_for_stacks_goes_to_the_ranks_process_unless_its_script_handles_it(
+    handled: bool | None, signals: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "handles_quit", lambda _: True)
-    monkeypatch.setattr(os, "kill", None)
-    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", None)  # not to its number
+    sent: list[int] = []
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     with ours, theirs, open(reading, "rb") as stacks, open(writing, "wb"):
         for fd in (ours.fileno(), reading):
             os.set_blocking(fd, False)
-        one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), signals.append)
+        one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), sent.append)
         theirs.sendall(encode(Ready()))
+        if handled is not None:
+            theirs.sendall(encode(Answer(1.0, (), ProgressSnapshot(), 1, (), handled)))
         one.read()
         one.ask()
         one.interrupt()
-    assert signals == [signal.SIGQUIT]
+    assert sent == signals
 
 
 @pytest.fixture
