@@ -15,7 +15,7 @@ FOLDERS := headway launcher commands config_wizard tests examples benchmarks doc
 # or each of the processes that the tests start compiles all of Headway anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test other-pythons bare quick reworded test-long lowest check format lint types docs pictures release clean
+.PHONY: demo test other-pythons bare quick test-long lowest check format lint types docs pictures release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/headway launch --cpu --num-processes 2 examples/digits.py
@@ -37,11 +37,6 @@ quick: $(VENV)/.test
 # the runtime's tests with the lowest torch that pyproject.toml declares; a download of some GB
 lowest: $(VENV)-lowest/.test
 	$(VENV)-lowest/bin/python -m pytest $(RUNTIME_TESTS)
-
-# every message in other words: no code may depend on the wording of ours
-reworded: $(VENV)/.test
-	$(BIN)/python -m pytest --reworded --quiet --numprocesses 2 --ignore tests/distributed \
-		--ignore tests/clusters
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest --long

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from headway import errors
 from headway.errors import ConfigError, HeadwayError, Problem, WorkerFailed, did_you_mean
 
 
-@pytest.mark.wording
 def test_an_error_is_three_lines() -> None:
     error = ConfigError("device is 'tpu'", where="profile x, line 7", fix="write cpu")
     assert str(error).splitlines() == [

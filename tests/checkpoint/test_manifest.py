@@ -154,7 +154,6 @@ def test_a_manifest_that_is_a_pipe_or_a_link_is_not_waited_for(saved: Path) -> N
         read_manifest(saved)
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_with_the_version_that_wrote_it(
     version: int, saved: Path

@@ -36,7 +36,6 @@ def found(recording: Recording | str, **variables: str) -> list[Check]:
     return [check for check in machine_problems(machine) if check.status is not OK]
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("machine", "variable", "status", "what"),
     [
@@ -73,7 +72,6 @@ def test_a_variable_that_is_wrong_is_found_and_others_are_left_alone(
         assert name in one.fix
 
 
-@pytest.mark.wording
 def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
     uuids = [gpu.uuid for gpu in load_machine(str(FOLDER / "gpu_exclusive.json")).gpus]
     (finding,) = found("gpu_exclusive", CUDA_VISIBLE_DEVICES="1,0")
@@ -88,7 +86,6 @@ def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
     assert found(name, CUDA_VISIBLE_DEVICES="1") == []
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("macos", "version", "what", "fix"),
     [
@@ -213,7 +210,6 @@ def failing(error: OSError) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.wording
 def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Path("gone").absolute()
     gone.mkdir()
@@ -223,7 +219,6 @@ def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch)
     assert f"error torch runs {what}" in live(monkeypatch)
 
 
-@pytest.mark.wording
 def test_without_a_writable_temporary_folder_headway_test_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,7 +228,6 @@ def test_without_a_writable_temporary_folder_headway_test_is_refused(
     assert "export TMPDIR=FOLDER" in capsys.readouterr().err
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     "words",
     [
@@ -254,7 +248,6 @@ def test_a_training_without_torch_is_refused_before_it_starts(
     assert f"`{sys.executable} -m pip install torch`" in error
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("child", "what"),
     [
@@ -390,7 +383,6 @@ def test_env_as_json_is_this_machine_again(
     assert machine._replace(host=again) == here
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("profile", "what"),
     [

@@ -254,7 +254,6 @@ def test_what_is_killed_takes_the_script_with_it(killed: str, tmp_path: Path) ->
     assert sys.version_info < (3, 11) or not Path("imported").exists()
 
 
-@pytest.mark.wording
 @pytest.mark.processes
 def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu() -> None:
     pytest.importorskip("torch")

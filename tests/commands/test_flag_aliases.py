@@ -38,7 +38,6 @@ def test_every_flag_of_another_launcher_is_one_of_ours_or_is_explained(tool: str
             assert "unknown" not in refused(name, "2")[0]
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [

@@ -44,7 +44,6 @@ def mutated(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.wording
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example('{"version": 1, "cores": ' + "9" * 5000 + "}")
 @example(json.dumps(changed("gpu_4", "driver", "9" * 5000)))

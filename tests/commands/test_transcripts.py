@@ -122,7 +122,6 @@ SCENES = {
 }
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize("title", SCENES)
 def test_what_is_printed_is_what_the_transcript_has(title: str) -> None:
     assert list(played(SCENES[title])) == SCENES[title]

@@ -112,7 +112,6 @@ def test_what_is_the_same_is_the_same_object() -> None:
     assert "set_seed" in dir(spoken.utils)
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("module", "name", "words"),
     [

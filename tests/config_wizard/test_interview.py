@@ -191,7 +191,6 @@ def test_back_from_every_question_leads_to_the_one_before_with_its_answer(name: 
             assert before.name == again.name
 
 
-@pytest.mark.wording
 def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
     def offered(machine: Machine, *answers: str) -> list[tuple[str, str]]:
         script, _ = held(facts_of(machine), *answers)
@@ -210,7 +209,6 @@ def test_what_works_here_is_offered_the_best_first_with_its_reason() -> None:
     assert offered(ONE_GPU, "cuda")[0][0] == "bf16"  # one GPU: no question about processes
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("machine", "replies", "reason"),
     [

@@ -32,7 +32,6 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.wording
 def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
         for question in QUESTIONS:
@@ -196,7 +195,6 @@ def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
         assert terminal.exit_code() == 130
 
 
-@pytest.mark.wording
 def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with Terminal("mac_m2", "config", term="dumb") as terminal:
         terminal.wait_for("1) mps  Apple silicon (Apple M2)")

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from headway.commands import launch
 from headway.contract import notes
 from headway.contract.notes import named, ranges, waiting_for
 from headway.launcher.processes import gpu_claims
-from tests.launcher.processes.test_gpu_claims import FOUR, asking_for, bound
+from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
 
 
 @pytest.fixture
@@ -53,25 +52,6 @@ def test_a_short_or_a_quiet_wait_says_nothing(
     with waiting_for("the moon", is_quiet=True):
         threading.Event().wait(0)
     assert capsys.readouterr().err == ""
-
-
-def test_a_wait_for_a_launch_that_selects_gpus_is_announced(
-    announced: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(gpu_claims, "NAMES", f"headway-test-{uuid.uuid4().hex}")
-    turn = bound("turn")  # another launch's
-
-    def let_go() -> None:
-        announced.wait(30)
-        turn.close()
-
-    helper = threading.Thread(target=let_go)
-    helper.start()
-    gpu_claims.claim_idle(asking_for("idle:9"), lambda: FOUR, None)
-    helper.join()
-    assert "another launch that is selecting GPUs" in capsys.readouterr().err
 
 
 def test_a_slow_look_at_the_gpus_is_announced(

@@ -346,7 +346,6 @@ def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-@pytest.mark.wording
 def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait() -> None:
     process = start(*two_machines(), script("pass"))
     assert process.stderr is not None

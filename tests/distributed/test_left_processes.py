@@ -32,7 +32,6 @@ def uploads(count: int) -> bool:
     return len(list(Path.cwd().glob("uploaded_?"))) == count
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("words", "count", "whose"),
     [(["--supervise"], 1, "rank 0"), (["--num-processes", "2"], 2, "ranks 0-1")],

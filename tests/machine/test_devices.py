@@ -80,7 +80,6 @@ def test_a_spec_that_eight_gpus_cannot_obey_says_why(raw: str, reason: str) -> N
     assert reason in "; ".join(parse_devices(raw).select(EIGHT).problems)
 
 
-@pytest.mark.wording
 def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
     gpus = (EIGHT[0]._replace(compute_mode=PROHIBITED), *EIGHT[1:4])
     for raw, indices in (("all", (1, 2, 3)), ("2", (1, 2)), ("^1", (2, 3)), ("idle:1", (1,))):

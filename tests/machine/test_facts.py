@@ -101,7 +101,6 @@ def test_visible_gpus_are_read_as_cuda_reads_them(mask: str | None, visible: str
     assert "".join(gpu.uuid[-1] for gpu in machine.visible_gpus) == visible
 
 
-@pytest.mark.wording
 def test_a_machine_without_a_driver_says_so(tmp_path: Path) -> None:
     machine = detect_machine({}, Source(f"{tmp_path}/"))
     assert machine.gpus == ()
@@ -119,7 +118,6 @@ GPU 1: NVIDIA H100 (UUID: GPU-34)
 """
 
 
-@pytest.mark.wording
 def test_nvidia_smi_tells_the_same_where_nvml_is_not_installed() -> None:
     recording = Recording(
         files=linux("CPU", 8, 16, driver="580.82.07"),
@@ -289,7 +287,6 @@ def test_a_file_that_is_no_snapshot_is_refused_with_the_place(
 TWIN = load_machine(str(FOLDER / "gpu_4.json")).gpus[0].uuid
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -102,7 +102,6 @@ def test_cards_are_whole_unless_the_environment_says_how_they_are_counted() -> N
         assert name not in variables(planned("intel_4", {given: "0"}))
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("machine", "device", "reason"),
     [

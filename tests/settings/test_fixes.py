@@ -148,7 +148,6 @@ def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer:
     }
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_fix_says_how_to_take_its_steps_where_the_setting_was_set(layer: Layer) -> None:
     for _, _, problem in asked(layer):

@@ -97,7 +97,6 @@ def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None
     assert not Path("owned").exists()
 
 
-@pytest.mark.wording
 def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_column() -> None:
     with pytest.raises(ConfigError) as caught:
         read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\nranks: x\n")
@@ -107,7 +106,6 @@ def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_colum
     ]
 
 
-@pytest.mark.wording
 @pytest.mark.usefixtures("ordinary_user")
 @pytest.mark.parametrize("words", [["config", "show"], ["config", "list"], ["config", "--yes"]])
 def test_profiles_that_nobody_may_look_for_are_no_missing_ones(

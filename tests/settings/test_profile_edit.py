@@ -200,7 +200,6 @@ def test_a_folder_that_cannot_be_written_to_is_a_clear_error() -> None:
             write_profile(f"{folder}/default.yaml", {"device": "cpu"})
 
 
-@pytest.mark.wording
 @pytest.mark.usefixtures("ordinary_user")
 def test_a_read_only_profile_is_not_replaced() -> None:
     write_profile("default.yaml", {"device": "cpu"})

@@ -116,7 +116,6 @@ def test_env_grows_from_source_to_source_and_each_name_is_overridden_alone() -> 
     assert "flag" in settings.origin("env").brief
 
 
-@pytest.mark.wording
 def test_all_problems_are_reported_at_once_with_their_places() -> None:
     with pytest.raises(ConfigError) as caught:
         settled(
@@ -144,7 +143,6 @@ def test_the_contract_of_an_outer_launch_is_no_setting_of_an_inner_one() -> None
     ).keys() == {"device"}
 
 
-@pytest.mark.wording
 def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path: Path) -> None:
     config = tmp_path / "config" / "headway"
     config.mkdir(parents=True)
@@ -164,7 +162,6 @@ def test_the_search_for_a_project_profile_ends_at_home(tmp_path: Path) -> None:
     assert profile_layers({"XDG_CONFIG_HOME": str(tmp_path)}) == []
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize("source", [Layer.FLAG, Layer.ENVIRONMENT, Layer.PROFILE])
 def test_the_value_in_a_fix_is_one_that_does_no_harm_and_no_value_is_another_way(
     source: Layer,
@@ -179,7 +176,6 @@ def test_the_value_in_a_fix_is_one_that_does_no_harm_and_no_value_is_another_way
     )
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("variable", "close"),
     [("HEADWAY_NUM_PROC", "HEADWAY_NUM_PROCESSES"), ("HEADWAY_CPU", ""), ("HEADWAY_NPROC", "")],

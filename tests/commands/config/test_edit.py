@@ -25,7 +25,6 @@ def test_a_selection_that_cannot_be_changed_is_no_traceback(
     assert "is not a file" in capsys.readouterr().err
 
 
-@pytest.mark.wording
 def test_a_value_that_is_no_text_is_refused_as_what_it_is(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +71,6 @@ def test_idle_gpus_are_sought_by_a_launch_and_not_when_a_profile_is_written(
     assert "only 2 of 2 GPUs are idle" in capsys.readouterr().err
 
 
-@pytest.mark.wording
 def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,6 @@ def place(settings: Settings) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.wording
 def test_without_a_cluster_a_run_has_one_machine() -> None:
     assert cluster_layer({"RANK": "1", "WORLD_SIZE": "2", "SLURM_NODEID": "1"}) == NOTHING
     settings = settings_in({})
@@ -57,7 +56,6 @@ def test_without_a_cluster_a_run_has_one_machine() -> None:
     assert str(settings.origin("num_machines")) == "detected: one machine"
 
 
-@pytest.mark.wording
 def test_torchruns_variables_give_the_place_and_each_value_names_its_variable() -> None:
     settings = settings_in(POD)
     assert place(settings) == (2, 1, "job-master-0", 23456)
@@ -68,7 +66,6 @@ def test_torchruns_variables_give_the_place_and_each_value_names_its_variable() 
     assert {settings.origin(name).layer for name in cluster_layer(POD)} == {Layer.CLUSTER}
 
 
-@pytest.mark.wording
 def test_the_number_of_processes_on_a_machine_is_read_and_its_words_mean_what_is_detected() -> None:
     settings = settings_in({"PET_NPROC_PER_NODE": "3"})
     assert settings.num_processes == 3
@@ -94,7 +91,6 @@ def test_what_a_person_says_replaces_the_clusters_variable(name: str) -> None:
     assert {settings.origin(other).layer for other in others} == {Layer.CLUSTER}
 
 
-@pytest.mark.wording
 def test_auto_asks_the_cluster() -> None:
     settings = settings_in(POD, num_machines="auto", main_port="auto")
     assert place(settings) == (2, 1, "job-master-0", 23456)
@@ -128,7 +124,6 @@ def test_a_range_of_machines_is_one_of_the_run() -> None:
         ("PET_MASTER_PORT", "http", "main_port"),
     ],
 )
-@pytest.mark.wording
 def test_an_impossible_variable_is_refused_by_its_name_unless_a_person_says_otherwise(
     variable: str, text: str, name: str
 ) -> None:
@@ -144,7 +139,6 @@ def test_an_impossible_variable_is_refused_by_its_name_unless_a_person_says_othe
     assert str(settings_in(environ, **{name: said}).values[name].value) == said
 
 
-@pytest.mark.wording
 def test_variables_that_contradict_each_other_are_refused_by_their_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +155,6 @@ def test_variables_that_contradict_each_other_are_refused_by_their_names(
     [["launch", "--cpu", "--dry-run", "script.py"], ["config", "show", "--origin"]],
     ids=lambda words: words[0],
 )
-@pytest.mark.wording
 def test_dry_run_and_config_show_name_the_variables(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,7 +253,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     extensions.cache_clear()
 
 
-@pytest.mark.wording
 def test_a_cluster_of_another_package_is_one_row_and_dry_run_shows_its_origins(
     package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

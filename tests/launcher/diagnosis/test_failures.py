@@ -231,7 +231,6 @@ def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_change
     assert len({*names}) == len(names)
 
 
-@pytest.mark.wording
 def test_a_rank_that_the_launcher_killed_is_not_told_about_memory() -> None:
     found = failure(ended(1, -9, 1, killed_after_s=600.0), ended(0, -9, 2, killed_after_s=600.0))
     assert found.cause == "rank 1 of 4 was asked to stop, and did not"

@@ -261,7 +261,6 @@ def test_a_hang_is_a_failure_of_its_own_code_and_comes_back_only_in_the_same_way
     assert not hang.is_repeat_of(None)
 
 
-@pytest.mark.wording
 def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> None:
     inside = group("broadcast", "all_reduce", open=1)
     told = ranks(inside, group("broadcast"), inside)

@@ -238,7 +238,6 @@ def test_stack_without_a_pid_asks_the_only_launch(
     assert capsys.readouterr().out == "where they are, False\n"
 
 
-@pytest.mark.wording
 def test_stack_without_a_pid_lists_several_launches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

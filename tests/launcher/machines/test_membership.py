@@ -69,7 +69,6 @@ def closing(port: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.wording
 def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,7 +98,6 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     hub.close(60)
 
 
-@pytest.mark.wording
 def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() -> None:
     port = free_port()
     refusal = r"cannot reach machine 0.* closes the connection"
@@ -107,7 +105,6 @@ def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() ->
         machine_1(port, 0.0).join(str)
 
 
-@pytest.mark.wording
 def test_what_speaks_something_else_is_an_error_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

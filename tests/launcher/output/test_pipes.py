@@ -253,7 +253,6 @@ def test_stderr_is_shown_though_stdout_is_not_read(start: Start) -> None:
     ranks.end()
 
 
-@pytest.mark.wording
 def test_at_the_end_an_unread_stdout_is_waited_for_no_longer_than_allowed(start: Start) -> None:
     ranks = start(2, terminal=False, has_own_stderr=True)
     ranks.write_until_blocked(0, "x\n")

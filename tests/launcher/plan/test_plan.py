@@ -107,7 +107,6 @@ def test_scripts_written_for_accelerate_see_the_same_settings() -> None:
     assert set_by(plan(SERVER))["ACCELERATE_USE_CPU"] == "false"
 
 
-@pytest.mark.wording
 def test_the_contract_says_what_was_typed_and_where_the_rest_came_from() -> None:
     run = json.loads(set_by(plan(mixed_precision="bf16"))["HEADWAY_RUN"] or "")
     assert run["mixed_precision"] == "bf16"
@@ -240,7 +239,6 @@ def test_ranks_that_are_chosen_or_debugged_need_no_launcher_beside_the_only_one(
     assert plan(ranks="0", debug_rank="0").supervised is None
 
 
-@pytest.mark.wording
 def test_a_debugged_run_says_who_has_the_terminal_and_what_it_goes_without() -> None:
     launch = plan(SERVER, num_processes="2", debug_rank="1", ranks="0", log_dir="logs")
     assert "rank 1 has the terminal" in summary(launch)
@@ -329,7 +327,6 @@ def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
     assert "RANK" not in set_by(several)
 
 
-@pytest.mark.wording
 def test_the_summary_says_which_flag_gives_one_process_a_rank() -> None:
     assert "--num-processes 1" in summary(plan())
     assert "--num-processes 1" in summary(plan(in_process=True))

@@ -54,7 +54,6 @@ def test_the_device_and_its_gpus(
     assert variables(plan).get("CUDA_VISIBLE_DEVICES") == mask
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(
     ("machine", "values", "reason"),
     [
@@ -154,7 +153,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 )
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize(("machine", "values", "parts"), REFUSED)
 def test_what_a_machine_cannot_do_is_refused_with_cause_and_fix(
     machine: str, values: dict[str, Any], parts: tuple[str, ...]
@@ -171,7 +169,6 @@ def test_waiting_is_not_suggested_where_it_cannot_help(machine: str, devices: st
     assert "--wait" not in refusal(machine, devices=devices)
 
 
-@pytest.mark.wording
 @pytest.mark.parametrize("machine", ["cpu_torch_on_gpu_box", "mac_m2", "laptop_cpu"])
 @pytest.mark.parametrize("weaker", [Layer.ENVIRONMENT, Layer.USER_PROFILE])
 def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(

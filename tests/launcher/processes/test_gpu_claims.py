@@ -156,7 +156,6 @@ def test_a_claimed_gpu_is_passed_over_with_the_reason_until_its_launch_ends() ->
     assert with_claims(FOUR) == FOUR
 
 
-@pytest.mark.wording
 @pytest.mark.processes
 def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends() -> None:
     first = start("idle:4")
@@ -235,7 +234,6 @@ raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 """
 
 
-@pytest.mark.wording
 @pytest.mark.processes
 def test_real_launches_at_once_give_each_script_a_gpu_of_its_own() -> None:
     Path("script.py").write_text(

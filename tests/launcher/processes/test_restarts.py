@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from headway.contract.records import Crash
 from headway.launcher.diagnosis.failures import Failure, RankExit, ServerDeath
 from headway.launcher.machines.messages import Restart
@@ -34,7 +32,6 @@ def test_a_delay_of_zero_stays_zero() -> None:
     assert {restarts.after(failure(), number, False)[1] for number in range(1, 6)} == {0}
 
 
-@pytest.mark.wording
 def test_a_restart_says_whether_the_failure_is_the_same_as_before() -> None:
     restarts = Restarts(5, 1)
     failures: list[Failure | ServerDeath] = [failure(), failure(), failure("gone")]
@@ -51,7 +48,6 @@ def test_a_restart_says_whether_the_failure_is_the_same_as_before() -> None:
     ]
 
 
-@pytest.mark.wording
 def test_a_restart_of_all_machines_says_what_failed_and_a_loss_is_not_counted() -> None:
     restarts = Restarts(5, 1)
     ordered = [Restart("rank 3 of 4 failed with OSError", 2), Restart("machine 1 was lost", 0)]
