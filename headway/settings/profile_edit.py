@@ -27,14 +27,7 @@ from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
 _PROFILE = "the profile"
-_PLAIN = re.compile(
-    r"""
-    0 | [1-9][0-9]{0,15}            # a number that YAML readers write back unchanged,
-  | (?: [A-Za-z_/] | \.{1,2}/ ) [A-Za-z0-9_/.+-]*    # or not a number for any reader
-  | (?: 0 | [1-9][0-9]{0,7} ) \. (?: 0 | [0-9]{0,6}[1-9] )
-    """,
-    re.VERBOSE,
-)
+_PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # the same to all readers
 _TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to other YAML readers
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*\S", re.MULTILINE)
 

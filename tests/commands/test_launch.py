@@ -415,7 +415,7 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
         "import os, sys\n"
         "heavy = {'argparse', 'gettext', 'dataclasses', 'logging', 'pathlib', 'subprocess',\n"
         "         'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch', 'inspect',\n"
-        "         'socket', 'select', 'threading',\n"
+        "         'socket', 'threading',\n"
         "         'headway.launcher.clusters.table', 'headway.launcher.plan.describe'}\n"
         "os.execve = lambda *words: sys.exit(f'imported: {sorted(heavy & sys.modules.keys())}')\n"
         "from headway.commands.main import main\n"
