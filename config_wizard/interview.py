@@ -13,7 +13,6 @@ from headway.config_wizard.questions import (
     FINISH,
     NONE,
     TIME,
-    UNCONFIRMED,
     Answers,
     Facts,
     Question,
@@ -28,6 +27,13 @@ HELP_KEY, BACK_KEY = "?", "<"
 """Replies that are not answers: explain the question; go back to the previous one."""
 
 _AGAIN = f"answer again; {HELP_KEY} explains, {BACK_KEY} goes back"
+
+_ENDED = Problem(
+    "the input ended before the last question was answered; nothing was written",
+    "standard input",
+    "`headway config --yes` writes the recommended answers without asking; a pipe must answer "
+    "every question, the last one with `write`",
+)
 
 
 class Prompter(Protocol):
@@ -61,30 +67,18 @@ def interview(
 ) -> dict[str, str]:
     """Return the answers to all questions, FINISH the last of them; above it, show their summary.
 
-    Where the input ends first, the other questions get their default, but FINISH is UNCONFIRMED.
-
     Raises:
-        ConfigError: a given answer is invalid, or an answer is and the input has ended.
+        ConfigError: a given answer is invalid, or the input has ended before the last question.
     """
     answers: dict[str, str] = {}
     problems = problems_so_far(facts, answers)
     if problems:
         raise ConfigError.of(problems)
-    has_ended = False
     while FINISH not in answers:
         question = next_question(facts, answers)
         if question.name == FINISH:
             prompter.say(summary(answers))
-            if has_ended:
-                return {**answers, FINISH: UNCONFIRMED}
-        try:
-            reply = _reply(question, facts, answers, prompter)
-        except EOFError:
-            if question.name == FINISH:
-                return {**answers, FINISH: UNCONFIRMED}
-            prompter.say("End of input; the remaining questions would get their default:")
-            prompter, has_ended = Defaults(prompter.say), True
-            continue
+        reply = _reply(question, facts, answers, prompter)
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
             facts = _one_back(facts, answers, prompter)
         else:
@@ -99,9 +93,7 @@ def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompte
         try:
             reply = prompter.ask(question).strip() or question.default
         except EOFError:
-            if refused is not None:
-                raise ConfigError.of([refused]) from None
-            raise
+            raise ConfigError.of([refused or _ENDED]) from None
         if reply == BACK_KEY:
             return reply
         if reply == HELP_KEY:

@@ -31,8 +31,6 @@ PARTITION, TIME = "partition", "time"
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
 WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
-UNCONFIRMED = "unconfirmed"
-"""What FINISH is when the input ends before it is answered; nobody can choose it."""
 
 NONE = "-"
 """The answer that removes an optional setting from the profile."""

@@ -31,7 +31,6 @@ from headway.config_wizard.questions import (
     LAYER_OF,
     PROJECT,
     TEST,
-    UNCONFIRMED,
     USER,
     Answers,
     Choice,
@@ -41,7 +40,7 @@ from headway.config_wizard.questions import (
 )
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError, HeadwayError, Problem
+from headway.errors import HeadwayError, Problem
 from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
@@ -107,13 +106,6 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     except KeyboardInterrupt:
         print("\nnothing was written", file=sys.stderr)
         return 128 + signal.SIGINT
-    if answers[FINISH] == UNCONFIRMED:
-        raise ConfigError(
-            "the input ended before the last question was answered; nothing was written",
-            where="standard input",
-            fix="`headway config --yes` writes the recommended answers without asking; a pipe must "
-            "answer every question, the last one with `write`",
-        )
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130

@@ -13,8 +13,6 @@ from headway.config_wizard.questions import (
     FINISH,
     MORE,
     NONE,
-    PLACE,
-    UNCONFIRMED,
     Choice,
     Facts,
     Question,
@@ -33,7 +31,7 @@ WITH_T4 = load("gpu_mixed")
 
 
 class Script:
-    """Replies with what is written in it, and notes what was asked and said."""
+    """Replies with what is written in it, then by Enter; notes what was asked and said."""
 
     def __init__(self, replies: Iterable[str]) -> None:
         self.replies = iter(replies)
@@ -45,19 +43,12 @@ class Script:
 
     def ask(self, question: Question) -> str:
         self.asked.append(question)
-        reply = next(self.replies, None)
-        if reply is None:
-            raise EOFError
+        reply = next(self.replies, "")
         if reply == "Ctrl-C":
             raise KeyboardInterrupt
+        if reply == "the end":
+            raise EOFError
         return reply
-
-
-class Endless(Script):
-    """Presses Enter for ever."""
-
-    def __init__(self) -> None:
-        super().__init__(iter(lambda: "", None))
 
 
 def facts_of(
@@ -135,7 +126,7 @@ ASKED_DIFFERENTLY = ("laptop_cpu", "container_half_core_2gib", "gpu_1", "gpu_mix
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_enter_alone_gives_the_best_profile_in_few_prompts(name: str) -> None:
     prompts, profile = ENTER_ONLY[name]
-    script, result = held(facts_of(load(name)), script=Endless())
+    script, result = held(facts_of(load(name)))
     assert result == profile
     assert len(script.asked) == prompts
     assert script.said == [f"summary of {prompts - 1}"]
@@ -275,16 +266,16 @@ def test_going_back_to_another_device_forgets_what_belonged_to_the_first() -> No
 
 def test_what_the_profile_says_is_the_default_if_it_still_fits() -> None:
     user = {"device": "cuda", "num_processes": "4", "mixed_precision": "fp16", "max_restarts": "3"}
-    script, profile = held(facts_of(EIGHT_H100, user), script=Endless())
+    script, profile = held(facts_of(EIGHT_H100, user))
     assert [question.default for question in script.asked[:3]] == ["cuda", "4", "fp16"]
     assert profile == user
-    _, profile = held(facts_of(LAPTOP, user), script=Endless())
+    _, profile = held(facts_of(LAPTOP, user))
     assert profile == {**CPU, "num_processes": "4", "max_restarts": "3"}
 
 
 def test_gpus_chosen_before_count_the_processes_and_go_with_the_last_gpu() -> None:
     user: dict[str, Raw] = {"device": "cuda", "devices": ["1", "3"]}
-    script, profile = held(facts_of(EIGHT_H100, user), script=Endless())
+    script, profile = held(facts_of(EIGHT_H100, user))
     assert profile == {**user, "num_processes": "2", "mixed_precision": "bf16"}
     assert "one process for each of 2 GPUs" in script.asked[1].reason
     assert held(facts_of(EIGHT_H100, user), "cpu")[1] == CPU
@@ -296,13 +287,13 @@ def test_gpus_chosen_before_count_the_processes_and_go_with_the_last_gpu() -> No
 @pytest.mark.parametrize("name", ["ranks", "debug_rank"])
 def test_ranks_chosen_before_go_with_the_last_process_that_had_them(name: str) -> None:
     user: dict[str, Raw] = {**CPU, "num_processes": "4", name: "3"}
-    assert held(facts_of(LAPTOP, user), script=Endless())[1] == user
+    assert held(facts_of(LAPTOP, user))[1] == user
     assert held(facts_of(LAPTOP, user), "2")[1] == {**CPU, "num_processes": "2"}
     with pytest.raises(ConfigError, match=f"{name} contains rank 3"):
         held(facts_of(LAPTOP, given={name: "3"}), "2")
     machines = {"num_machines": "2", "main_address": "node0"}
     many: dict[str, Raw] = {**CPU, "num_processes": "2", **machines, "ranks": "3"}
-    assert held(facts_of(LAPTOP, many), script=Endless())[1] == many
+    assert held(facts_of(LAPTOP, many))[1] == many
 
 
 def test_more_settings_are_written_only_where_they_differ_from_the_defaults() -> None:
@@ -328,24 +319,20 @@ def test_more_settings_are_written_only_where_they_differ_from_the_defaults() ->
 
 
 @pytest.mark.parametrize("replies", [[], ["2"], ["2", "user", "no"]])
-def test_input_that_ends_early_is_summed_up_and_not_confirmed(replies: list[str]) -> None:
-    script = Script(replies)
-    answers = interview(facts_of(LAPTOP), script, lambda answers: f"summary of {len(answers)}")
-    assert answers[FINISH] == UNCONFIRMED
-    assert [text for text in script.said if text.startswith("summary")] == ["summary of 3"]
-    assert script.said[0].startswith("End of input") == (len(replies) < 3)
-    assert (f"  {PLACE}: user" in script.said) == (len(replies) < 2)
+def test_input_that_ends_early_writes_nothing(replies: list[str]) -> None:
+    with pytest.raises(ConfigError, match="the input ended before the last question"):
+        held(facts_of(LAPTOP), *replies, "the end")
 
 
 def test_input_that_ends_after_a_refused_answer_is_an_error_and_no_default() -> None:
     with pytest.raises(ConfigError, match="no GPU is visible"):
-        held(facts_of(M2), "cuda")
+        held(facts_of(M2), "cuda", "the end")
 
 
 def test_what_was_given_is_not_asked_and_an_impossible_gift_is_refused_before_any_question() -> (
     None
 ):
-    script, profile = held(facts_of(EIGHT_H100, given={"num_processes": "2"}), script=Endless())
+    script, profile = held(facts_of(EIGHT_H100, given={"num_processes": "2"}))
     assert "num_processes" not in [question.name for question in script.asked]
     assert profile["num_processes"] == "2"
     script = Script([])
@@ -374,7 +361,7 @@ def test_variables_are_offered_as_they_are_however_the_profile_has_them(env: Raw
 def test_write_and_test_is_offered_for_this_machine_and_for_no_recorded_one() -> None:
     values = []
     for can_test in (False, True):
-        script, _ = held(facts_of(LAPTOP, can_test=can_test), script=Endless())
+        script, _ = held(facts_of(LAPTOP, can_test=can_test))
         values.append([choice.value for choice in script.asked[-1].choices])
     assert values == [["write", "back", "cancel"], ["write", "write and test", "back", "cancel"]]
 
@@ -399,8 +386,8 @@ def test_what_belongs_to_sharding_is_asked_once_a_model_is_sharded() -> None:
 def test_where_jobs_can_be_submitted_two_more_questions_are_asked_and_kept() -> None:
     partitions = (Choice("gpu", "4 machines"), Choice("cpu", "9 machines"))
     facts = facts_of(LAPTOP, partitions=partitions)
-    asked = [question.name for question in held(facts, script=Endless())[0].asked]
-    without = [question.name for question in held(facts_of(LAPTOP), script=Endless())[0].asked]
+    asked = [question.name for question in held(facts)[0].asked]
+    without = [question.name for question in held(facts_of(LAPTOP))[0].asked]
     assert [name for name in asked if name not in without] == ["partition", "time"]
     _, profile = held(facts, "", "cpu", "1d12h")
     assert profile["sbatch"] == {"partition": "cpu", "time": "1d12h"}
