@@ -146,12 +146,6 @@ class Problem(NamedTuple):
     is_of_machine: bool = False
     remedies: tuple[Remedy, ...] = ()
 
-    def is_same_as(self, other: Problem) -> bool:
-        """Return whether it is the same problem, regardless of where each was found."""
-        if self.code is None:
-            return self == other
-        return (self.code, self.names) == (other.code, other.names)
-
     @property
     def without_fix(self) -> str:
         """What is wrong, and where it came from."""

@@ -74,16 +74,6 @@ def test_a_mac_s_own_device_is_its_problem_and_a_device_that_was_set_is_everybod
     assert [problem.is_of_machine for problem in problems(said, there)] == [False]
 
 
-def test_the_same_problem_is_known_again_in_another_place() -> None:
-    def unknown(name: str, layer: Layer, file: str) -> Any:
-        entry = Entry("1", Origin(layer, file, 3))
-        return try_resolve([{name: entry}], Machine(), {})[1][0]
-
-    first = unknown("devise", Layer.USER_PROFILE, "a.yaml")
-    assert first.is_same_as(unknown("devise", Layer.ASSIGNMENT, "b.yaml"))
-    assert not first.is_same_as(unknown("divise", Layer.USER_PROFILE, "a.yaml"))
-
-
 @pytest.mark.parametrize(
     "values",
     [
