@@ -22,7 +22,7 @@ _ENDS = (
 
 _NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
 
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_USER_OF_URL = r"(?<=://)[^/@\s]+(?=@)"
 """The part of a URL in which a password or a token may stand: https://user:password@host."""
 
 
@@ -44,7 +44,9 @@ def is_secret(name: str) -> bool:
 
 def masked(name: str, value: str) -> str:
     """Return `value`, or MASK in its place if `name` means a secret or in place of a URL's user."""
-    return MASK if value and is_secret(name) else _USER_OF_URL.sub(MASK, value)
+    if value and is_secret(name):
+        return MASK
+    return re.sub(_USER_OF_URL, MASK, value) if "://" in value else value
 
 
 def masked_map(variables: Mapping[str, str]) -> dict[str, str]:
@@ -104,7 +106,7 @@ def masked_text(text: str) -> str:
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
 
-    return _USER_OF_URL.sub(MASK, re.sub(_ASSIGNED, mask, text))
+    return re.sub(_USER_OF_URL, MASK, re.sub(_ASSIGNED, mask, text))
 
 
 def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:

@@ -105,15 +105,29 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
         if here == os.path.dirname(here):
             return None
         here = os.path.dirname(here)
-    from headway.contract.secrets import masked_text
-
-    head = _Git(here, "rev-parse", "--verify", "--quiet", "HEAD", within_s=within_s)
-    changes = _Git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)  # while the other one runs
-    commit, diff = head.answer(), changes.answer()
-    if not commit:
+    changes = _Git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)
+    head = _head(here) or _Git(here, "rev-parse", "HEAD", within_s=within_s).answer()
+    diff = changes.answer()
+    if not head:
         return None
-    text = None if diff is None else masked_text(diff[:_DIFF_CHARS])
-    return Commit(here, commit.strip(), text)
+    if diff:
+        from headway.contract.secrets import masked_text
+
+        diff = masked_text(diff[:_DIFF_CHARS])
+    return Commit(here, head.strip(), diff)
+
+
+def _head(root: str) -> str:
+    """Return the commit of HEAD where two files say it: a start is too short for a call of git."""
+    folder = os.path.join(root, ".git")
+    with suppress(OSError), open(os.path.join(folder, "HEAD")) as head:
+        name = head.read().removeprefix("ref: ").strip()
+        if "/" not in name:
+            return name
+        with open(os.path.join(folder, name)) as branch:
+            commit = branch.read().strip()
+            return commit if commit.isalnum() else ""
+    return ""
 
 
 class _Git:

@@ -24,7 +24,7 @@ _WHOLE = (
     *("DISABLE_MPS", "LD_PRELOAD", "PYTHONUNBUFFERED"),
 )
 
-ADDRESS = re.compile("ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$")
+_ADDRESS = "ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$"
 HIDDEN = "hidden"
 """Replaces private values; every setting's parser accepts it, so that snapshots can be replayed."""
 
@@ -64,7 +64,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
             continue
         if name == "HEADWAY_ENV":
             told[name] = _names_only(text)
-        elif ADDRESS.search(name):
+        elif re.search(_ADDRESS, name):
             told[name] = HIDDEN
         else:
             told[name] = without_home(masked(name, text), environ)

@@ -144,6 +144,29 @@ def test_git_that_is_slow_fails_or_is_missing_costs_the_commit_alone(
         os.waitpid(-1, os.WNOHANG)
 
 
+@pytest.mark.parametrize("state", ["branch", "packed", "detached", "worktree"])
+def test_the_commit_is_that_of_git_however_it_is_kept(state: str, tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    assert read_commit(str(tmp_path)) is None
+    for message in ("one", "two"):
+        git("commit", "-q", "--allow-empty", "-m", message)
+    folder = tmp_path
+    if state == "packed":
+        git("pack-refs", "--all")
+    elif state == "detached":
+        git("checkout", "-q", "--detach", "HEAD~")
+    elif state == "worktree":
+        folder = tmp_path / "tree"
+        git("worktree", "add", "-q", str(folder), "HEAD~")
+    found = read_commit(str(folder))
+    assert found is not None
+    assert found.commit == git("-C", str(folder), "rev-parse", "HEAD").strip()
+
+
 def test_nothing_is_left_but_in_the_state_folder() -> None:
     before = {*Path.home().rglob("*")}
     begin(new_path(), START, 1.0)
