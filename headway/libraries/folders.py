@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from headway.contract.notes import say
 from headway.contract.typed import parse, plain, read
 from headway.errors import CheckpointError
 
@@ -65,13 +66,20 @@ def read_list(folder: Path) -> list[Listed]:
 
 
 def add_to_list(folder: Path, checkpoint: Listed) -> None:
-    """List a checkpoint that is complete, after the others; the file changes all at once."""
+    """List a checkpoint that is complete, after the others; where that fails, only print it.
+
+    The file changes all at once.
+    """
     own = os.path.realpath(checkpoint.path)
     others = [one for one in read_list(folder) if os.path.realpath(one.path) != own]
     within = [one._replace(path=os.path.relpath(one.path, folder)) for one in (*others, checkpoint)]
     pending = folder / f"{LIST}.pending"
-    with open(pending, "w", encoding="utf-8") as file:
-        json.dump(plain(Checkpoints(tuple(within))), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    pending.replace(folder / LIST)
+    try:
+        with open(pending, "w", encoding="utf-8") as file:
+            json.dump(plain(Checkpoints(tuple(within))), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        pending.replace(folder / LIST)
+    except OSError as error:
+        what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
+        say(f"note: {what}; name it to resume")

@@ -19,12 +19,11 @@ from headway.contract import signals
 from headway.contract.notes import say_once
 from headway.contract.run import Ranks, RunContract, read_ranks, read_run
 from headway.data.workers import with_lasting_workers
-from headway.libraries.folders import LIGHTNING
+from headway.libraries.folders import LIGHTNING, add_to_list
 from headway.libraries.resuming import (
     Start,
     Stopping,
     announce,
-    list_saved,
     replaced,
     select_start,
 )
@@ -107,7 +106,7 @@ class _Fit:
         save(filepath, weights_only, *args)  # returns once all ranks have written
         if self.trainer.is_global_zero and not weights_only:
             self._folder.mkdir(parents=True, exist_ok=True)
-            list_saved(self._folder, self._start.training, str(filepath))
+            add_to_list(self._folder, self._start.training._replace(path=str(filepath)))
 
     # ------------------------------------------------------------------ hooks of the callback
 

@@ -23,7 +23,7 @@ from headway.contract.progress import process_progress
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
-from headway.libraries.folders import Listed, add_to_list, read_list
+from headway.libraries.folders import Listed, read_list
 
 _trainings: Counter[str] = Counter()  # of this process, by the folder of their output
 
@@ -91,14 +91,6 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
             fix="name an existing one",
         )
     return listed or [Listed(str(path))]
-
-
-def list_saved(folder: Path, training: Listed, path: str) -> None:
-    """List a checkpoint that all ranks have written; where that fails, only print it."""
-    try:
-        add_to_list(folder, training._replace(path=path))
-    except OSError as error:
-        say(f"note: {path} cannot be listed in {folder}: {error.strerror}; name it to resume")
 
 
 def announce(library: str, start: Start, folder: Path) -> None:

@@ -20,12 +20,11 @@ from transformers.trainer_callback import TrainerCallback
 from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
-from headway.libraries.folders import STATE
+from headway.libraries.folders import STATE, add_to_list
 from headway.libraries.resuming import (
     Start,
     Stopping,
     announce,
-    list_saved,
     replaced,
     select_start,
 )
@@ -44,7 +43,9 @@ def join(module: ModuleType) -> None:
         self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         run, trial = read_run(), kwargs.get("trial", args[0] if args else None)
-        if run is None or trial is not None or self.args.world_size != rank_and_size()[1]:
+        stops_itself = getattr(self.args, "enable_jit_checkpoint", False)
+        is_own = trial is not None or stops_itself or self.args.world_size != rank_and_size()[1]
+        if run is None or is_own:
             return train(self, resume_from_checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)
         start = select_start(run, folder, resume_from_checkpoint, is_complete)
@@ -99,11 +100,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         handler = self._trainer.callback_handler
         handler.callbacks = [*(one for one in handler.callbacks if one is not self), self]
-        if getattr(args, "enable_jit_checkpoint", False):  # whose ranks do not agree on the step
-            from transformers.trainer_jit_checkpoint import JITCheckpointCallback
-
-            if (own := self._trainer.pop_callback(JITCheckpointCallback)) is not None:
-                own.on_train_end(args, state, control)  # restores the handler of SIGTERM
         self.stopping.begin(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -152,7 +148,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             for file in filter(Path.is_file, Path(output_dir).rglob("*")):
                 with open(file, "rb") as opened:
                     os.fsync(opened.fileno())
-            list_saved(self._folder, self._training, output_dir)
+            add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Train no further step where a checkpoint has all of them, as Trainer would."""

@@ -29,29 +29,17 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_DDP = "train with DistributedDataParallel, which prepare() sets up where there are several ranks"
-
 TOPICS = (
     Topic(
-        "training with DeepSpeed",
-        _DDP,
+        "training with DeepSpeed, Megatron-LM, or tensor, context and sequence parallelism",
+        "train with DistributedDataParallel, which prepare() sets up where there are several ranks,"
+        " or with strategy='fsdp'",
         _names("""
             DeepSpeedPlugin DeepSpeedSequenceParallelConfig GatheredParameters deepspeed_required
             compile_regions_deepspeed prepare_deepspeed_cmd_env DEEPSPEED_MULTINODE_LAUNCHERS
             BETA_SP_AVAILABLE_DEEPSPEED_VERSION DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper
             DeepSpeedSchedulerWrapper DummyOptim DummyScheduler HfDeepSpeedConfig
             get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
-        """),
-        modules=("utils.deepspeed",),
-        members=_names("""
-            deepspeed_plugins deepspeed_ulysses_dl_adapter get_deepspeed_plugin
-            select_deepspeed_plugin deepspeed_engine_wrapped
-        """),
-    ),
-    Topic(
-        "training with Megatron-LM",
-        _DDP,
-        _names("""
             MegatronLMPlugin MegatronLMDummyDataLoader MegatronLMDummyScheduler AbstractTrainStep
             BertTrainStep GPTTrainStep T5TrainStep add_model_config_to_megatron_parser
             avg_losses_across_data_parallel_group gather_across_data_parallel_groups
@@ -60,21 +48,15 @@ TOPICS = (
             MegatronLMOptimizerWrapper MegatronLMSchedulerWrapper megatron_lm_initialize
             megatron_lm_prepare_data_loader megatron_lm_prepare_model_optimizer_scheduler
             megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler
-        """),
-        modules=("utils.megatron_lm",),
-        members=_names("megatron_lm_plugin"),
-    ),
-    Topic(
-        "tensor, context and sequence parallelism",
-        _DDP,
-        _names("""
             ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig
             TorchTensorParallelPlugin get_model_tp_size prepare_extend_env_parallelism_config
             DTENSOR_PYTORCH_VERSION BETA_CP_AVAILABLE_PYTORCH_VERSION
             BETA_TP_AVAILABLE_PYTORCH_VERSION BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
         """),
-        modules=("parallelism_config",),
+        modules=("utils.deepspeed", "utils.megatron_lm", "parallelism_config"),
         members=_names("""
+            deepspeed_plugins deepspeed_ulysses_dl_adapter get_deepspeed_plugin
+            select_deepspeed_plugin deepspeed_engine_wrapped megatron_lm_plugin
             torch_tp_plugin parallelism_config torch_device_mesh maybe_context_parallel
             tensor_parallel_rank pipeline_parallel_rank context_parallel_rank data_parallel_rank
             data_parallel_shard_rank should_save_model
@@ -179,12 +161,6 @@ TOPICS = (
         _names("compile_regions"),
     ),
     Topic(
-        "tests of Accelerate itself",
-        "copy the helper from Accelerate into your tests",
-        frozenset(),
-        modules=("test_utils",),
-    ),
-    Topic(
         "placing processes on CPU cores",
         "start the ranks under numactl, or set OMP_NUM_THREADS",
         _names("""
@@ -200,20 +176,14 @@ TOPICS = (
         """),
     ),
     Topic(
-        "choices among Accelerate's own features and file names",
-        "write the value itself in the script",
+        "Accelerate's own use",
+        "copy the function or the value from Accelerate into the script, if it needs it",
         _names("""
             BaseEnum CustomDtype EnumWithContains CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC
             TENSOR_INT_TO_DTYPE TENSOR_TYPE_TO_INT TORCH_DISTRIBUTED_OPERATION_TYPES
             TORCH_DYNAMO_MODES TORCH_SAFE_GLOBALS MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
             XPU_PROFILING_AVAILABLE_PYTORCH_VERSION PROFILE_PATTERN_NAME WEIGHTS_PATTERN_NAME
             SAFE_WEIGHTS_PATTERN_NAME
-        """),
-    ),
-    Topic(
-        "Accelerate's own use",
-        "copy the function from Accelerate into the script, if it needs it",
-        _names("""
             TensorInformation ThreadLocalSharedDict filter_trackers chained_operation
             clean_state_dict_for_safetensors convert_bytes copy_tensor_to_devices do_nothing
             gather_tensor_shape get_data_structure get_grad_scaler
@@ -223,7 +193,7 @@ TOPICS = (
             is_torch_xpu_tensor merge_dicts move_to_device pad_input_tensors patch_optimizer_step
             verify_operation
         """),
-        modules=("utils.constants", "utils.rich", "utils.versions"),
+        modules=("test_utils", "utils.constants", "utils.rich", "utils.versions"),
     ),
     Topic(
         "the files of Accelerate's checkpoints",

@@ -166,15 +166,6 @@ class Wide(nn.Module):
     assert follow(path, checkpointed=True).peak_bytes < follow(path).peak_bytes - 64 * MIB
 
 
-@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "l1_loss", "soft_margin_loss"])
-def test_a_loss_that_keeps_its_temporary_is_counted_with_it(loss: str, follow: Follow) -> None:
-    called = f"torch.nn.functional.{loss}(net(torch.ones(500, 4)), torch.ones(500, 1000))"
-    path = script(
-        ("Linear(4, 4)", "Linear(4, 1000)"), ("net(torch.ones(2, 4)).sum()", called), text=SMALL
-    )
-    assert follow(path).peak_bytes == follow(path, rung=REAL).peak_bytes
-
-
 def test_half_precision_is_the_script_s_own(follow: Follow) -> None:
     path = script((".to(device)", ".to(device).bfloat16()"))
     found = follow(path, **GPU)

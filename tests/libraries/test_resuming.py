@@ -16,7 +16,7 @@ from headway.contract.run import IF_ANY, LATEST, RunContract
 from headway.errors import CheckpointError
 from headway.libraries import resuming
 from headway.libraries.folders import LIST, STATE, Listed, add_to_list, is_of_library, read_list
-from headway.libraries.resuming import Start, list_saved, select_start
+from headway.libraries.resuming import Start, select_start
 
 RUN = RunContract("cpu", "no", 1, origins={}, began_at=100.0)
 LATER = RUN._replace(began_at=300.0)
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_cannot_be_listed_is_told_and_the_list_stays_as_it_was
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(json, "dump", refuse)
-    list_saved(tmp_path, Listed("", 1.0), str(tmp_path))
+    add_to_list(tmp_path, Listed(str(tmp_path), 1.0))
     assert "cannot be listed" in capsys.readouterr().err
     assert len(read_list(tmp_path)) == 1
 

@@ -25,24 +25,18 @@ from headway.estimate.child.patching import line_now, replace
 ACTIVATIONS, OTHER = "activations", "other"
 UNCLASSIFIED = (ACTIVATIONS, OTHER)
 
-_aten = torch.ops.aten
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
-_KEEP_THEIR_TEMPORARY = {
-    *(_aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.soft_margin_loss.default),
-    _aten.binary_cross_entropy.default,
-}
-"""Losses whose mean or sum lies in the storage of the losses of all elements, as torch has it."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Entry:
     """One storage: its bytes now, and what they are for."""
 
-    __slots__ = ("category", "gone", "is_counted", "least_bytes", "nbytes", "number")
+    __slots__ = ("category", "gone", "is_counted", "nbytes", "number")
 
     def __init__(self, number: int, category: str) -> None:
         self.number = number
-        self.nbytes = self.least_bytes = 0
+        self.nbytes = 0
         self.category = category
         self.is_counted = False
         self.gone: Any = None
@@ -85,19 +79,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _WAIT and self._fake_mode is not None:
             return args[0]
         result = func(*args, **(kwargs or {}))
-        if func in _KEEP_THEIR_TEMPORARY and self._fake_mode is not None:
-            self._keep_temporary(result, args)
         if active_fake_mode() is self._fake_mode:  # DTensor has one of its own, for shapes
             for one in tree_iter(result):
                 if isinstance(one, torch.Tensor):
                     self.see(one)
         return result
-
-    def _keep_temporary(self, loss: torch.Tensor, args: Any) -> None:
-        self.see(loss)
-        count = max(args[0].numel(), args[1].numel())
-        for storage in _storages(loss):
-            self._entries[storage].least_bytes = count * loss.element_size()
 
     def see(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storages, if that is new, or their bytes or device have changed."""
@@ -106,7 +92,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry = self._entries.get(storage)
             if entry is None:
                 entry = self._new_entry(storage)
-            self._count(entry, max(storage.nbytes(), entry.least_bytes) if counted else 0)
+            self._count(entry, storage.nbytes() if counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str) -> None:
         """Set what the storages of a tensor are for, where it is not known yet."""

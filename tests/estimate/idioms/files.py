@@ -39,10 +39,3 @@ net.load_state_dict(weights)
 optimizer.load_state_dict(optimizer.state_dict())
 for _ in range(2):
     step()
-
-# %% tensorboard
-from torch.utils.tensorboard import SummaryWriter
-
-writer = SummaryWriter("runs")
-for i in range(3):
-    writer.add_scalar("loss", step().item(), i)

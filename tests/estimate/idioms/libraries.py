@@ -53,20 +53,6 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 
-# %% a small Llama of transformers
-from transformers import LlamaConfig, LlamaForCausalLM
-
-config = LlamaConfig(
-    num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=100
-)
-model = LlamaForCausalLM(config)
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(3):
-    tokens = torch.randint(0, 100, (2, 16))
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
 # %% a small GPT-2 of transformers on a GPU
 from transformers import GPT2Config, GPT2LMHeadModel
 

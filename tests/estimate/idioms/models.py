@@ -46,16 +46,6 @@ net[0].requires_grad_(False)
 print(f"{sum(p.numel() for p in net.parameters() if p.requires_grad):,} parameters", net)
 train(net)
 
-# %% average of weights
-net = nn.Linear(16, 4)
-average = torch.optim.swa_utils.AveragedModel(net)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
-    F.cross_entropy(net(x), y).backward()
-    optimizer.step()
-    average.update_parameters(net)
-
-
 # %% a custom autograd function
 class Double(torch.autograd.Function):
     @staticmethod

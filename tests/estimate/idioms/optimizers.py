@@ -17,9 +17,6 @@ def train(optimizer, scheduler=None):
             scheduler.step()
 
 
-# %% fused adam
-train(torch.optim.AdamW(net.parameters(), fused=True))
-
 # %% lbfgs with a closure
 optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
 
@@ -80,18 +77,3 @@ class Signs(torch.optim.Optimizer):
 
 
 train(Signs(net.parameters()))
-
-# %% per-sample gradients by torch.func
-from torch.func import functional_call, grad, vmap
-
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for _ in range(3):
-    weights = {name: p.detach() for name, p in net.named_parameters()}
-
-    def loss_of(weights, x, y):
-        return F.cross_entropy(functional_call(net, weights, (x[None],)), y[None])
-
-    each = vmap(grad(loss_of), (None, 0, 0))(weights, x, y)
-    for name, p in net.named_parameters():
-        p.grad = each[name].mean(0)
-    optimizer.step()

@@ -83,14 +83,3 @@ for _ in range(3):
     order = logits[:, 0].argsort(descending=True)
     counts = torch.bincount(y * 4 + logits.argmax(1), minlength=16).reshape(4, 4)
     step(F.mse_loss(logits, wanted) + F.mse_loss(logits, other) + logits[order].sum())
-
-
-# %% torchmetrics
-from torchmetrics.classification import MulticlassAccuracy
-
-metric = MulticlassAccuracy(4)
-for _ in range(3):
-    logits = net(x)
-    metric.update(logits, y)
-    print(metric.compute().item())
-    step(F.cross_entropy(logits, y))
