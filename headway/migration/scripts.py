@@ -22,8 +22,7 @@ from headway.migration.reading import Script, imports_original, inside
 
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 _NOTEBOOK = ".ipynb"
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-_FROM = re.compile(r"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+import\b")
+_FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+import\b")
 
 
 class Source(NamedTuple):
@@ -124,43 +123,34 @@ def rewritten(source: Source, script: Script, *, compat: bool = False) -> Source
     Raises:
         ValueError: an import of Accelerate would be left.
     """
-    text, positions = source.text, _Positions(source.text)
-    edits = [edit for node in script.imports for edit in _edits(node, positions, compat)]
+    text = source.text.encode()  # `ast` counts bytes of UTF-8
+    starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    edits = [edit for node in script.imports for edit in _edits(node, text, starts, compat)]
     for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
-    if Script(text).imports:
+        text = text[:start] + new.encode() + text[end:]
+    changed = text.decode()
+    if Script(changed).imports:
         raise ValueError("an import of Accelerate is left")
-    return source._replace(text=text)
-
-
-class _Positions:
-    """Where the lines of a text begin."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._lines = _LINE.findall(text)
-        self._starts = list(accumulate(map(len, self._lines), initial=0))
-
-    def of(self, line: int, offset: int) -> int:
-        """Return the position of a line (from 1) and an offset in UTF-8 bytes, as in `ast`."""
-        before = self._lines[line - 1].encode()[:offset].decode()
-        return self._starts[line - 1] + len(before)
+    return source._replace(text=changed)
 
 
 def _edits(
-    node: ast.Import | ast.ImportFrom, positions: _Positions, compat: bool
+    node: ast.Import | ast.ImportFrom, text: bytes, starts: list[int], compat: bool
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield parts of the text, by their start and end, and what replaces each."""
+    """Yield parts of the text, by their start and end, and what replaces each.
+
+    `starts` are the positions of its lines.
+    """
     if isinstance(node, ast.ImportFrom):
         names = [alias.name for alias in node.names]
         module = module_for(inside(node.module or ""), names, compat=compat)
-        found = _FROM.match(positions.text, positions.of(node.lineno, node.col_offset))
+        found = _FROM.match(text, starts[node.lineno - 1] + node.col_offset)
         if found is not None:
             yield found.start("module"), found.end("module"), module
         return
     for alias in node.names:
         if imports_original(node, alias):
-            start = positions.of(alias.lineno, alias.col_offset)
+            start = starts[alias.lineno - 1] + alias.col_offset
             # `import accelerate.utils` binds `accelerate`, whose modules are attributes
             whole = f"{COMPAT} as {ORIGINAL}"
             new = compat_module(inside(alias.name)) if alias.asname else whole

@@ -46,6 +46,7 @@ net[0].requires_grad_(False)
 print(f"{sum(p.numel() for p in net.parameters() if p.requires_grad):,} parameters", net)
 train(net)
 
+
 # %% a custom autograd function
 class Double(torch.autograd.Function):
     @staticmethod
