@@ -141,7 +141,7 @@ def channel(count: int, idle_s: float) -> Cost:
         now=began,
     )
     hub = Hub(listener, KEY, coordinator, TIMEOUT_S, print)
-    main = Member(hub.take_own_end(), KEY, TIMEOUT_S, str)
+    main = Member(hub.own_end, KEY, TIMEOUT_S, str)
     main.send(introduction(0, count))
     probe = socket.create_server(("127.0.0.1", 0))
     main.send(Ready(probe.getsockname()[1], 29501))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.contract.notes import ranges
@@ -40,7 +40,7 @@ class Machine:
     reached_at: str  # the address of machine 0 that it has connected to
     clock_ahead_s: float  # of machine 0's clock
     heard_at: float  # when it has last said something, on the monotonic clock
-    rank: int | None = field(init=False)  # the one it asked for, until it is given one
+    rank: int | None  # the one it asked for, until it is given one
     ready: messages.Ready | None = None  # while it waits for a round
     has_ranks: bool = False  # in the current round
     is_checked: bool = False
@@ -48,9 +48,6 @@ class Machine:
     is_leaving: bool = False
     word: str = ""  # the last one of its ranks
     failure: tuple[float, messages.Failed] | None = None  # when and what, in this round
-
-    def __post_init__(self) -> None:
-        self.rank = self.join.machine
 
     @property
     def label(self) -> str:
@@ -134,9 +131,7 @@ class Coordinator:
         self._problems: list[str] = []  # of these
         self._settle_at = now
         self._asked_at: float | None = None  # for better explanations of a failure
-        self._wait_until = now + join_timeout_s
-        self._notice_at = now + NOTICE_AFTER_S
-        self._are_told = False  # what is missing: from then on who gets ready is told at once
+        self._wait_from(now)
 
     @property
     def is_busy(self) -> bool:
@@ -173,8 +168,9 @@ class Coordinator:
                 of_it = failed._replace(machine=join.machine or 0, host=join.host)
                 self._end_before_start(of_it, num_known=1)
             return False
-        ahead_s = join.clock - clock
-        self.machines[peer] = Machine(peer, join, address, reached_at, ahead_s, now)
+        self.machines[peer] = Machine(
+            peer, join, address, reached_at, join.clock - clock, now, join.machine
+        )
         self.outbox.append((peer, self._accepted))
         return True
 
@@ -283,7 +279,7 @@ class Coordinator:
     def _wait_from(self, now: float) -> None:
         self._wait_until = now + self._join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_told = False
+        self._are_told = False  # what is missing: from then on who gets ready is told at once
 
     def _tell(self, machines: Iterable[Machine], message: messages.Message) -> None:
         self.outbox += [(one.peer, message) for one in machines]

@@ -75,14 +75,10 @@ class Hub:
         self._woken_end, self._waking_end = socket.socketpair()
         self._selector.register(self._woken_end, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
-        own, self._own_end = socket.socketpair()
+        own, self.own_end = socket.socketpair()  # the connection of machine 0 itself
         self._add(own, "", "")
         self._thread = threading.Thread(target=self._serve, name="headway-hub", daemon=True)
         self._thread.start()
-
-    def take_own_end(self) -> socket.socket:
-        """Return the connection of machine 0 itself."""
-        return self._own_end
 
     def close(self, within_s: float) -> None:
         """End once all machines have left, and late ones know why, or after `within_s` seconds."""

@@ -67,11 +67,10 @@ def _digest(data: bytes) -> str:
 def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[Difference]:
     """Return how the facts of a machine differ from those of machine 0."""
     on_main, here = dict(main), dict(other)
-    missing = "-"
     return [
-        Difference(machine, name, here.get(name, missing), on_main.get(name, missing))
+        Difference(machine, name, here.get(name, "-"), on_main.get(name, "-"))
         for name in dict.fromkeys([*on_main, *here])
-        if here.get(name, missing) != on_main.get(name, missing)
+        if here.get(name) != on_main.get(name)
     ]
 
 

@@ -427,7 +427,7 @@ class Membership:
         coordinator.seen = seen
         connect.allow_open_files(self._most)
         self.hub = Hub(listener, self._key.key, coordinator, self._timeout_s, say)
-        return self.hub.take_own_end()
+        return self.hub.own_end
 
     def _look_up(self, name: str) -> str | None:
         return address_of_node(name) if self._settings.cluster == SLURM.name else None

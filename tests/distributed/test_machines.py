@@ -105,19 +105,6 @@ def test_the_second_ctrl_c_on_one_machine_ends_the_grace_period_on_both() -> Non
     assert [code for code, _ in ends(machines)] == [130, 130]
 
 
-def test_ctrl_c_while_ranks_stop_after_a_loss_leaves_them_their_limit_and_names_the_loss() -> None:
-    machines = two("--grace-period-s", "5", name=script(STOPS_FOR_EVER))
-    wait_until(are_up(2), *machines)
-    machines[1].kill()
-    wait_until(Path("stopping_0").exists, machines[0])
-    machines[0].send_signal(signal.SIGINT)
-    (code, errors), _ = ends(machines)
-    assert code == 130
-    assert "machine 1" in errors
-    assert "was lost: its launcher has ended" in errors
-    assert "rank 0 was killed, still stopping after 5 s" in errors
-
-
 WAITS_FOR_ALL = """
 import time
 from headway import Accelerator

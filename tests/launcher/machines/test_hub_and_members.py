@@ -54,7 +54,7 @@ class Channel:
     def join(self, machine: int, key: bytes = KEY, link: socket.socket | None = None) -> Member:
         if link is None:
             own = machine == 0
-            link = self.hub.take_own_end() if own else socket.create_connection(self.address)
+            link = self.hub.own_end if own else socket.create_connection(self.address)
         member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
         self.members.append(member)
         member.send(

@@ -94,7 +94,7 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     assert one.member is not None
     assert one.member.accepted is not None
     one.leave()
-    hub.take_own_end().close()
+    hub.own_end.close()
     hub.close(60)
 
 
@@ -144,7 +144,7 @@ def test_a_node_is_reached_at_the_address_that_slurm_has_for_it(
     one = machine_1(listener.getsockname()[1], 60, main_address="n1", cluster="slurm")
     assert one.join(str).accepted is not None
     one.leave()
-    hub.take_own_end().close()
+    hub.own_end.close()
     hub.close(60)
 
 
