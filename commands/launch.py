@@ -231,7 +231,7 @@ def _print_plan(launch: _Launch) -> int | None:
         print(describe(plan, parsed.show_secrets))
         return 0
     if plan.supervised is not None:
-        from headway.launcher.early_signals import outlive_early_signals
+        from headway.launcher.run import outlive_early_signals
 
         outlive_early_signals()
     for note in plan.notes:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headway.history.launch import Launch
     from headway.history.recorder import Recorder
     from headway.launcher.diagnosis.run_socket import RunSocket
+    from headway.launcher.processes.starter import Starter
 
 _DIFF_WITHIN_S = 0.5  # that the start of a single process waits for `git diff`
 
@@ -58,7 +59,6 @@ def run(
     try:
         # not in the handler: a second signal would interrupt that import
         from headway.contract.notes import waiting_for
-        from headway.launcher.early_signals import interrupts_exit_at_once
 
         signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 
@@ -84,6 +84,28 @@ def run(
         raise cannot_start(OSError(errno.EAGAIN, str(error))) from None
     finally:
         starter.close()
+
+
+def outlive_early_signals() -> None:
+    """Print that the user's signals come too early, such as those of sbatch --signal=USR1@60."""
+    from headway.launcher.rank.worker import USER_SIGNALS
+
+    signals.trap(signals.say_too_early, *USER_SIGNALS)
+
+
+@contextmanager
+def interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
+    """Exit on Ctrl-C without an exception, which numpy and torch swallow during their imports."""
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def end(*_: object) -> None:
+        signals.ignore(signal.SIGINT)
+        starter.close()
+        say("interrupted")
+        os._exit(130)
+
+    with signals.trapped(end, *([signal.SIGINT] if is_usual else [])):
+        yield
 
 
 def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:

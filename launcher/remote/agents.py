@@ -188,6 +188,7 @@ class Connection:
             _write(sys.stderr, line)
         else:
             self._held_errors += line
+            del self._held_errors[:-_MOST_HELD_BYTES]
 
     def _show_held_errors(self) -> None:
         if self._held_errors:

@@ -61,7 +61,7 @@ def test_a_rank_that_fails_and_hangs_in_its_exit_does_not_hold_the_run_up() -> N
 IN_AN_IMPORT = """
 import os, signal
 from types import SimpleNamespace
-from headway.launcher.early_signals import interrupts_exit_at_once
+from headway.launcher.run import interrupts_exit_at_once
 with interrupts_exit_at_once(SimpleNamespace(close=lambda: print("closed", flush=True))):
     try:
         os.kill(os.getpid(), signal.SIGINT)
