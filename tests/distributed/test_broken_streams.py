@@ -134,16 +134,6 @@ def test_a_reader_of_stdout_that_goes_away_ends_the_run_with_one_line(
     assert done.stdout.count("\n") == 3
 
 
-def test_a_full_disk_under_the_logs_is_said_once_and_the_report_has_one_prefix() -> None:
-    done = launch_in_shell("ulimit -f 4; LAUNCH", script(FAILING))
-    assert done.returncode == 1
-    assert done.stderr.count("are incomplete: File too large") == 1
-    assert "error: rank 1 of 2 failed with ValueError" in done.stderr
-    assert "[1] Traceback" in done.stderr
-    assert "[rank1]" not in done.stderr
-    assert done.stdout.count("x" * 10_000) == 2
-
-
 EXITING = """
 import os, sys, time
 if os.environ["RANK"] == "1":

@@ -5,7 +5,6 @@ With `-s` the rows are printed.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from tests.distributed.families import process_of_this_test
 from tests.distributed.launching import script
 from tests.distributed.networks import Network, needs_namespaces, network
 from tests.distributed.test_machines import TRAINS, are_up, ends
-from tests.waiting import wait_for_lines, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -188,12 +187,3 @@ def test_a_machine_that_is_lost_while_ranks_are_to_save_and_stop_ends_their_wait
     assert [code for code, _ in told] == [4, 4], told
     assert "machine 1 (n2) was lost: nothing was heard" in told[0][1]
     assert time.monotonic() - began < TIMEOUT_S + 2 * _SLACK_S
-
-
-def test_a_machine_that_never_comes_is_named_and_a_signal_ends_the_wait(net: Network) -> None:
-    for rank, said in ((0, "waiting for machine 1 of 2"), (1, "waiting for machine 0 at n1:29500")):
-        alone = begin(net, rank, script(TRAINS))
-        wait_for_lines(alone, said)
-        alone.send_signal(signal.SIGTERM)
-        alone.communicate(timeout=120)
-        assert alone.returncode == 143

@@ -88,15 +88,23 @@ import torch
 """
 
 
-@pytest.mark.parametrize("moment", ["both import torch", "the fork server imports torch"])
-def test_an_interrupt_amid_an_import_of_torch_ends_launcher_and_fork_server_at_once(
-    moment: str,
+@pytest.mark.parametrize(
+    ("moment", "number", "said"),
+    [
+        ("both import torch", signal.SIGINT, "interrupted"),
+        ("the fork server imports torch", signal.SIGINT, "interrupted"),
+        ("the fork server imports torch", signal.SIGTERM, "stopped by SIGTERM"),
+    ],
+)
+def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_once(
+    moment: str, number: signal.Signals, said: str
 ) -> None:
     Path("slow/torch").mkdir(parents=True)
     Path("slow/torch/__init__.py").write_text(SLOW_TORCH)
     is_both = moment == "both import torch"
+    words = ["--cpu", "--num-processes", "2", "--grace-period-s", "300"]
     process = subprocess.Popen(
-        [*HEADWAY, "--cpu", "--num-processes", "2", "--env", "SLOW=1", script("")],
+        [*HEADWAY, *words, "--env", "SLOW=1", script("")],
         env=environment(**({"SLOW": "1"} if is_both else {}))
         | {"PYTHONPATH": os.pathsep.join([os.path.abspath("slow"), *filter(None, sys.path)])},
         stderr=subprocess.PIPE,
@@ -107,10 +115,10 @@ def test_an_interrupt_amid_an_import_of_torch_ends_launcher_and_fork_server_at_o
     wait_for_lines(process, awaited)
     wait_until(lambda: len(list(Path.cwd().glob("importing_*"))) == 2, process)
     importing = list(Path.cwd().glob("importing_*"))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert errors == "headway: interrupted\n"
+    assert process.returncode == 128 + number
+    assert errors == f"headway: {said}\n"
     assert not [one.name for one in importing if is_alive(int(one.name.rpartition("_")[2]))]
 
 
