@@ -131,7 +131,9 @@ class Coordinator:
         self._problems: list[str] = []  # of these
         self._settle_at = now
         self._asked_at: float | None = None  # for better explanations of a failure
-        self._wait_from(now)
+        self._wait_until = now + join_timeout_s
+        self._notice_at = now + NOTICE_AFTER_S
+        self._are_told = False  # what is missing: from then on who gets ready is told at once
 
     @property
     def is_busy(self) -> bool:
@@ -279,7 +281,7 @@ class Coordinator:
     def _wait_from(self, now: float) -> None:
         self._wait_until = now + self._join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_told = False  # what is missing: from then on who gets ready is told at once
+        self._are_told = False
 
     def _tell(self, machines: Iterable[Machine], message: messages.Message) -> None:
         self.outbox += [(one.peer, message) for one in machines]
