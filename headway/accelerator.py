@@ -589,7 +589,7 @@ class Accelerator:
     ) -> None:
         """Divide gradients by fp16's loss scale, once for each step; else there is nothing to do.
 
-        `optimizer` is the one whose gradients, or several; None means all that are prepared.
+        `optimizer` is one or several, whose gradients they are; None means all that are prepared.
 
         Examples:
             >>> accelerator.unscale_gradients()  # before the script reads or changes gradients
@@ -654,8 +654,10 @@ class Accelerator:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether gradients are due: optimizers step, and ranks exchange gradients; a script that
-        accumulates by itself may change it."""
+        """Whether gradients are due: optimizers step, and ranks exchange gradients.
+
+        A script that accumulates by itself may change it.
+        """
         return self.parts.training.accumulation.sync_gradients
 
     @sync_gradients.setter

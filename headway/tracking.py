@@ -1,34 +1,22 @@
 """The names that scripts import from `accelerate.tracking`; nothing is defined here."""
 
-from __future__ import annotations
-
 from headway.trackers.adapters import (
-    CometMLTracker,
-    MLflowTracker,
-    TensorBoardTracker,
-    TrackioTracker,
-    WandBTracker,
+    CometMLTracker as CometMLTracker,
+    MLflowTracker as MLflowTracker,
+    TensorBoardTracker as TensorBoardTracker,
+    TrackioTracker as TrackioTracker,
+    WandBTracker as WandBTracker,
 )
 from headway.trackers.choice import (
-    LOGGER_TYPE_TO_CLASS,
-    LoggerType,
-    get_available_trackers,
-    register_tracker_class,
+    LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS,
+    LoggerType as LoggerType,
+    get_available_trackers as get_available_trackers,
+    register_tracker_class as register_tracker_class,
 )
-from headway.trackers.jsonl import JsonlTracker
-from headway.trackers.tracker import GeneralTracker, on_main_process
+from headway.trackers.jsonl import JsonlTracker as JsonlTracker
+from headway.trackers.tracker import (
+    GeneralTracker as GeneralTracker,
+    on_main_process as on_main_process,
+)
 
-__all__ = [
-    "LOGGER_TYPE_TO_CLASS",
-    "CometMLTracker",
-    "GeneralTracker",
-    "JsonlTracker",
-    "LoggerType",
-    "MLflowTracker",
-    "TensorBoardTracker",
-    "TrackioTracker",
-    "WandBTracker",
-    "get_available_trackers",
-    "on_main_process",
-    "register_tracker_class",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]
