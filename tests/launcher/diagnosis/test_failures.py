@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
 import pytest
 
@@ -104,11 +105,6 @@ def test_only_torchs_own_errors_are_of_communication() -> None:
     assert not is_of_communication(PEER._replace(message=NO_NCCL))
 
 
-def test_a_backend_that_is_not_there_gets_advice() -> None:
-    crash = PEER._replace(message=NO_NCCL, traceback=NO_NCCL)
-    assert 'init_process_group("gloo")' in failure(ended(0, 1, PEER.time, crash=crash)).fix
-
-
 def test_an_aborting_victim_is_not_blamed_for_the_exception_before_it() -> None:
     found = failure(ended(1, 1, BOOM.time, crash=BOOM), ended(0, -6, BOOM.time + 0.2))
     assert found.first.rank == 1
@@ -125,58 +121,87 @@ def test_a_rank_that_came_to_its_end_is_not_blamed() -> None:
     assert 2 not in found.victims
 
 
+def crashed(kind: str, message: str, *more: str, **facts: Any) -> RankExit:
+    """Return the end of rank 1 by an exception, which may have been raised from others."""
+    trace = "".join(f"{line}\n" for line in (*more, f"{kind}: {message}"))
+    return ended(1, 1, 1, crash=Crash(2.0, kind, message, trace, **facts))
+
+
+WORKER_KILLED = "DataLoader worker (pid 7) is killed by signal: Killed. "
+WORKER_ENDED = "DataLoader worker (pid(s) 7) exited unexpectedly"
+WITH_CAUSE = crashed("RuntimeError", WORKER_ENDED, WORKER_KILLED)  # as torch raises it mostly
+NO_MPS = "The operator 'aten::x' is not currently implemented for the MPS device."
+KILLS = " (OOM kills by the kernel during the run: 2)"
+FAILED = "failed with RuntimeError"
+LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
+
+
 @pytest.mark.parametrize(
-    ("end", "words", "code"),
+    ("end", "memory_kills", "name", "words", "fix"),
     [
-        (ended(1, 3, 1), "ended with exit code 3", 3),
-        (ended(1, 1, 1, message="no data"), "ended with exit code 1: no data", 1),
-        (ended(1, -signal.SIGSEGV, 1), "was ended by SIGSEGV", 139),
-        (ended(1, -signal.SIGKILL, 1), "was ended by SIGKILL", 137),
+        (ended(1, 3, 1), 2, "exit_code", "ended with exit code 3", "its output"),
+        (ended(1, 1, 1, message="x"), 0, "exit_message", "ended with exit code 1: x", "its output"),
+        (ended(1, -11, 1), 0, "segmentation_fault", "was ended by SIGSEGV", "native code"),
+        (ended(1, -9, 1), 0, "killed", "was ended by SIGKILL", "OOM killer (`dmesg`"),
+        (ended(1, -9, 1), 2, "killed_for_memory", f"was ended by SIGKILL{KILLS}", "processes"),
+        (
+            ended(1, -9, 1, killed_after_s=600.0),
+            *(0, "did_not_stop", "was asked to stop, and did not", "headway stack"),
+        ),
+        (crashed("MemoryError", ""), 0, "out_of_memory", "failed with MemoryError", "processes"),
+        (
+            crashed("OutOfMemoryError", "CUDA out of memory"),
+            *(0, "device_out_of_memory", "failed with OutOfMemoryError", "batch smaller"),
+        ),
+        (
+            crashed("ModuleNotFoundError", "No module named 'tiktoken'"),
+            *(0, "module_not_found", "failed with ModuleNotFoundError", "pip install"),
+        ),
+        (
+            crashed("AssertionError", "Torch not compiled with CUDA enabled"),
+            *(0, "no_gpu", "failed with AssertionError", "accelerator.device"),
+        ),
+        (
+            crashed("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'"),
+            *(0, "no_gpu", "failed with AttributeError", "accelerator.device"),
+        ),
+        (crashed("RuntimeError", NO_NCCL), 0, "no_nccl", FAILED, 'init_process_group("gloo")'),
+        (
+            crashed("NotImplementedError", NO_MPS, is_from_torch=True),
+            *(0, "operator_not_on_mps", "failed with NotImplementedError", "mps_fallback=on"),
+        ),
+        (
+            crashed("ValueError", "boom", is_from_headway=True),
+            *(0, "error_in_headway", "failed with ValueError, raised in a file of Headway"),
+            "report it",
+        ),
+        (crashed("ValueError", "boom"), 1, "exception", "failed with ValueError", "the traceback"),
+        # a loader worker that is killed for memory is no fault of the script
+        (
+            crashed("RuntimeError", WORKER_KILLED),
+            *(2, "loader_worker_killed_for_memory", LOST_WORKER + KILLS, "processes"),
+        ),
+        (WITH_CAUSE, 2, "loader_worker_killed_for_memory", LOST_WORKER + KILLS, "processes"),
+        (
+            crashed("RuntimeError", WORKER_ENDED),
+            *(2, "loader_worker_killed_for_memory", LOST_WORKER + KILLS, "processes"),
+        ),
+        (
+            crashed("RuntimeError", WORKER_KILLED),
+            *(0, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
+        ),
+        (WITH_CAUSE, 0, "loader_worker_killed", LOST_WORKER, "OOM killer (`dmesg`"),
+        (crashed("RuntimeError", WORKER_ENDED), 0, "exception", FAILED, "the traceback"),
     ],
 )
-def test_each_kind_of_end_has_its_words_and_its_code(end: RankExit, words: str, code: int) -> None:
-    found = failure(end)
-    assert found.cause == f"rank 1 of 4 {words}"
-    assert found.exit_code == code
-
-
-def test_the_memory_killer_is_named_only_for_a_kill() -> None:
-    killed = failure(ended(1, -9, 1), memory_kills=2)
-    assert killed.cause.endswith("SIGKILL (OOM kills by the kernel during the run: 2)")
-    assert "fewer processes" in killed.fix
-    assert "OOM" not in failure(ended(1, 3, 1), memory_kills=2).cause
-    assert "OOM" not in failure(ended(1, -9, 1)).cause
-
-
-def test_a_loader_worker_that_is_killed_for_memory_is_no_fault_of_the_script() -> None:
-    text = "DataLoader worker (pid 7) is killed by signal: Killed. "
-    ended_too = "DataLoader worker (pid(s) 7) exited unexpectedly"
-    crash = BOOM._replace(kind="RuntimeError", message=text, traceback=f"RuntimeError: {text}\n")
-    trace = f"{crash.traceback}\nThe above ...\n\nRuntimeError: {ended_too}\n"
-    killed = failure(ended(1, 1, 1, crash=crash), memory_kills=1)
-    assert killed.reason.name == "loader_worker_killed_for_memory"
-    assert "OOM kills by the kernel during the run: 1" in killed.cause
-    assert killed.fix == failure(ended(1, -9, 1), memory_kills=1).fix
-    assert failure(ended(1, 1, 1, crash=crash)).fix == failure(ended(1, -9, 1)).fix
-    assert failure(ended(1, 1, 1, crash=BOOM), memory_kills=1).reason.name == "exception"
-    chained = crash._replace(message=ended_too, traceback=trace)  # as torch raises it mostly
-    assert failure(ended(1, 1, 1, crash=chained), memory_kills=1).reason == killed.reason
-    assert failure(ended(1, 1, 1, crash=chained)).reason.name == "loader_worker_killed"
-    silent = chained._replace(traceback=f"RuntimeError: {ended_too}\n")
-    assert failure(ended(1, 1, 1, crash=silent), memory_kills=1).reason == killed.reason
-    assert failure(ended(1, 1, 1, crash=silent)).reason.name == "exception"
-
-
-def test_a_full_device_gets_advice() -> None:
-    full = BOOM._replace(kind="OutOfMemoryError", message="CUDA out of memory")
-    assert "batch smaller" in failure(ended(1, 1, 1, crash=full)).fix
-
-
-def test_an_error_in_our_own_files_is_not_to_be_fixed_in_the_script() -> None:
-    found = failure(ended(1, 1, 1, crash=BOOM._replace(is_from_headway=True)))
-    assert found.reason.name == "error_in_headway"
-    assert found.fix != failure(ended(1, 1, 1, crash=BOOM)).fix
-    assert failure(ended(1, 1, 1, crash=PEER._replace(message=NO_NCCL))).reason.name == "no_nccl"
+def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
+    end: RankExit, memory_kills: int, name: str, words: str, fix: str
+) -> None:
+    found = failure(end, memory_kills=memory_kills)
+    assert (found.reason.name, found.cause) == (name, f"rank 1 of 4 {words}")
+    assert fix in found.fix
+    assert ("OOM" in found.fix) == ("killed" in name and "for_memory" not in name)
+    assert found.exit_code == (end.code if end.code > 0 else 128 - end.code)
 
 
 def test_without_a_traceback_the_last_lines_stand_in() -> None:
@@ -207,20 +232,6 @@ def test_ranks_that_failed_alike_are_no_victims() -> None:
     assert found.aftermath.startswith("; so did rank 1")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "name"),
-    [
-        ("MemoryError", "", "out_of_memory"),
-        ("ModuleNotFoundError", "No module named 'tiktoken'", "module_not_found"),
-        ("AssertionError", "Torch not compiled with CUDA enabled", "no_gpu"),
-        ("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "no_gpu"),
-    ],
-)
-def test_what_the_script_lacks_here_is_told_apart(kind: str, message: str, name: str) -> None:
-    crash = BOOM._replace(kind=kind, message=message)
-    assert failure(ended(1, 1, 1, crash=crash)).reason.name == name
-
-
 def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_changes() -> None:
     full = BOOM._replace(kind="OutOfMemoryError", groups=(Group("0", (0, 1), ()),))
     report = failure(ended(1, 1, 1, crash=full)).as_json()
@@ -231,28 +242,12 @@ def test_a_report_for_programs_names_the_reason_by_a_word_that_no_wording_change
     assert len({*names}) == len(names)
 
 
-def test_a_rank_that_the_launcher_killed_is_not_told_about_memory() -> None:
-    found = failure(ended(1, -9, 1, killed_after_s=600.0), ended(0, -9, 2, killed_after_s=600.0))
-    assert found.cause == "rank 1 of 4 was asked to stop, and did not"
-    assert "headway stack" in found.fix
-    assert "OOM" not in found.fix
-    assert "killed, still stopping after 600 s" in found.aftermath
-
-
-def test_a_rank_that_somebody_killed_is_told_the_usual_killer() -> None:
-    killed = failure(ended(1, -9, 1))
-    assert killed.reason.name == "killed"
-    assert "OOM killer" in killed.fix
-    assert "dmesg" in killed.fix
+def test_ranks_that_the_launcher_killed_are_named() -> None:
+    ends = [ended(rank, -9, rank, killed_after_s=600.0) for rank in (1, 0)]
+    assert "killed, still stopping after 600 s" in failure(*ends).aftermath
 
 
 def test_an_abort_that_nothing_explains_is_no_other_machines_fault() -> None:
     assert failure(ended(0, -6, 1.0)).doubt == 1
     said = {0: ("terminate called after throwing an instance of", "[.../gloo/pair.cc] closed")}
     assert failure(ended(0, -6, 1.0), last_lines=said).doubt == 2
-
-
-def test_an_operator_that_mps_lacks_is_answered_with_the_setting_that_helps() -> None:
-    message = "The operator 'aten::x' is not currently implemented for the MPS device."
-    crash = Crash(0.0, "NotImplementedError", message, "Traceback ...", is_from_torch=True)
-    assert "--set mps_fallback=on" in failure(ended(0, 1, 0.0, crash=crash)).fix

@@ -88,32 +88,25 @@ def test_the_machine_of_a_slow_rank_is_named_where_there_are_several() -> None:
     }
 
 
-def test_a_machine_that_is_lost_is_shown_as_lost_until_the_next_attempt() -> None:
-    figures, _ = run_of(2)
-    figures.note(0, USUAL)
-    figures.note(1, USUAL, 1, "n2")
-    figures.lose(1)
-    assert [row.is_lost for row in figures.rows()] == [False, True]
-    assert figures.line().endswith("lost: n2")
-    figures.begin_attempt(1)
-    figures.note(0, USUAL)
-    figures.note(1, USUAL, 1, "n2")  # told before the loss
-    assert [row.is_lost for row in figures.rows()] == [False]
-
-
-def test_of_a_lost_machine_no_rate_is_told_and_nobody_waits_for_it() -> None:
+def test_a_lost_machine_is_shown_has_no_rate_and_holds_up_nobody_until_the_next_attempt() -> None:
     figures, told = run_of(2)
     for _ in range(5):
         figures.note(0, WAITING)
         figures.note(1, SLOW, 1, "n2")
     assert figures.slowest is not None
     figures.lose(1)
-    assert [row.samples_per_s is None for row in figures.rows()] == [False, True]
+    assert [(row.is_lost, row.samples_per_s is None) for row in figures.rows()] == [
+        *((False, False), (True, True))
+    ]
     figures.note(0, WAITING)
     assert figures.line() == (
         "step 100/1000  246 samples/s  65 % compute, 19 % data, 15 % sync  1:57 left  lost: n2"
     )
     assert len(told) == 1
+    figures.begin_attempt(1)
+    figures.note(0, USUAL)
+    figures.note(1, USUAL, 1, "n2")  # told before the loss
+    assert [row.is_lost for row in figures.rows()] == [False]
 
 
 def test_of_a_run_that_stands_still_neither_a_rate_nor_an_end_is_told() -> None:
@@ -142,15 +135,15 @@ def test_a_library_that_tells_its_steps_alone_has_no_shares() -> None:
     assert told == []
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 0.0])
-def test_figures_that_cannot_be_are_left_out(wrong: float) -> None:
+def test_figures_that_cannot_be_are_left_out_and_a_loss_that_is_no_number_is_none() -> None:
     figures, _ = run_of(1)
-    note(figures, USUAL._replace(seconds=wrong), USUAL._replace(num_steps=0))
-    assert figures.rows() == []
-
-
-def test_a_loss_that_is_no_number_is_shown_as_none() -> None:
-    figures, _ = run_of(1)
+    heard: list[tuple[int, Figures]] = []
+    figures.listeners.append(lambda rank, record: heard.append((rank, record)))
+    for wrong in (float("nan"), float("inf"), -1.0, 0.0):
+        note(figures, USUAL._replace(seconds=wrong), USUAL._replace(num_steps=0))
+    assert (figures.rows(), heard) == ([], [])
+    figures.note(0, USUAL)
+    assert heard == [(0, USUAL)]
     note(figures, USUAL._replace(loss=float("nan")))
     assert json.loads(json.dumps(figures.to_json(str), allow_nan=False))["ranks"][0]["loss"] is None
 
@@ -161,14 +154,6 @@ def test_only_machine_0_tells_how_the_whole_run_is_doing() -> None:
     figures.note(1, USUAL)
     assert figures.line() == ""
     assert [row.machine for row in figures.rows()] == [1]
-
-
-def test_others_are_told_of_each_record() -> None:
-    figures, _ = run_of(1)
-    heard: list[tuple[int, Figures]] = []
-    figures.listeners.append(lambda rank, record: heard.append((rank, record)))
-    figures.note(0, USUAL)
-    assert heard == [(0, USUAL)]
 
 
 def plain(figures: Figures) -> Figures:

@@ -28,30 +28,33 @@ def with_a_slow(rank: int, cost: float, *, size: float = 4, **more: float) -> di
     return times
 
 
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("cause", ["data", "forward", "backward", "save", "machine"])
-def test_the_rank_that_all_wait_for_is_named_with_its_cost_and_cause(cause: str) -> None:
-    found = find_slow_rank(with_a_slow(2, 0.04, **{cause: 0.04}))
+def test_the_rank_that_all_wait_for_is_named_with_its_cost_and_cause(cause: str, size: int) -> None:
+    found = find_slow_rank(with_a_slow(1, 0.04, size=size, **{cause: 0.04}))
     assert found is not None
-    assert (found.rank, found.cause) == (2, cause)
+    assert (found.rank, found.cause) == (1, cause)
     assert found.cost_s == pytest.approx(0.04)
 
 
-def test_of_two_ranks_the_slow_one_is_named() -> None:
-    found = find_slow_rank(with_a_slow(1, 0.04, size=2, data=0.04))
-    assert found is not None
-    assert (found.rank, found.cause) == (1, "data")
+TIMES = with_a_slow(2, 0.04, data=0.04)
 
 
-def test_what_costs_less_than_a_tenth_of_a_step_is_not_told() -> None:
-    assert find_slow_rank(with_a_slow(2, 0.0105, data=0.0105)) is None
-
-
-def test_what_costs_less_than_half_a_millisecond_is_not_told() -> None:
-    tiny = {
-        rank: Times(*(one / 100 for one in times))
-        for rank, times in with_a_slow(2, 0.04, data=0.04).items()
-    }
-    assert find_slow_rank(tiny) is None
+@pytest.mark.parametrize(
+    "times",
+    [
+        with_a_slow(2, 0.0105, data=0.0105),
+        {rank: Times(*(one / 100 for one in times)) for rank, times in TIMES.items()},
+        {**TIMES, 1: TIMES[2]},
+        {0: USUAL},
+        {},
+    ],
+    ids=["a tenth of a step", "half a millisecond", "two slow ranks", "a single rank", "no rank"],
+)
+def test_nobody_is_named_for_little_or_where_two_hold_up_the_others(
+    times: dict[int, Times],
+) -> None:
+    assert find_slow_rank(times) is None
 
 
 def test_no_cause_is_claimed_for_what_the_rank_does_elsewhere_or_in_two_places() -> None:
@@ -68,22 +71,12 @@ def test_a_busy_core_is_the_cause_though_the_passes_take_longer_by_it() -> None:
     assert found.cause == "machine"
 
 
-def test_where_two_ranks_hold_up_the_others_neither_is_named() -> None:
-    times = with_a_slow(2, 0.04, data=0.04)
-    assert find_slow_rank({**times, 1: times[2]}) is None
-
-
 def test_a_rank_that_was_last_once_is_not_named() -> None:
     even = dict.fromkeys(range(4), USUAL)
     slow = with_a_slow(2, 0.5, data=0.5)
     assert find_lasting([even, slow, even, even]) is None
     assert find_lasting([slow, slow, with_a_slow(1, 0.5, data=0.5), slow]) is None
     assert find_lasting([slow] * 4) == find_slow_rank(slow)
-
-
-def test_a_single_rank_waits_for_nobody() -> None:
-    assert find_slow_rank({0: USUAL}) is None
-    assert find_slow_rank({}) is None
     assert find_lasting([]) is None
 
 

@@ -181,21 +181,19 @@ def test_what_comes_after_the_run_begins_a_line_where_a_rank_left_one_unfinished
     assert ranks.end() == f"{prefix}loading ...\n"
 
 
-def test_a_file_gets_every_line_of_every_rank_without_colours(start: Start) -> None:
-    ranks = start(2, terminal=False, colored=True)
-    ranks.write(0, "same\n")
-    ranks.write(1, "same\n", target=2)
-    assert ranks.end() == "[0] same\n[1] same\n"
-
-
-def test_each_rank_keeps_its_colour_on_a_terminal(start: Start) -> None:
-    ranks = start(2, colored=True)
-    for line in ("a\n", "b\n"):
-        ranks.write(0, "0" + line)
-        ranks.write(1, "1" + line)
-    shown = dict(re.findall(r"(\x1b\[\d+m)\[(\d)\]\x1b\[0m ", text := ranks.end()))
-    assert sorted(shown.values()) == ["0", "1"]
-    assert text.count("\x1b[0m ") == 4
+def test_each_rank_keeps_its_colour_on_a_terminal_and_a_file_has_none(start: Start) -> None:
+    shown = []
+    for terminal in (True, False):
+        ranks = start(2, terminal=terminal, colored=True)
+        for line in ("a\n", "b\n"):
+            ranks.write(0, "0" + line)
+            ranks.write(1, "1" + line, target=1 if terminal else 2)
+        shown.append(ranks.end())
+    on_terminal, in_file = shown
+    colors = dict(re.findall(r"(\x1b\[\d+m)\[(\d)\]\x1b\[0m ", on_terminal))
+    assert sorted(colors.values()) == ["0", "1"]
+    assert on_terminal.count("\x1b[0m ") == 4
+    assert sorted(in_file.splitlines()) == ["[0] 0a", "[0] 0b", "[1] 1a", "[1] 1b"]
 
 
 @pytest.mark.parametrize(
@@ -272,24 +270,23 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "_BAR_S", 60)
 
 
-def test_an_unfinished_line_in_a_file_is_passed_on_and_goes_on(soon: None, start: Start) -> None:
-    ranks = start(2, terminal=False)
-    ranks.write(0, "loading ...")
-    ranks.wait_for("[0] loading ...")
-    ranks.write(0, " done\nnext\n")
-    assert ranks.end() == "[0] loading ... done\n[0] next\n"
-
-
-def test_another_rank_ends_an_unfinished_line_whose_rest_has_its_prefix(
-    soon: None, start: Start
+@pytest.mark.parametrize(
+    ("between", "shown"),
+    [
+        ("", "[0] loading ... done\n[0] next\n"),
+        ("hello\n", "[0] loading ...\n[1] hello\n[0]  done\n[0] next\n"),
+    ],
+)
+def test_an_unfinished_line_in_a_file_goes_on_unless_another_rank_writes(
+    between: str, shown: str, soon: None, start: Start
 ) -> None:
     ranks = start(2, terminal=False)
     ranks.write(0, "loading ...")
     ranks.wait_for("[0] loading ...")
-    ranks.write(1, "hello\n")
-    ranks.wait_for("hello\n")
-    ranks.write(0, " done\n")
-    assert ranks.end() == "[0] loading ...\n[1] hello\n[0]  done\n"
+    ranks.write(1, between)
+    ranks.wait_for(between)
+    ranks.write(0, " done\nnext\n")
+    assert ranks.end() == shown
 
 
 def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(soon: None, start: Start) -> None:
@@ -306,27 +303,18 @@ def test_a_bar_in_a_file_is_seen_soon_then_rarely_and_at_its_end(soon: None, sta
     assert Path("rank_0_attempt_0.log").read_bytes() == written.encode()
 
 
+@pytest.mark.parametrize("form", ["\r{}%", "{}%\r"])
 def test_the_last_state_of_a_bar_that_stands_still_is_shown_in_its_turn(
-    soon: None, start: Start, monkeypatch: pytest.MonkeyPatch
+    form: str, soon: None, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "_BAR_S", 0.2)
     ranks = start(2, terminal=False)
     for percent in (1, 2, 3):
-        ranks.write(0, f"\r{percent}%")
+        ranks.write(0, form.format(percent))
     ranks.wait_for("[0] 3%\n")
-    ranks.write(0, "\r4%")
+    ranks.write(0, form.format(4))
     ranks.wait_for("[0] 4%\n")
     assert ranks.end() == "[0] 3%\n[0] 4%\n"
-
-
-def test_a_slow_bar_that_ends_in_carriage_returns_is_seen_soon_too(
-    soon: None, start: Start
-) -> None:
-    ranks = start(2, terminal=False)
-    ranks.write(0, "10%\r")
-    ranks.wait_for("[0] 10%\n")
-    ranks.write(0, "20%\r")
-    assert ranks.end() == "[0] 10%\n[0] 20%\n"
 
 
 @pytest.mark.parametrize(
@@ -400,12 +388,9 @@ def test_torchs_rank_is_not_repeated_after_ours(start: Start) -> None:
         "[1] Traceback\n[1]   File\n[1] \n[1] [rank0]: of another\n[1] after two groups\n"
         "[1] [rank1]: a word of the script\n"
     )
-
-
-def test_one_rank_without_our_prefix_keeps_torchs(start: Start) -> None:
-    ranks = start(1, terminal=False, prefixed=False)
-    ranks.write(0, "[rank0]: Traceback\n", target=2)
-    assert ranks.end() == "[rank0]: Traceback\n"
+    alone = start(1, terminal=False, prefixed=False)
+    alone.write(0, "[rank0]: Traceback\n", target=2)
+    assert alone.end() == "[rank0]: Traceback\n"
 
 
 def test_a_full_disk_under_the_logs_is_told_once_and_loses_nothing_else(
