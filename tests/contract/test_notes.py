@@ -17,6 +17,7 @@ from headway.contract import notes
 from headway.contract.notes import named, ranges, waiting_for
 from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
+from tests.waiting import wait_for_lines
 
 
 @pytest.fixture
@@ -82,37 +83,17 @@ raise ImportError("not in this test")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("words", "awaited"),
-    [
-        (["launch", "--cpu", "--num-processes", "2", "script.py"], "the import of torch"),
-        (["test", "--cpu"], "the ranks to start"),
-    ],
-)
-def test_a_slow_import_of_torch_is_announced(
-    words: list[str], awaited: str, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    slow = tmp_path / "slow" / "torch"
-    slow.mkdir(parents=True)
-    (slow / "__init__.py").write_text(BLOCKS.format(go=str(go)))
-    Path("script.py").touch()
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(slow.parent), *sys.path])}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headway", *words],
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith(f"headway: waiting for {awaited}"):
-            break
-    else:
-        pytest.fail("nothing was announced")
-    go.touch()
-    process.communicate(timeout=120)
+def test_a_slow_import_of_torch_is_announced(tmp_path: Path) -> None:
+    go, torch = tmp_path / "go", tmp_path / "slow" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text(BLOCKS.format(go=str(go)))
+    path = os.pathsep.join([str(torch.parent), *sys.path])
+    command = [sys.executable, "-m", "headway", "test", "--cpu"]
+    environ = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_lines(process, "headway: waiting for the ranks to start")
+        go.touch()
+        process.communicate(timeout=120)
     assert process.returncode != 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from headway.contract import step_clock
 from headway.contract.progress import DATA as IN_DATA
 from headway.contract.progress import Channel, Progress
-from headway.contract.records import Heartbeat, ProgressSnapshot, Record
+from headway.contract.records import Figures, Heartbeat, ProgressSnapshot, Record
 from headway.contract.step_clock import (
     BACKWARD,
     DATA,
@@ -61,13 +61,18 @@ def run_step(clock: StepClock, time: Time, step: int) -> bool:
     return clock.end_step(step)
 
 
+def taken(clock: StepClock, total: int = 0, loss: float | None = None) -> Figures:
+    figures = clock.take(total, loss)
+    assert figures is not None
+    return figures
+
+
 def test_every_moment_of_a_step_counts_once(time: Time) -> None:
     clock = StepClock()
     assert run_step(clock, time, 1)
     assert clock.take(0, None) is None  # it warms up
     assert run_step(clock, time, 2)
-    figures = clock.take(10, 0.5)
-    assert figures is not None
+    figures = taken(clock, 10, 0.5)
     assert (figures.data_s, figures.forward_s, figures.backward_s) == (1, 2, 3)
     assert (figures.sync_s, figures.save_s, figures.seconds) == (4, 5, 21)
     assert (figures.step, figures.num_steps, figures.samples) == (2, 1, 8)
@@ -92,12 +97,10 @@ def test_two_optimizers_make_one_step_and_a_step_set_back_counts_what_was_done(t
     clock.take(0, None)
     for step in (6, 6, 7, 7):
         clock.end_step(step)
-    figures = clock.take(0, None)
-    assert figures is not None
+    figures = taken(clock)
     assert (figures.num_steps, figures.step) == (2, 7)
     clock.end_step(1)  # an older checkpoint was loaded
-    figures = clock.take(0, None)
-    assert figures is not None
+    figures = taken(clock)
     assert (figures.num_steps, figures.step) == (1, 1)
 
 
@@ -218,8 +221,7 @@ def test_what_a_device_takes_counts_and_not_what_it_takes_to_queue_it(
     assert clock.take(0, None) is None  # neither has been done
     device.time.now = device.free_at
     queue_step(clock, device, 4)
-    figures = clock.take(9, None)
-    assert figures is not None
+    figures = taken(clock, 9, None)
     assert (figures.step, figures.num_steps, figures.total) == (3, 2, 9)  # the two that are done
     assert figures.samples == 16
     assert figures.data_s == pytest.approx(5)
@@ -228,8 +230,7 @@ def test_what_a_device_takes_counts_and_not_what_it_takes_to_queue_it(
     assert figures.seconds == pytest.approx(2 * 10 + 5.1)
     device.time.now = device.free_at
     queue_step(clock, device, 5)
-    figures = clock.take(9, None)
-    assert figures is not None
+    figures = taken(clock, 9, None)
     assert (figures.step, figures.num_steps, figures.samples) == (4, 1, 8)
     assert figures.forward_s == pytest.approx(2.1)
 
@@ -249,8 +250,7 @@ def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_not
     queue_step(clock, device, 6)
     device.time.now = device.free_at
     queue_step(clock, device, 7)
-    figures = clock.take(0, None)
-    assert figures is not None
+    figures = taken(clock)
     assert (figures.step, figures.num_steps) == (6, 2)  # the last one has just been queued
     assert figures.data_s == 0
     assert figures.sync_s == pytest.approx(2 * 4)
@@ -262,8 +262,7 @@ def test_without_a_timed_step_what_the_script_takes_counts(
     warm_up(clock, device)
     device.is_capturing = True
     queue_step(clock, device, 2, data_s=70)
-    figures = clock.take(0, None)
-    assert figures is not None
+    figures = taken(clock)
     assert (figures.data_s, figures.forward_s) == pytest.approx((70, 0.1))
 
 
@@ -283,8 +282,7 @@ def test_an_error_of_the_device_is_left_to_the_script_and_its_own_time_counts(
         clock.queue.mark(DATA)
         device.error = "device-side assert"
         clock.end_step(3)
-    figures = clock.take(0, None)
-    assert figures is not None
+    figures = taken(clock)
     assert figures.data_s == pytest.approx(70, abs=0.5)
     device.error = None
     device.num_events = 0
@@ -306,8 +304,7 @@ def test_a_step_with_a_long_evaluation_is_not_timed_and_events_are_used_again(
         queue_step(clock, device, step)
         device.time.now = device.free_at
         num_events = num_events or device.num_events
-    figures = clock.take(0, None)
-    assert figures is not None
+    figures = taken(clock)
     assert (figures.num_steps, figures.samples) == (36, 36 * 8)  # the last was just queued
     assert figures.forward_s == pytest.approx(36 * 2.1)
     assert device.num_events < num_events + 20
