@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import shutil
 import subprocess
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -161,23 +161,6 @@ def test_a_command_line_that_a_terminal_cannot_print_is_not_printed(odd: str) ->
     assert "again" not in run("why")[1] + run("runs")[1]
 
 
-class _Tags(HTMLParser):
-    """The tags and the text of a page, and all that it would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.loaded: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "data")]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def write_page(path: Path) -> str:
     write_run()
     rows = [
@@ -202,18 +185,18 @@ def write_page(path: Path) -> str:
 
 def test_the_page_of_a_run_shows_it_escaped_and_loads_nothing(tmp_path: Path) -> None:
     text = write_page(tmp_path / "run.html")
-    page = _Tags()
-    page.feed(text)
-    assert not {"script", "b", "i", "img", "link", "iframe"} & {*page.tags} - {"i"}
-    assert page.loaded == []
+    tags = re.findall(r"<(\w+)", text)
+    assert not {"script", "b", "img", "link", "iframe", "object"} & {*tags}
+    assert not re.search(r"\b(src|href|data)=", text)
     assert "://" not in text
+    shown = html.unescape(re.sub(r"<[^>]*>", "", text))
     for part in ("<script>alert(1)</script>", "--lr", "<b>0.3</b>", "train<i>.py", "++width = 32"):
-        assert part in page.text
+        assert part in shown
     assert "\x1b" not in text
     headings = re.findall(r"<h2>([^<]*)</h2>", text)
     for heading in ("Report", "Loss", "Time of each rank", "Memory of each rank, MiB", "Machine"):
         assert heading in headings
-    assert page.tags.count("polyline") == 1 + 4 + 4
+    assert tags.count("polyline") == 1 + 4 + 4
     assert 'name="viewport"' in text
 
 

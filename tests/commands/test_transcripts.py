@@ -34,12 +34,13 @@ from headway.commands.exchange import import_settings
 from headway.commands.main import main as headway
 from headway.launcher.remote import slurm_jobs
 from headway.machine.facts import Machine
-from tests.commands.exchange.accelerate_files import FOLDER as ACCELERATE
 from tests.conftest import forget_steering
 from tests.machines.recorded import FOLDER as MACHINES
 from tests.machines.recorded import load
 
 FOLDER = Path(__file__).parent / "transcripts"
+ACCELERATE = Path(__file__).parent / "exchange" / "accelerate"
+"""Files that Accelerate's own ClusterConfig has written."""
 MARGIN, COMMAND, INPUT = "  ", "  $ ", "  |"
 
 Scene = tuple[str, list[str]]

@@ -78,18 +78,20 @@ def test_a_run_is_compared_with_the_last_one_of_its_script_that_ended_well() -> 
     assert found.name == good.name
 
 
-def test_each_flag_that_changed_is_told_apart_from_those_around_it() -> None:
-    old = write_run(arguments=("data", "--mode", "a b", "--steps=10", "--shift", "-1"))
-    new = write_run(
-        arguments=("data", "--steps", "20", "--lr", "0.2", "--mode", "c", "--shift", "-1")
-    )
-    assert [str(one) for one in changes(old, new)] == [
-        "argument --mode: a b -> c",
-        "argument --steps: 10 -> 20",
-        "argument --lr: - -> 0.2",
-    ]
-
-
-def test_another_order_of_the_same_flags_is_told() -> None:
-    old, new = write_run(arguments=("--a", "--b")), write_run(arguments=("--b", "--a"))
-    assert [str(one) for one in changes(old, new)] == ["argument as typed: --a --b -> --b --a"]
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            ("data", "--mode", "a b", "--steps=10", "--shift", "-1"),
+            ("data", "--steps", "20", "--lr", "0.2", "--mode", "c", "--shift", "-1"),
+            ["--mode: a b -> c", "--steps: 10 -> 20", "--lr: - -> 0.2"],
+        ),
+        (("--a", "--b"), ("--b", "--a"), ["as typed: --a --b -> --b --a"]),
+    ],
+    ids=["each flag apart from those around it", "the order"],
+)
+def test_what_has_changed_among_the_arguments_is_told(
+    old: tuple[str, ...], new: tuple[str, ...], said: list[str]
+) -> None:
+    found = changes(write_run(arguments=old), write_run(arguments=new))
+    assert [str(one) for one in found] == [f"argument {one}" for one in said]

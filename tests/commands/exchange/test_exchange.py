@@ -9,13 +9,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import yaml
 
 from headway.commands.main import main
 from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
-from tests.commands.exchange.accelerate_files import FOLDER, KINDS
 from tests.machines.recorded import FOLDER as MACHINES
 from tests.machines.recorded import load
 
@@ -67,12 +65,6 @@ def test_what_is_exported_to_variables_means_the_same(style: str) -> None:
     assert {n: v.value for n, v in again.values.items()} == {
         n: v.value for n, v in settings.values.items()
     }
-
-
-def test_the_files_are_what_accelerates_own_classes_write() -> None:
-    for kind, answers in KINDS.items():
-        written = yaml.safe_load((FOLDER / f"{kind}.yaml").read_text())
-        assert {key: written[key] for key in answers} == answers
 
 
 @pytest.mark.processes
