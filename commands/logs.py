@@ -58,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     tails = {one: lines for one, lines in record.tails.items() if rank in (None, one)}
     if not tails:
-        raise ConfigError(_missing(record, rank), where=record.path, fix=_FIX)
+        of = "" if rank is None else f" of rank {rank}"
+        what = f"no output{of} of run {record.name} is kept; it goes to the terminal of the launch"
+        raise ConfigError(what, where=record.path, fix=_FIX)
     for one, lines in sorted(tails.items()):
         for line in lines:
             prefix = f"[{one}] " if len(tails) > 1 else ""
@@ -137,12 +139,3 @@ def _write(data: bytes) -> None:
     """Write bytes on standard output at once."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-
-
-def _missing(record: RunRecord, rank: int | None) -> str:
-    of = "" if rank is None else f" of rank {rank}"
-    if is_running(record):
-        return f"the output{of} of run {record.name} goes to its terminal, and to no file"
-    if record.start.supervised is None:
-        return f"run {record.name} was a single process: its output went to its terminal alone"
-    return f"no output{of} of run {record.name} was kept"

@@ -32,8 +32,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "runs",
         "List the runs that have a record, the newest last: when each began, how it ended, how "
-        "far it came and how fast. `headway launch` keeps a record of each run, 200 of them or 30 "
-        "days, unless the setting record is off.",
+        "far it came and how fast. `headway launch` keeps a record of each of the last 200 runs, "
+        "unless the setting record is off.",
         usage="headway runs [--json]\n       headway runs diff [--json] A B",
         appendix=f"\n{RUN}\n",
     )

@@ -118,13 +118,11 @@ def find(word: str | None) -> RunRecord:
     """
     folder = runs_folder()
     names = names_in(folder)
-    if not names:
-        fix = "`headway launch` leaves one of each run, unless the setting record is off"
-        raise ConfigError("no run has a record", where=folder, fix=fix)
     if word is None:
         found, _ = read_all()
         if not found:
-            raise ConfigError("no record can be read", where=folder, fix=_FIX)
+            fix = "`headway launch` leaves one of each run, unless the setting record is off"
+            raise ConfigError("no run has a record that can be read", where=folder, fix=fix)
         return found[-1]
     meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
     if len(meant) == 1:
