@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -323,6 +324,26 @@ def test_a_machine_that_machine_0_has_not_heard_is_told_so() -> None:
 def test_a_connection_that_the_system_gives_up_is_no_end_of_a_launcher() -> None:
     assert ended(EOFError()) == ended(ConnectionResetError()) == "its launcher has ended"
     assert "No route to host" in ended(OSError(errno.EHOSTUNREACH, "No route to host"))
+
+
+def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> None:
+    with channel(2) as some:
+        main = some.join(0)
+        wait_until(lambda: main.accepted)
+        main.send(failure())
+        wait_until(lambda: main.ended_by)
+        main.send(Leave())
+        main.close()
+        ending = threading.Thread(target=some.hub.close, args=(60.0,))
+        ending.start()
+        late = Member(socket.create_connection(some.address), KEY, some.timeout_s, str)
+        late.send(Join(1, 2, 2, "n1", time.time(), Facts((), ())))
+        wait_until(lambda: late.is_over)
+        assert late.ended_by is not None
+        assert late.ended_by.cause == failure().cause
+        ending.join(30)
+        assert not ending.is_alive()
+        late.close()
 
 
 def test_what_a_machine_waits_for_is_told_to_it() -> None:
