@@ -1,20 +1,12 @@
 """Tells in which part of a DDP backward pass a rank only waits for the exchange of gradients.
 
-DDP exchanges gradients while a backward pass computes others, and at its end waits for what is
-left. So a rank waits from its last gradient on. Hooks of torch's public
+A rank waits from its last gradient to the end of the pass. Hooks of torch's public
 `register_post_accumulate_grad_hook` note it: at first on all parameters, and after some passes on
-those alone that came last in one of them, so that a step pays for one call. Such a hook runs before
-DDP's own, which starts the exchange of the last bucket. Relied on is that all ranks compute the
-same graph in each pass; where parameters may be unused, nothing is noted, and waiting counts as the
-backward pass. So does all waiting of ranks that share a model out: they do so at each layer.
+those alone that came last in one of them, so that a step pays for one call. All ranks must compute
+the same graph in each pass. Where parameters may be unused, and where ranks share a model, waiting
+counts as the backward pass.
 
-Where an Accelerator begins and ends backward passes, it tells so itself. In a plain script a hook
-has the autograd engine call when a pass is over, by `queue_callback`, which is not documented; DDP
-waits in such a call, too, that is asked for after the hook. So the one that the hook asks for asks
-for another one, which comes after DDP's.
-
-On a GPU the hooks run when a gradient is queued; where the device times its work, the clock has an
-event of the device's there, and so tells how long the device waits.
+On a GPU the hooks run when a gradient is queued; the clock then has an event of the device there.
 """
 
 from __future__ import annotations
@@ -41,7 +33,11 @@ def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
 
 
 def note_whole_exchange(model: DistributedDataParallel, progress: Progress) -> None:
-    """Do so in a script without an Accelerator, of which the clock knows nothing else."""
+    """Do so in a script without an Accelerator, of which the clock knows nothing else.
+
+    The autograd engine calls when a pass is over. DDP waits in such a call, too, asked for after
+    this hook; so the first call asks for a second one, which comes after DDP's.
+    """
     clock = progress.clock
 
     def begin() -> None:

@@ -84,15 +84,6 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
         assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S  # others use this machine
 
 
-def test_after_some_passes_one_parameter_alone_has_a_hook(group: None) -> None:
-    model = DistributedDataParallel(Model())
-    progress = Progress()
-    note_exchange(model, progress)
-    passes(model, progress, 6)
-    hooks = [len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()]
-    assert sum(hooks) == 1
-
-
 def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
     group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

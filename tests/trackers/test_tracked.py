@@ -116,19 +116,25 @@ def test_all_means_all_that_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert accelerator.log_with == ["jsonl", "wandb", recorder]
 
 
-@pytest.mark.parametrize("log_with", ["wnadb", "aim", LoggerType.SWANLAB, 3, ["jsonl", "x"]])
-def test_a_tracker_that_there_is_not_is_refused(log_with: Any) -> None:
-    with pytest.raises(UsageError):
-        Accelerator(cpu=True, log_with=log_with)
-
-
-def test_a_tracker_that_is_not_installed_is_refused_with_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("log_with", "is_installed", "fix"),
+    [
+        ("wnadb", True, "did you mean 'wandb'"),
+        ("aim", True, "log_with='jsonl'"),
+        (LoggerType.SWANLAB, True, "log_with='jsonl'"),
+        (3, True, "use one of"),
+        (["jsonl", "x"], True, "use one of"),
+        ("wandb", False, "pip install wandb"),
+        ("tensorboard", True, "project_dir"),  # where its files go
+    ],
+)
+def test_a_tracker_that_cannot_be_used_is_refused_with_the_fix(
+    log_with: Any, is_installed: bool, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "_is_installed", lambda package: False)
+    monkeypatch.setattr(choice, "_is_installed", lambda package: is_installed)
     with pytest.raises(UsageError) as refused:
-        Accelerator(cpu=True, log_with="wandb")
-    assert "pip install wandb" in refused.value.problems[0].fix
+        Accelerator(cpu=True, log_with=log_with)
+    assert fix in refused.value.problems[0].fix
 
 
 def test_a_folder_of_the_packages_name_is_not_the_package() -> None:
@@ -138,15 +144,6 @@ def test_a_folder_of_the_packages_name_is_not_the_package() -> None:
         assert not choice._is_installed("some_runs")
     finally:
         sys.path.remove("")
-
-
-def test_a_tracker_that_needs_a_folder_is_refused_without_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(choice, "_is_installed", lambda package: True)
-    with pytest.raises(UsageError) as refused:
-        Accelerator(cpu=True, log_with="tensorboard")
-    assert "project_dir" in refused.value.problems[0].fix
 
 
 def test_keywords_for_no_tracker_are_refused(recorder: Recorder) -> None:
