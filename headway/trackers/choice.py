@@ -131,11 +131,6 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     LOGGER_TYPE_TO_CLASS[name] = tracker_class
 
 
-def known_names() -> list[str]:
-    """Return the names that `log_with`, `init_kwargs` and `log_kwargs` may use."""
-    return [*LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
-
-
 def get_available_trackers() -> list[str]:
     """Return the names of the trackers that are installed or registered.
 
@@ -206,11 +201,12 @@ def _unknown(wanted: Any) -> UsageError:
     return UsageError(what, where=CALL, fix=fix)
 
 
-def check_names(names: Iterable[str], where: str) -> None:
+def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
     """Refuse names in the keywords of trackers that no tracker has; one that is not used may be."""
+    known = [*own, *LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
     for name in names:
-        if name not in known_names():
-            guess = did_you_mean(name, known_names())
+        if name not in known:
+            guess = did_you_mean(name, known)
             raise UsageError(
                 f"{where} has {name!r}, which is not a tracker",
                 where=f"the script's call with {where}=...",

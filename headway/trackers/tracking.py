@@ -198,4 +198,4 @@ class Tracking:
 
     def _check_names(self, keywords: dict[str, dict[str, Any]], argument: str) -> None:
         own = [one.name for one in self.log_with if isinstance(one, GeneralTracker)]
-        check_names((name for name in keywords if name not in own), argument)
+        check_names(keywords, argument, own)
