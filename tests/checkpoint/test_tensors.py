@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: E402
-from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 
 from headway.checkpoint.tensors import (  # noqa: E402
     INDEX,
-    Index,
     SavedTensors,
-    metadata_of,
     save_tensors,
 )
-from headway.contract.typed import parse, read  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 
 TENSORS = {
@@ -59,17 +54,6 @@ def test_torch_itself_reads_the_folder(saved: Path) -> None:
     loaded = {name: torch.ones_like(tensor) for name, tensor in TENSORS.items()}
     load(loaded, storage_reader=FileSystemReader(saved), no_dist=True)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
-
-
-def test_the_index_has_what_torch_s_own_has(saved: Path) -> None:
-    theirs: Metadata = pickle.loads((saved / ".metadata").read_bytes())
-    ours = metadata_of(read(Index, parse((saved / INDEX).read_bytes())))
-    assert ours.storage_data == theirs.storage_data
-    assert ours.state_dict_metadata.keys() == theirs.state_dict_metadata.keys()
-    for name, one in theirs.state_dict_metadata.items():
-        found: Any = ours.state_dict_metadata[name]
-        assert (found.size, found.chunks) == (one.size, one.chunks)  # type: ignore[union-attr]
-        assert found.properties.dtype == one.properties.dtype  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
