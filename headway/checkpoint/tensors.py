@@ -253,7 +253,7 @@ class _Reader(FileSystemReader):
         self._index = index
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return metadata_of(self._index)
+        return _metadata_of(self._index)
 
 
 def _index_of(metadata: Metadata) -> Index:
@@ -271,7 +271,7 @@ def _index_of(metadata: Metadata) -> Index:
     return Index(tensors)
 
 
-def metadata_of(index: Index) -> Metadata:
+def _metadata_of(index: Index) -> Metadata:
     """Return the index as DCP has it; `_StorageInfo` is a private name of torch."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
