@@ -305,14 +305,6 @@ def test_nested_and_broken_off_loops_do_not_confuse_accumulation() -> None:
     assert due[-2:] == [False, True]
 
 
-def test_accumulation_steps_can_be_changed() -> None:
-    accelerator = Accelerator(cpu=True)
-    accelerator.gradient_accumulation_steps = 3
-    assert accelerator.gradient_accumulation_steps == 3
-    with pytest.raises(UsageError):
-        accelerator.gradient_accumulation_steps = 0
-
-
 def test_bf16_computes_in_bf16_and_returns_fp32() -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model = torch.nn.Linear(64, 64)

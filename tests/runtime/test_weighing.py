@@ -138,6 +138,8 @@ def test_the_weight_of_a_micro_batch_follows_the_number_of_steps_and_the_shape_o
         assert weight.grad is not None
         gradients.append(weight.grad.item())
     assert gradients == [2.0, 1.0, 1.0, 4.0]
+    with pytest.raises(UsageError):
+        accelerator.gradient_accumulation_steps = 0
 
 
 def test_a_gradient_that_the_script_gives_is_weighted_too_and_one_that_lacks_is_asked_for() -> None:
