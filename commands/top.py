@@ -30,9 +30,11 @@ _RANK_HEAD = (
     *("rank", "machine", "step", "ms a step", "compute", "data", "sync", "save", "samples/s"),
     *("memory", "device", "last line"),
 )
-_FIRST_TO_GO = ("device", "save", "memory", "compute", "samples/s", "machine", "sync", "data")
+_NARROW_HEAD = (
+    *("rank", "machine", "step", "ms a step", "data", "sync", "samples/s", "last line"),
+)
+_WIDE = 120  # columns of a screen for all of them
 _TEXTS = ("program", "ranks", "since", "machine", "last line")  # the other columns are numbers
-_SPACE, _LAST_LINE = 3, 20  # columns of the screen: between two of the table, and for its last one
 
 
 class Watched(NamedTuple):
@@ -179,9 +181,7 @@ def _drawn(part: _Table, width: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    head, rows = part.head, part.rows
-    if head == _RANK_HEAD:
-        head, rows = _narrowed(rows, width - _LAST_LINE)
+    head, rows, _ = part if part.head == HEAD else _fitting(part.rows, width)
     table = Table(box=SIMPLE, pad_edge=False)
     for name in head:
         table.add_column(
@@ -197,25 +197,13 @@ def _drawn(part: _Table, width: int) -> RenderableType:
     return table
 
 
-def _narrowed(
-    rows: Sequence[Sequence[str]], width: int
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return a head and rows of which all columns before the last one are whole in `width`.
-
-    Those that matter less are left out; so is the memory of devices that have none of their own,
-    and the machine, where there is one.
-    """
+def _fitting(rows: Sequence[Sequence[str]], width: int) -> _Table:
+    """Return the table of ranks with the columns for a screen of that width."""
     columns = {name: cells for name, *cells in zip(_RANK_HEAD, *rows, strict=True)}
-    if {*columns["device"]} == {_UNKNOWN}:
-        del columns["device"]
+    head = [*(_RANK_HEAD if width >= _WIDE else _NARROW_HEAD)]
     if len({*columns["machine"]}) == 1:
-        del columns["machine"]
-    for name in _FIRST_TO_GO:
-        *widths, _ = (_SPACE + max(map(len, (one, *cells))) for one, cells in columns.items())
-        if sum(widths) <= width:
-            break
-        columns.pop(name, None)
-    return [*columns], [*zip(*columns.values(), strict=True)]
+        head.remove("machine")
+    return _Table(head, [*zip(*(columns[name] for name in head), strict=True)])
 
 
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
