@@ -83,12 +83,6 @@ class _Launch:
         """Whether the plan is for this machine, not for a recorded one."""
         return self.parsed.machine is None
 
-    def resolve(self, *more: Entries) -> None:
-        """Settle all settings, with these layers above the others."""
-        self.settings, self.problems = try_resolve(
-            [*self.layers, *more], self.machine, self.environ, self.cluster
-        )
-
 
 def main(argv: Sequence[str]) -> int:
     """Run `headway launch` with these words and return the exit code."""
@@ -148,7 +142,9 @@ def _go_elsewhere(launch: _Launch) -> int | None:
 def _become_step(launch: _Launch) -> int | None:
     """In a job of SLURM, become one step over all of its machines."""
     launch.cluster = cluster_layer(launch.environ, launch.layers)
-    launch.resolve()
+    launch.settings, launch.problems = try_resolve(
+        launch.layers, launch.machine, launch.environ, launch.cluster
+    )
     if not launch.cluster or not launch.is_here or launch.problems:
         return None
     words = [*launch.own, *launch.rest]

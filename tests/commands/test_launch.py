@@ -400,7 +400,7 @@ def test_variables_of_this_shell_do_not_apply_to_another_machine_and_that_is_sai
 def test_ctrl_c_before_the_start_is_one_line() -> None:
     text = (
         "import headway.commands.launch as launch\n"
-        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "def interrupt(*_, **__): raise KeyboardInterrupt\n"
         "launch.machine_from_flags = interrupt\n"
         "from headway.commands.main import main\n"
         "raise SystemExit(main(['launch', 'script.py']))"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.settings.profile_files import choose_profile
 from tests.commands.running import profile
 
 pexpect = pytest.importorskip("pexpect")
@@ -211,21 +210,3 @@ def test_the_picture_in_the_readme_is_what_the_program_shows() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.stdout == (root / "docs" / "conversation.svg").read_text(), done.stderr
-
-
-@pytest.mark.parametrize("typed", ["w", "c"])
-def test_the_closing_menu_writes_or_cancels(typed: str) -> None:
-    with Terminal("gpu_8_h100", "config") as terminal:
-        for question in QUESTIONS[:-1]:
-            terminal.wait_for(question)
-            terminal.press("\r")
-        terminal.wait_for("❯ write")
-        terminal.press("down")
-        terminal.wait_for("❯ write and test")
-        terminal.press(typed, "\r")
-        assert terminal.exit_code() == (0 if typed == "w" else 130)
-        assert terminal.text.endswith("nothing was written") == (typed == "c")
-    if typed == "w":
-        assert profile() == CUDA
-    else:
-        assert not Path(choose_profile().path).exists()

@@ -134,33 +134,6 @@ def test_any_text_is_read_or_refused_with_a_reason(raw: str | list[str]) -> None
     assert parse_devices(str(spec)) == spec
 
 
-@given(st.integers(1, 9999), st.integers(0, 10))
-def test_a_count_is_that_many_gpus_from_the_first_or_refused(count: int, available: int) -> None:
-    for raw in (str(count), f" {count} "):
-        selection = parse_devices(raw).select(cards(available))
-        assert bool(selection.problems) == (count > available)
-        assert selection.indices == tuple(range(min(count, available)))
-
-
-@given(st.lists(st.integers(0, 9), min_size=1), st.integers(0, 10))
-def test_a_list_is_those_gpus_in_that_order_or_refused(indices: list[int], available: int) -> None:
-    if len(set(indices)) < len(indices):
-        with pytest.raises(ValueError, match="twice"):
-            parse_devices([str(index) for index in indices])
-        return
-    for raw in ([str(index) for index in indices], str(indices), ",".join(map(str, indices)) + ","):
-        selection = parse_devices(raw).select(cards(available))
-        assert bool(selection.problems) == (max(indices) >= available)
-        assert selection.problems or list(selection.indices) == indices
-
-
-@given(st.lists(st.integers(0, 7), min_size=1, unique=True))
-def test_an_exclusion_and_its_complement_share_the_gpus_out(excluded: list[int]) -> None:
-    without = parse_devices([f"^{index}" for index in excluded]).select(EIGHT).indices
-    named = parse_devices([str(index) for index in excluded]).select(EIGHT).indices
-    assert sorted(without + named) == list(range(8))
-
-
 @settings(max_examples=60)
 @given(st.one_of(st.none(), st.lists(st.integers(0, 7), min_size=1, unique=True)), st.data())
 def test_a_selection_goes_through_an_existing_mask_and_never_around_it(

@@ -10,8 +10,7 @@ import pytest
 
 from headway.commands.doctor import OK, Check, machine_problems
 from headway.contract.origin import Layer, Origin
-from headway.errors import Code, Do, Problem, Remedy, Step
-from headway.machine.apple import ask_sysctl, find_obstacle
+from headway.errors import Code, Do, Problem, Remedy
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import problems
@@ -272,33 +271,3 @@ def test_a_machine_whose_fix_was_run_has_the_problem_no_more(name: str) -> None:
             left = found(after)
             assert check not in left, remedy
             assert len(left) < len(before), (remedy, left)
-
-
-@pytest.mark.parametrize("name", [name for name in RECORDINGS if name.startswith("mac_")])
-def test_mps_can_be_used_after_the_command_that_makes_it_so(name: str) -> None:
-    recording = RECORDINGS[name]
-    source = Recorded(recording)
-    machine = load(name)
-    _, remedies = find_obstacle(machine, ask_sysctl(source))
-    for remedy in remedies:
-        if all(step.do is Do.RUN for step in remedy):
-            for step in remedy:
-                recording = shell(step.what, recording)
-            assert detect_machine(recording.environ, Recorded(recording)).mps
-
-
-def test_a_gpu_problem_of_a_launch_is_solved_by_the_command() -> None:
-    """What `--device cuda` is refused for, a command makes possible."""
-    for recording in TROUBLED.values():
-        machine = detect_machine(recording.environ, Recorded(recording), full=True)
-        for request in ({"device": "cuda"}, {"device": "cuda", "devices": "0,"}):
-            for problem in problems(settings_of({Layer.FLAG: request}, machine), machine):
-                for step in commands(problem):
-                    after = shell(step.what, recording)
-                    there = detect_machine(after.environ, Recorded(after), full=True)
-                    left = problems(settings_of({Layer.FLAG: request}, there), there)
-                    assert not is_among(problem, left), (problem, step)
-
-
-def commands(problem: Problem) -> list[Step]:
-    return [step for (step, *more) in problem.remedies if step.do is Do.RUN and not more]

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from headway.contract.origin import Layer
 from headway.errors import ConfigError
-from headway.machine.facts import Machine
-from headway.settings.profile import parse_profile, read_profile
+from headway.settings.profile import parse_profile
 from headway.settings.profile_edit import BLANK, change_profile, set_value, unset_value
-from headway.settings.resolve import resolve
 from headway.settings.setting import Raw
 
 TEXT = """\
@@ -153,16 +151,6 @@ def write_profile(path: str, values: Mapping[str, Raw]) -> None:
     for key, raw in values.items():
         text = set_value(text, key, raw)
     change_profile(path, lambda _: text)
-
-
-def test_what_is_written_is_read_again() -> None:
-    path = Path("new/folder/default.yaml").absolute()
-    values = {"device": "cpu", "mixed_precision": "no", "num_processes": "2"}
-    write_profile(str(path), values)
-    assert path.read_text().startswith("version: 1\n")
-    settings = resolve([read_profile(str(path), Layer.USER_PROFILE)], Machine(), {})
-    assert (settings.device, settings.mixed_precision, settings.num_processes) == ("cpu", "no", 2)
-    assert os.listdir(path.parent) == ["default.yaml"]
 
 
 def test_writing_follows_a_link_and_keeps_the_permissions() -> None:

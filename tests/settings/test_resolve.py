@@ -26,7 +26,6 @@ SERVER = Machine(
     cores_reason="64 usable cores",
     gpus=tuple(H100._replace(uuid=f"GPU-{i}") for i in range(8)),
 )
-MAC = Machine(system="Darwin", cores=8, mps=True, mps_reason="Apple silicon")
 
 LAUNCH_LAYERS = [layer for layer in Layer if Layer.DETECTED < layer <= Layer.FLAG]
 
@@ -70,17 +69,6 @@ def test_every_value_has_an_origin_in_words() -> None:
     assert all(value.origin.brief for value in settled().values.values())
 
 
-@pytest.mark.parametrize(
-    ("machine", "device", "processes"), [(CPU, "cpu", 1), (SERVER, "cuda", 8), (MAC, "mps", 1)]
-)
-def test_the_machine_settles_what_nobody_says(
-    machine: Machine, device: str, processes: int
-) -> None:
-    settings = settled(machine=machine)
-    assert (settings.device, settings.num_processes) == (device, processes)
-    assert settings.origin("device").layer is Layer.DETECTED
-
-
 def test_auto_in_a_profile_overrides_a_weaker_value_and_names_the_profile() -> None:
     settings = settled(
         layer(Layer.USER_PROFILE, num_processes="4"),
@@ -88,11 +76,6 @@ def test_auto_in_a_profile_overrides_a_weaker_value_and_names_the_profile() -> N
     )
     assert settings.num_processes == 1
     assert "project profile num_processes" in settings.origin("num_processes").brief
-
-
-def test_processes_follow_the_devices_that_were_selected() -> None:
-    assert settled(layer(Layer.FLAG, devices="1,3,5"), machine=SERVER).num_processes == 3
-    assert settled(layer(Layer.FLAG, device="cpu"), machine=SERVER).num_processes == 1
 
 
 def test_threads_are_the_usable_cores_divided_by_the_processes() -> None:

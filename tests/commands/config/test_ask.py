@@ -93,6 +93,15 @@ def test_ctrl_c_at_any_question_writes_nothing_and_the_next_run_starts_again(
     assert profile() == CPU
 
 
+def test_cancel_in_the_closing_menu_writes_nothing(
+    machine: Machine, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, "\n\n\ncancel\n")
+    assert main(["config"]) == 130
+    assert capsys.readouterr().out.endswith("nothing was written\n")
+    assert not Path(choose_profile().path).exists()
+
+
 @on(M2)
 @pytest.mark.parametrize("exit_code", [0, 7])
 def test_write_and_test_runs_the_test_under_the_profile_and_says_what_is_next_if_it_passed(
