@@ -199,6 +199,6 @@ def environment(rank: int = 0, world: int = 1, port: int = 0) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    function, arguments = pickle.loads(Path("call.pickle").read_bytes())
-    result = function(*arguments)
-    Path(f"result-{RANK}.pickle").write_bytes(pickle.dumps(result))
+    folder = Path.cwd()  # the function may leave it
+    called, given = pickle.loads((folder / "call.pickle").read_bytes())
+    (folder / f"result-{RANK}.pickle").write_bytes(pickle.dumps(called(*given)))

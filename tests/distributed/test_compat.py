@@ -117,7 +117,7 @@ def passes(module: str, kind: str, choice: dict[str, bool]) -> list[Any]:
     """Two passes, one without its first batch, one more; and what is drawn between them."""
     accelerator = configured(module, **choice)
     torch.manual_seed(3)
-    loader, seen = accelerator.prepare(KINDS[kind]()), []
+    loader, seen = accelerator.prepare(KINDS[kind]()), list[Any]()
     for turn in range(4):
         source = accelerator.skip_first_batches(loader, 1) if turn == 2 else loader
         for batch in source:
