@@ -54,25 +54,10 @@ class Failure(NamedTuple):
     different: tuple[RankExit, ...]  # ranks that failed by themselves in another way
     victims: tuple[int, ...]  # ranks that failed or were stopped because of it
     world_size: int
-    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    evidence: Evidence  # of the first one
     last_lines: tuple[str, ...] = ()  # of the first rank's output
     tells_of_communication: bool = False  # these lines
-    divergence: tuple[str, ...] = ()  # it failed in communication: how the ranks diverged
-    lost_reader: str = ""  # the launcher's streams whose reader has gone
     killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
-
-    @property
-    def evidence(self) -> Evidence:
-        first = self.first
-        return Evidence(
-            code=first.code,
-            crash=first.crash,
-            message=first.message,
-            memory_kills=self.memory_kills,
-            lost_reader=self.lost_reader,
-            divergence=self.divergence,
-            killed_after_s=first.killed_after_s,
-        )
 
     @property
     def reason(self) -> Reason:
@@ -95,7 +80,7 @@ class Failure(NamedTuple):
     def aftermath(self) -> str:
         """What the other ranks did, in a few words."""
         words = ""
-        if self.divergence and self.first.crash is not None:
+        if self.evidence.divergence and self.first.crash is not None:
             words = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
             return words + describe_killed(self.killed)
         if self.same:
@@ -110,7 +95,7 @@ class Failure(NamedTuple):
     def details(self) -> str:
         """The failed rank's traceback, or its last lines where there is none."""
         if self.first.crash is not None:
-            return "\n".join([self.first.crash.traceback.rstrip(), *self.divergence[1:]])
+            return "\n".join([self.first.crash.traceback.rstrip(), *self.evidence.divergence[1:]])
         message = self.first.message.splitlines()
         lines = list(self.last_lines)
         if message and lines[-len(message) :] == message:  # `cause` has it
@@ -142,7 +127,7 @@ class Failure(NamedTuple):
             "victims": list(self.victims),
             "killed": [end.rank for end in self.killed],
             "last_lines": list(self.last_lines),
-            "divergence": list(self.divergence),
+            "divergence": list(self.evidence.divergence),
             "fix": self.fix,
         }
 
@@ -175,7 +160,7 @@ def find_failure(
 
     `ranks` are all of this machine. A rank's crash stack, if it has one, stands for its last lines.
     How ranks diverged is kept where the first failure is one of communication; the other arguments
-    are as in `Failure`.
+    are as in `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
@@ -208,11 +193,17 @@ def find_failure(
         different=tuple(different),
         victims=tuple(rank for rank in others if rank not in same),
         world_size=world_size,
-        memory_kills=memory_kills,
+        evidence=Evidence(
+            first.code,
+            first.crash,
+            first.message,
+            memory_kills,
+            lost_reader,
+            tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
+            first.killed_after_s,
+        ),
         last_lines=tuple((crash_stacks or {}).get(first.rank) or last_lines.get(first.rank, ())),
         tells_of_communication=_tell_of_communication(last_lines.get(first.rank, ())),
-        divergence=tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
-        lost_reader=lost_reader,
         killed=tuple(end for end in ended if end.killed_after_s is not None),
     )
 
@@ -257,35 +248,28 @@ def describe_killed(exits: Iterable[RankExit]) -> str:
 class ServerDeath(NamedTuple):
     """The fork server ended, and all ranks with it."""
 
-    code: int  # negative for a signal
-    memory_kills: int = 0  # by the kernel's OOM killer during the run
+    evidence: Evidence
+    aftermath: str = "; the ranks ended with it"
+    details: str = ""
 
     @property
     def cause(self) -> str:
-        evidence = Evidence(self.code, memory_kills=self.memory_kills)
-        return describe_cause(find_reason(evidence), evidence, "the process that starts the ranks")
-
-    @property
-    def aftermath(self) -> str:
-        return "; the ranks ended with it"
-
-    @property
-    def details(self) -> str:
-        return ""
+        reason = find_reason(self.evidence)
+        return describe_cause(reason, self.evidence, "the process that starts the ranks")
 
     @property
     def fix(self) -> str:
-        reason = find_reason(Evidence(self.code, memory_kills=self.memory_kills))
-        if self.code > 0:
-            return f"{reason.fix}, or try --set start_method=exec"
-        return f"{reason.fix}; with --max-restarts 1 it is started again"
+        fix = find_reason(self.evidence).fix
+        if self.evidence.code > 0:
+            return f"{fix}, or try --set start_method=exec"
+        return f"{fix}; with --max-restarts 1 it is started again"
 
     @property
     def exit_code(self) -> int:
-        return shell_code(self.code) or 1
+        return shell_code(self.evidence.code) or 1
 
     def as_json(self) -> Mapping[str, object]:
         return {"reason": "server_ended", "cause": self.cause, "exit_code": self.exit_code}
 
     def is_repeat_of(self, earlier: object) -> bool:
-        return isinstance(earlier, ServerDeath) and earlier.code == self.code
+        return isinstance(earlier, ServerDeath) and earlier.evidence.code == self.evidence.code

@@ -31,6 +31,7 @@ from headway.launcher.diagnosis.failures import (
     find_failure,
 )
 from headway.launcher.diagnosis.hang import Hang, explain_divergence
+from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
@@ -240,7 +241,7 @@ class Agent(LocalElasticAgent):
         """Return how the last attempt failed on this machine, None if it did not."""
         memory_kills = count_memory_kills() - self._kills_before
         if self._starter.server_code is not None:
-            return ServerDeath(self._starter.server_code, memory_kills)
+            return ServerDeath(Evidence(self._starter.server_code, memory_kills=memory_kills))
         workers = self._worker_group.workers
         if (hang := self.watch.hang) is not None:
             aftermath = describe_killed(self.exits)

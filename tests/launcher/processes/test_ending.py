@@ -9,6 +9,7 @@ import pytest
 
 from headway.contract.records import Crash
 from headway.launcher.diagnosis.failures import RankExit, ServerDeath, find_failure
+from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.machines.messages import Failed
 from headway.launcher.processes.ending import Outcome, ending_of
 
@@ -61,7 +62,13 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("a rank is ended by a signal", exits(0, -KILL), {}, 137, "rank 1"),
     ("a rank crashes in C", exits(0, -SEGV), {}, 139, "rank 1"),
     ("os._exit(0), then a peer fails", SILENT, {}, 1, "rank 0"),
-    ("the fork server is killed", [], {"failure": ServerDeath(-KILL)}, 137, "the process that"),
+    (
+        "the fork server is killed",
+        [],
+        {"failure": ServerDeath(Evidence(-KILL))},
+        137,
+        "the process that",
+    ),
     ("another machine fails", stopped(-TERM, -TERM), THERE, 9, "rank 3"),
     ("which machine 0 reports", [], {**THERE, **BY_0}, 9, f"the run has failed on machine 1{AS_0}"),
     ("this machine is blamed", exits(0, 8), HERE, 8, "rank 1"),

@@ -6,6 +6,7 @@ import signal
 
 from headway.contract.records import Crash
 from headway.launcher.diagnosis.failures import Failure, RankExit, ServerDeath
+from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.machines.messages import Restart
 from headway.launcher.processes.restarts import Restarts
 from headway.settings.resolve import resolve
@@ -14,7 +15,7 @@ from tests.machines.recorded import load
 
 def failure(message: str = "away") -> Failure:
     crash = Crash(1.0, "OSError", message, f"Traceback ...\nOSError: {message}\n")
-    return Failure(RankExit(0, 7, 1, 1.0, False, crash), (), (), (), world_size=2)
+    return Failure(RankExit(0, 7, 1, 1.0, False, crash), (), (), (), 2, Evidence(1, crash))
 
 
 def test_the_default_delay_doubles_from_1_s_to_60_s_and_starts_anew_after_progress() -> None:
@@ -35,7 +36,7 @@ def test_a_delay_of_zero_stays_zero() -> None:
 def test_a_restart_says_whether_the_failure_is_the_same_as_before() -> None:
     restarts = Restarts(5, 1)
     failures: list[Failure | ServerDeath] = [failure(), failure(), failure("gone")]
-    failures.append(ServerDeath(-signal.SIGKILL))
+    failures.append(ServerDeath(Evidence(-signal.SIGKILL)))
     lines = [
         restarts.after(what, number, made_progress=False)[0]
         for number, what in enumerate(failures, 1)
