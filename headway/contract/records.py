@@ -142,7 +142,6 @@ class Figures(NamedTuple):
 class Answer(NamedTuple):
     """Where the rank is."""
 
-    time: float  # on the system's monotonic clock, before the rest was read
     groups: tuple[Group, ...]
     progress: ProgressSnapshot
     num_modules: int  # that have been imported, or are being imported

@@ -181,6 +181,7 @@ class Watch:
         With `interrupt`, ranks that do not answer get SIGQUIT, on which faulthandler writes their
         stacks; it interrupts system calls of the script.
         """
+        progress_at = self._progress_at
         ranks = self._ask_and_wait()
         if interrupt:
             with self._lock:
@@ -189,10 +190,9 @@ class Watch:
             self._wait(_STACKS_WITHIN_S, lambda: any(one.owes_stacks for one in ranks))
         with self._lock:
             statuses = [one.status for one in ranks]
-            times = [time for one in ranks for time in (one.began_at, one.moved_after)]
         now = time.monotonic()
         entered_at = now - (time.time() - newest_entry(statuses))
-        progress_at = max([*times, self._last_output_at(), entered_at])
+        progress_at = max(progress_at, self._last_output_at(), entered_at)
         return hang.describe(statuses, max(now - progress_at, 0.0))
 
     def close(self) -> None:
@@ -294,10 +294,7 @@ class RankChannel:
         self.closed: set[int] = set()  # of these, by the rank
         self.code: int | None = None  # of its process, once that has ended
         self.ends: list[Crash | End] = []  # as it reported them
-        # on the monotonic clock
-        self.began_at = time.monotonic()
-        self.asked_at: float | None = None  # when it was asked what it has not answered yet
-        self.moved_after = 0.0  # the last progress that it showed is later than this
+        self.is_asked = False  # and has not answered yet
         self.will_save = False  # once it is asked to stop
         self.kept: dict[str, Kept] = {}  # the last of each kind
         self._pid, self._send_signal = pid, send_signal
@@ -360,12 +357,10 @@ class RankChannel:
             self.kept[record.what] = record
         elif isinstance(record, Heartbeat):
             self._progress = record.progress
-            self.moved_after = time.monotonic()
             self._note_steps(record.progress)
             return True
         elif isinstance(record, Figures):
             self._progress = ProgressSnapshot(record.step, total=record.total, loss=record.loss)
-            self.moved_after = time.monotonic()
             self._figures = record
             self._note_figures(record)
             return True
@@ -378,17 +373,12 @@ class RankChannel:
         return False
 
     def _take_in_answer(self, answer: Answer) -> bool:
-        self.asked_at = None
+        self.is_asked = False
         self._before, self._answer, self._groups = self._answer, answer, answer.groups
         if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
             self._progress = answer.progress
             self._note_steps(answer.progress)
-        if self._before is None:
-            return True
-        if _movement(answer) == _movement(self._before):
-            return False
-        self.moved_after = self._before.time
-        return True
+        return self._before is not None and _movement(answer) != _movement(self._before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
         """Note steps of which the rank's figures have not told."""
@@ -398,10 +388,10 @@ class RankChannel:
 
     def ask(self) -> None:
         """Ask where the rank is, unless it has not answered the last question yet."""
-        if self.code is None and self._is_ready and self.asked_at is None:
+        if self.code is None and self._is_ready and not self.is_asked:
             with suppress(OSError):
                 os.write(self.fds[0], b"?")
-                self.asked_at = time.monotonic()
+                self.is_asked = True
 
     def interrupt(self) -> None:
         """Have faulthandler write the stacks of a rank that does not answer, by SIGQUIT."""
@@ -413,7 +403,7 @@ class RankChannel:
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered yet."""
-        return self.code is None and self.asked_at is not None and not self._is_closed
+        return self.code is None and self.is_asked and not self._is_closed
 
     @property
     def _is_closed(self) -> bool:

@@ -152,12 +152,10 @@ class _Helper:
 
 def _answer(progress: Progress) -> None:
     groups: tuple[Group, ...] = ()
-    now = _monotonic()
     with suppress(Exception):  # torch's private names have changed; the stacks are still known
         groups = read_groups()
     progress.send(
         Answer(
-            time=now,
             groups=groups,
             progress=progress.snapshot(),
             num_modules=len(sys.modules),

@@ -288,7 +288,7 @@ OPEN = Group("0", ALL, (Collective(1, "all_reduce", "", False, 0.0),))
 PLACE = Frame("/w/train.py", 3, "main")
 CRASH = Crash(1.0, "E", "", '  File "/w/train.py", line 3, in main\n')
 JOINING = (*TRAIN, Frame("/usr/lib/threading.py", 1, "_shutdown"))
-ANSWER = Answer(1.0, (CLOSED,), ProgressSnapshot(), 7, (TRAIN,), False)
+ANSWER = Answer((CLOSED,), ProgressSnapshot(), 7, (TRAIN,), False)
 RUNS, STOPPED = ProcessState("S"), ProcessState("T")
 END = End(2.0, 3, "", PLACE)
 

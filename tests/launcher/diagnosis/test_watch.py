@@ -70,7 +70,7 @@ def test_the_signal_for_stacks_goes_to_the_ranks_process_unless_its_script_handl
         one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), sent.append)
         theirs.sendall(encode(Ready()))
         if handled is not None:
-            theirs.sendall(encode(Answer(1.0, (), ProgressSnapshot(), 1, (), handled)))
+            theirs.sendall(encode(Answer((), ProgressSnapshot(), 1, (), handled)))
         one.read()
         one.ask()
         one.interrupt()
@@ -156,7 +156,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
     place = Frame("train.py", 3, "main")
     groups = (Group("0", (0, 1), (collective,)),)
     rank.tell(Ready())
-    rank.tell(Answer(time.monotonic(), groups, ProgressSnapshot(), 1, ((place,),), False))
+    rank.tell(Answer(groups, ProgressSnapshot(), 1, ((place,),), False))
 
     def close_when_asked() -> None:
         rank.channel.recv(1)
