@@ -70,8 +70,7 @@ def take(commit: Commit, without: str, into: str) -> str:
 
 def files_of(root: str) -> Iterator[str]:
     """Yield what git tracks or does not ignore in a repository and its submodules."""
-    asked = _Git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    listed = asked.answer() or ""
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
     for name in dict.fromkeys(listed.split("\0")[:-1]):
         path = os.path.join(root, name)
         if os.path.isdir(path) and not os.path.islink(path):
@@ -105,11 +104,10 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
         if here == os.path.dirname(here):
             return None
         here = os.path.dirname(here)
-    changes = _Git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)
-    head = _head(here) or _Git(here, "rev-parse", "HEAD", within_s=within_s).answer()
-    diff = changes.answer()
-    if not head:
+    head = _head(here) or _git(here, "rev-parse", "HEAD", within_s=within_s)
+    if head is None:
         return None
+    diff = _git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)
     if diff:
         from headway.contract.secrets import masked_text
 
@@ -130,37 +128,37 @@ def _head(root: str) -> str:
     return ""
 
 
-class _Git:
-    """A call of git that goes on; without the module subprocess, whose import takes longer."""
+def _git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:
+    """Return what git prints in a folder; None where it fails or takes too long.
 
-    def __init__(self, folder: str, *words: str, within_s: float = _WITHIN_S) -> None:
-        command = ["git", "--no-optional-locks", *_CONFIG, "-C", folder, *words]
-        self._until = time.monotonic() + within_s
-        self._output, write = os.pipe()
-        streams = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, write, 1),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        ]
-        self._pid = None
-        with suppress(OSError):
-            self._pid = os.posix_spawnp("git", command, os.environ, file_actions=streams)
+    This is no use of the module subprocess: its import takes longer than git.
+    """
+    output, write = os.pipe()
+    try:
+        pid = os.posix_spawnp(
+            "git",
+            ["git", "--no-optional-locks", *_CONFIG, "-C", folder, *words],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, write, 1),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+        )
+    except OSError:
+        os.close(output)
+        return None
+    finally:
         os.close(write)
-
-    def answer(self) -> str | None:
-        """Return what it has printed; None where it fails or takes too long."""
-        text = b"".join(self._chunks())
-        os.close(self._output)
-        if self._pid is None or os.waitpid(self._pid, 0)[1]:
-            return None
-        return text.decode(errors="replace")
-
-    def _chunks(self) -> Iterator[bytes]:
-        output = select.poll()
-        output.register(self._output)
-        while output.poll(max(self._until - time.monotonic(), 0) * 1000):
-            if not (chunk := os.read(self._output, _CHUNK)):
-                return
-            yield chunk
-        if self._pid is not None:
-            os.kill(self._pid, signal.SIGKILL)
+    text = b""
+    has_more = select.poll()
+    has_more.register(output)
+    until = time.monotonic() + within_s
+    while has_more.poll(max(until - time.monotonic(), 0) * 1000):
+        if not (chunk := os.read(output, _CHUNK)):
+            break
+        text += chunk
+    else:
+        os.kill(pid, signal.SIGKILL)
+    os.close(output)
+    return None if os.waitpid(pid, 0)[1] else text.decode(errors="replace")
