@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from importlib import import_module
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.another_user import NOBODY, fork_as, needs_root
-from tests.conftest import REPOSITORY, remove_left_folders
+from tests.conftest import remove_left_folders
+from tests.distributed import launching
 
 
 @pytest.fixture
@@ -76,21 +76,6 @@ def test_the_temporary_folder_of_another_user_stays(tmp_path: Path) -> None:
     assert theirs.is_dir()
 
 
-BECOMES_ANOTHER = re.compile(
-    r"\bset(re|res|e)?[ug]id\(|\b(set|init)groups\(|\b(setpriv|runuser)\b|Popen\(.*\buser="
-)
-
-
-def test_only_one_helper_becomes_another_user() -> None:
-    found = [
-        f"{path.relative_to(REPOSITORY)}:{number}"
-        for path in (REPOSITORY / "tests").rglob("*.py")
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if BECOMES_ANOTHER.search(line) and path != Path(__file__)
-    ]
-    assert {one.partition(":")[0] for one in found} == {"tests/another_user.py"}, found
-
-
 @needs_root
 @pytest.mark.processes
 def test_another_user_imports_what_lies_below_a_folder_that_only_root_may_enter(
@@ -135,24 +120,11 @@ def test_that_is_innocent_too():
 @pytest.mark.processes
 def test_a_test_that_fails_leaves_no_process_to_fail_the_next_one() -> None:
     Path("test_failing.py").write_text(FAILING)
-    options = [
-        "-q",
-        "-p",
-        "tests.conftest",
-        "-W",
-        "error",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-    ]
-    options += ["--basetemp", "base", "-o", "markers=processes"]
+    options = ["-q", "-p", "tests.conftest", "-W", "error", "-p", "no:cacheprovider"]
+    options += ["-p", "no:randomly", "--basetemp", "base", "-o", "markers=processes"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", ".", "test_failing.py"],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)]),
-        },
+        env=launching.environment(),
         capture_output=True,
         text=True,
     )
