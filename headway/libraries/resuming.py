@@ -100,10 +100,10 @@ def announce(library: str, start: Start, folder: Path) -> None:
         CheckpointError: each rank has looked for the checkpoint, and one does not see it.
     """
     rank, size = rank_and_size()
-    paths = [start.path] * size
+    lines = [start.line] * size
     if size > 1:
-        dist.all_gather_object(paths, start.path)
-    if other := next((number for number, path in enumerate(paths) if path != paths[0]), None):
+        dist.all_gather_object(lines, start.line)
+    if other := next((number for number, line in enumerate(lines) if line != lines[0]), None):
         raise CheckpointError(
             f"rank {other} does not see the checkpoint that rank 0 resumes from",
             where=str(folder),
