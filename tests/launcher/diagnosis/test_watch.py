@@ -26,7 +26,7 @@ from headway.contract.records import (
     Record,
 )
 from headway.launcher.diagnosis import watch as watching
-from headway.launcher.diagnosis.hang import Exit, NoStack, RankStatus, describe_stacks, explain
+from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import RankChannel, Watch
 from tests.waiting import wait_until
 
@@ -97,14 +97,16 @@ def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
 
 
 def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: Rank) -> None:
-    place = Frame("train.py", 3, "main")
-    end = End(1.0, 0, "", place, (Group("0", (0,), ()),))
+    end = End(1.0, 0, "", Frame("train.py", 3, "main"), (Group("0", (0,), ()),))
     rank.tell(end)
     assert rank.watch.end(0, 5) == [end]
     (status,) = rank.watch.statuses()
-    assert status.exit == Exit(5, True, place)
     assert str(status.exit) == "exit code 5, by sys.exit at train.py:3 in main"
     assert status.groups == end.groups
+    left = Rank()  # without a word
+    assert left.watch.end(0, -9) == []
+    assert str(left.watch.statuses()[0].exit) == "exit code -9"
+    left.close()
 
 
 def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
@@ -119,11 +121,6 @@ def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
     assert "\x1b" not in report
     assert "all\\n\\x1breduce" in report
     assert 'File "a\\n\\x1b[2Jb.py"' in report
-
-
-def test_a_rank_that_left_without_a_word_has_only_its_code(rank: Rank) -> None:
-    assert rank.watch.end(0, -9) == []
-    assert str(rank.watch.statuses()[0].exit) == "exit code -9"
 
 
 def test_millions_of_empty_lines_hold_up_neither_the_rank_nor_the_launcher(

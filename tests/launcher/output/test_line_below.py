@@ -217,29 +217,29 @@ class Console:
 
 
 @pytest.mark.parametrize(
-    ("has_terminal", "every_s", "below", "lines"),
-    [(True, None, 111, 0), (False, None, 0, 2), (False, 30.0, 0, 4), (True, 30.0, 0, 4)],
+    ("has_terminal", "every_s", "line", "below", "lines"),
+    [
+        (True, None, "step 1", 111, 0),
+        (False, None, "step 1", 0, 2),
+        (False, 30.0, "step 1", 0, 4),
+        (True, 30.0, "step 1", 0, 4),
+        (False, 30.0, "", 0, 0),  # no rank tells of steps
+    ],
 )
 def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in_a_file(
     monkeypatch: pytest.MonkeyPatch,
     has_terminal: bool,
     every_s: float | None,
+    line: str,
     below: int,
     lines: int,
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     console = Console(has_terminal=has_terminal)
-    status = StatusLine(console, lambda: "step 1", every_s)  # type: ignore[arg-type]
+    status = StatusLine(console, lambda: line, every_s)  # type: ignore[arg-type]
     for second in range(121):
         status.show_due(float(second))
     assert (len(console.below), len(console.lines)) == (below, lines)
-
-
-def test_nothing_is_printed_in_a_file_while_no_rank_tells_of_steps() -> None:
-    console = Console(has_terminal=False)
-    status = StatusLine(console, lambda: "", 1.0)  # type: ignore[arg-type]
-    status.show_due(time.monotonic() + 100)
-    assert console.lines == []
 
 
 def test_a_stream_that_is_no_terminal_has_no_line_below() -> None:
