@@ -20,6 +20,7 @@ from transformers.trainer_callback import TrainerCallback
 from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
+from headway.errors import UsageError
 from headway.libraries.folders import STATE, add_to_list
 from headway.libraries.resuming import (
     Start,
@@ -45,6 +46,12 @@ def join(module: ModuleType) -> None:
         run, trial = read_run(), kwargs.get("trial", args[0] if args else None)
         stops_itself = getattr(self.args, "enable_jit_checkpoint", False)
         is_own = trial is not None or stops_itself or self.args.world_size != rank_and_size()[1]
+        if run is not None and stops_itself and run.resume is not None:
+            raise UsageError(
+                "enable_jit_checkpoint makes Trainer save and resume by itself",
+                where=f"TrainingArguments; {run.origins.get('resume', 'resume')}",
+                fix="leave one of them out: the argument, or --resume",
+            )
         if run is None or is_own:
             return train(self, resume_from_checkpoint, *args, **kwargs)
         folder = Path(self.args.output_dir)

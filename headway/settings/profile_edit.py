@@ -214,8 +214,8 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
     It is written to a file beside the profile, which is then renamed: a reader finds the old text
-    or the new one. A link is followed. A new profile is its owner's alone, for it may hold secrets;
-    an existing one keeps its permissions.
+    or the new one. A link is followed. A new profile, and one that holds secrets, is its owner's
+    alone; another keeps its permissions.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
@@ -231,8 +231,11 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-        if exists:
+        has_secrets = masked_profile(text) != text
+        if exists and not has_secrets:
             shutil.copymode(target, temporary)
+        elif exists and os.stat(target).st_mode & 0o077:
+            say(f"{shown(target)} holds a secret: only you can read it now")
         os.replace(temporary, target)
     except OSError as error:
         with suppress(OSError):

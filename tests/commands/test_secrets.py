@@ -143,10 +143,16 @@ def test_the_script_gets_the_secret_that_is_masked_for_people() -> None:
     assert settings.env["HF_TOKEN"] == SECRET
 
 
-def test_a_new_profile_is_its_owners_alone_until_they_say_otherwise() -> None:
+def test_a_profile_is_its_owners_alone_if_it_is_new_or_holds_a_secret(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = Path(choose_profile().path)
     main(["config", "set", "num_processes=2"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.chmod(0o640)  # by its owner, who knows
-    main(["config", "set", f"env.HF_TOKEN={SECRET}"])
+    path.chmod(0o640)
+    main(["config", "set", "num_processes=1"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    capsys.readouterr()
+    main(["config", "set", f"env.HF_TOKEN={SECRET}"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "secret" in capsys.readouterr().err
