@@ -257,7 +257,7 @@ class Parser:
             what, fix = foreign
             raise bad_words(f"{name} {what}", fix=fix)
         setting = TABLE.get(name.removeprefix("--").replace("-", "_"))
-        if takes_settings and setting is not None:
+        if "--set" in self.known and setting is not None:
             fix = f"pass {setting.as_flag(value or setting.metavar)}"
             raise bad_words(f"{name} has no flag of its own", fix=fix)
         if setting is not None:

@@ -235,7 +235,7 @@ class Accelerator:
             connected.handlers,
         )
         self.state = share(
-            connected.world, training.precision.name, connected.dynamo, connected.fsdp_plugin
+            connected.world, training.precision, connected.dynamo, connected.fsdp_plugin
         )
         self.gradient_state = share_accumulation(training.accumulation)
         tell(connected, strategy)

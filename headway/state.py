@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
@@ -22,6 +23,7 @@ from headway.distributed.world import (
     leave_world,
 )
 from headway.errors import UsageError
+from headway.precision.precision import CLASSES, Precision
 from headway.strategies.compilation import TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.training.accumulation import Accumulation, GradientAccumulationPlugin
@@ -224,23 +226,29 @@ def shared_world() -> World | None:
     return PartialState._shared_state.get("world")
 
 
-def shared_precision() -> str | None:
-    """Return the precision that AcceleratorState shows; None if there is none yet."""
-    return AcceleratorState._shared_state.get("mixed_precision")
+def shared_precision() -> str | Precision | None:
+    """Return the precision of the last Accelerator; None if there is none yet.
+
+    One of the script's own class is a copy, to be set up again.
+    """
+    shared = AcceleratorState._shared_state
+    return copy(shared.get("own_precision")) or shared.get("mixed_precision")
 
 
 def share(
     world: World,
-    mixed_precision: str,
+    precision: str | Precision,
     dynamo_plugin: TorchDynamoPlugin,
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
 ) -> AcceleratorState:
     """Make all states show these from now on; return one that keeps showing them."""
     PartialState._shared_state["world"] = world
     shared = AcceleratorState._shared_state
+    name = precision if isinstance(precision, str) else precision.name
     shared.update(
         world=world,
-        mixed_precision=mixed_precision,
+        mixed_precision=name,
+        own_precision=None if name in CLASSES else precision,
         dynamo_plugin=dynamo_plugin,
         fsdp_plugin=fsdp_plugin,
     )

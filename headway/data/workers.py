@@ -18,7 +18,7 @@ from headway.contract import signals
 from headway.data.samplers import changed
 from headway.data.sharding import is_plain
 
-_REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+_REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
 _HAS_PROC = sys.platform == "linux"
 
 
@@ -65,7 +65,7 @@ class LastingWorker:
     def __call__(self, worker_id: int) -> None:
         if _HAS_PROC:
             signals.trap(_end_unless_rank_saves, signal.SIGTERM)
-            signals.outlive(signal.SIGINT, signal.SIGUSR1)
+            signals.outlive(signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
         if self._init is not None:
             self._init(worker_id)

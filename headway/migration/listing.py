@@ -49,6 +49,12 @@ _HALVES = (
     "a size that fits is found in fewer attempts",
 )
 
+_DISPATCHED = (
+    "with dispatch_batches=True samples are divided and each rank collates its own; Accelerate"
+    " collates on rank 0 and cuts the batches",
+    "batches of any shape can be dispatched",
+)
+
 DIFFERENCES = (
     Difference(
         "Accelerator.prepare",
@@ -80,6 +86,31 @@ DIFFERENCES = (
         "Accelerator.load_state",
         "a loader resumes in the middle of its epoch; in Accelerate it starts the epoch again",
         "remove code that skips batches, other than skip_first_batches()",
+    ),
+    Difference(
+        "Accelerator.prepare",
+        "every rank reads all of a stream and keeps its share; in Accelerate rank 0 alone reads it",
+        "pass DataLoaderConfiguration(dispatch_batches=True) if rank 0 should read for all",
+    ),
+    Difference(
+        "Accelerator.prepare",
+        "a schedule whose optimizer is not prepared is refused; in Accelerate it follows all"
+        " prepared optimizers",
+        "prepare the optimizer of each schedule",
+    ),
+    Difference(
+        "Accelerator(split_batches=)",
+        "each batch is divided among the ranks; in Accelerate the argument has no effect",
+        "remove it to keep the size of each rank's batches",
+    ),
+    Difference(
+        "Accelerator(log_with=)",
+        "a tracker that is not installed is refused; Accelerate skips it",
+        "install it, or remove its name",
+    ),
+    *(
+        Difference(f"accelerate.{name}", *_DISPATCHED)
+        for name in ("DataLoaderConfiguration", "utils.DataLoaderConfiguration")
     ),
     Difference("Accelerator.clip_grad_norm_", *_CLIP),
     Difference("Accelerator.clip_grad_value_", *_CLIP),

@@ -210,6 +210,12 @@ def _secrets(env: Any) -> list[Any]:
     return [env] if masked_value("env", words) != words else []
 
 
+def _has_secrets(text: str) -> bool:
+    with suppress(ConfigError):  # the file that names the selected profile is none itself
+        return masked_profile(text) != text
+    return False
+
+
 def change_profile(path: str, change: Callable[[str], str]) -> str:
     """Replace the text of the profile at `path` by `change(text)`, and return the new text.
 
@@ -231,8 +237,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-        has_secrets = masked_profile(text) != text
-        if exists and not has_secrets:
+        if exists and not _has_secrets(text):
             shutil.copymode(target, temporary)
         elif exists and os.stat(target).st_mode & 0o077:
             say(f"{shown(target)} holds a secret: only you can read it now")

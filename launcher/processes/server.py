@@ -79,6 +79,8 @@ def main() -> None:
     if method == "fork":
         _warm_up()
     signals.outlive(signal.SIGTERM)  # until here it ends this process at once, amid an import too
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signals.outlive(signal.SIGHUP)
     rank = _Server(server, job).serve()
     if rank is None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
@@ -266,6 +268,8 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     become_new(server_pid, rank.fds[:3])
     os.environ.update(rank.env)
     signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.do_as_usual(signal.SIGHUP)
     _reopen_streams()
     # the fork copied these generators; `random` reseeds itself
     torch.default_generator.seed()

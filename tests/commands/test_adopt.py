@@ -40,8 +40,7 @@ def test_each_name_has_its_lines_and_all_its_differences(
 ) -> None:
     assert main(["adopt", "--json", str(script)]) == 0
     assert uses(capsys) == [
-        ("Accelerator.prepare", "differs", [4]),
-        ("Accelerator.prepare", "differs", [4]),
+        *[("Accelerator.prepare", "differs", [4])] * 4,
         ("accelerate.Accelerator", "same", [2]),
     ]
     assert script.read_text() == WHOLE

@@ -194,7 +194,7 @@ def test_one_process_saves_at_its_time_limit_and_on_sigterm_but_not_before_it_as
     assert not job.ledger()
     require_saved(ended(job.start(flags=("--time-limit", "1s"))))
     dice = random.Random()
-    for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130)):
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)):
         process = job.start("--workers", "2")
         require_saved(interrupt(job, process, partial(send_to_all, number), dice), code)
     finish(job)

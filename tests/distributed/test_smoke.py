@@ -19,13 +19,15 @@ CHECKS = [
 ]
 
 
-def run_test(*words: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "headway", "test", *words], environment(), timeout_s=120)
+def run_test(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headway", "test", *words]
+    return run(command, environment(**variables), timeout_s=120)
 
 
 @pytest.mark.distributed
 def test_two_ranks_exchange_sums_and_step_as_one_process_would() -> None:
-    done = run_test("--cpu", "--num-processes", "2", "--mixed-precision", "bf16", "--json")
+    words = ("--cpu", "--num-processes", "2", "--json")
+    done = run_test(*words, HEADWAY_MIXED_PRECISION="bf16")
     assert done.returncode == 0, done.stderr
     checks = json.loads(done.stdout)["checks"]
     assert [one["check"] for one in checks] == CHECKS

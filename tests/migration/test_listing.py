@@ -78,12 +78,13 @@ def differences(text: str, *, compat: bool = False) -> list[str]:
 
 def test_every_difference_of_a_name_is_listed_whatever_its_arguments_are_called() -> None:
     script = "from accelerate import Accelerator\na = Accelerator()\nx = a.prepare(any_name)\n"
-    assert differences(script) == ["Accelerator.prepare", "Accelerator.prepare"]
+    assert differences(script) == ["Accelerator.prepare"] * 4
     names = [one.name for one in DIFFERENCES]
-    uses = "\n".join(f"a.{name.rpartition('.')[2]}" for name in names)
-    halves = "from accelerate import find_executable_batch_size\n"
-    halves += halves.replace("import", ".utils import", 1).replace(" .", ".")
-    assert sorted(differences(halves + script + uses)) == sorted(names)
+    uses = "\n".join(f"a.{name.rpartition('.')[2]}" for name in names if "=" not in name)
+    imported = "from accelerate import DataLoaderConfiguration, find_executable_batch_size\n"
+    imported += imported.replace("import", ".utils import", 1).replace(" .", ".")
+    script = script.replace("Accelerator()", "Accelerator(split_batches=True, log_with='x')")
+    assert sorted(differences(imported + script + uses)) == sorted(names)
 
 
 def test_only_the_differences_of_compat_are_listed_where_all_imports_become_its() -> None:

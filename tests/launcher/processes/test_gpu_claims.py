@@ -228,7 +228,7 @@ def test_a_system_without_such_names_refuses_idle_gpus_and_claims_none(
 LAUNCH = """\
 from headway.commands import launch
 from headway.commands.main import main
-launch.machine_from_flags = lambda parsed, environ: (FOUR, environ)
+launch.machine_from_flags = lambda parsed, environ, **_: (FOUR, environ)
 launch.detect_machine = lambda environ, full: FOUR
 raise SystemExit(main(["launch", "--devices", "idle:1", "script.py"]))
 """
