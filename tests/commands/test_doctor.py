@@ -142,6 +142,7 @@ def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: 
     """Return the findings of the live checks as text; the child Python answers as told."""
     answer = torch.pop("answered", Answered(json.dumps({**FINE, **torch})))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ["pyyaml"])
     findings = doctor._live_checks(load_machine(str(FOLDER / f"{machine}.json")))
     return "\n".join(f"{one.status.value} {one.check} {one.what} {one.fix}" for one in findings)
 
@@ -180,7 +181,7 @@ def test_what_only_torch_knows_is_asked_of_a_child(
 def test_a_package_that_headway_requires_and_is_not_installed_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    declared = ["numpy>=1.24", "not-there>=2", "pynvml; extra == 'nvidia'"]
+    declared = ["pyyaml>=6.0", "not-there>=2", "pynvml; extra == 'nvidia'"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: declared)
     check = doctor.check_packages()
     assert check.status is ERROR

@@ -18,7 +18,6 @@ from headway.contract.records import METRICS, Kept
 from headway.history import store
 from headway.history.record import Restart
 from headway.history.store import runs_folder
-from headway.trackers.jsonl import JsonlTracker
 from tests.commands.running import python, run
 from tests.distributed import launching
 from tests.history.runs import COMMIT, EDIT, START, figures, write_run
@@ -222,7 +221,8 @@ def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
 
 
 def test_the_page_draws_the_metrics_of_the_jsonl_tracker(tmp_path: Path) -> None:
-    tracker = JsonlTracker("digits", tmp_path)
+    jsonl = pytest.importorskip("headway.trackers.jsonl", exc_type=ImportError)  # needs torch
+    tracker = jsonl.JsonlTracker("digits", tmp_path)
     tracker.start()
     for step in range(2000):
         peak = 9.0 if step == 777 else 0.0
