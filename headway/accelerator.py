@@ -100,7 +100,6 @@ class Accelerator:
             whatever rank, worker or restart loads it; see the page on checkpoints.
         global_batch_size: samples in an optimizer step. Prepared loaders get the batch size that
             this means for the ranks and `gradient_accumulation_steps` of the run.
-        auto_micro_batch: make `micro_batches` split batches that do not fit into memory.
         step_scheduler_with_optimizer: a scheduler's `step()` counts only after an optimizer step.
         gradient_accumulation_plugin: in place of `gradient_accumulation_steps`.
         rng_types: the random generators that rank 0 sends to all ranks at the start of each epoch
@@ -165,7 +164,6 @@ class Accelerator:
         dynamo_backend: DynamoBackend | str | Callable[..., Any] | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         rng_types: Sequence[str | RNGType] | None = None,
-        auto_micro_batch: bool = False,
         resume_from: Folder = None,
         seed: int | None = None,
         global_batch_size: int | None = None,
@@ -228,7 +226,7 @@ class Accelerator:
             Process(connected.world),
             training,
             preparer,
-            Steps(training, auto_micro_batch=auto_micro_batch),
+            Steps(training),
             tracking,
             checkpoints,
             Preemption(checkpoints, tracking, connected.settings, self.end_training),
@@ -501,37 +499,6 @@ class Accelerator:
             True
         """
         return self.parts.steps.accumulate(*models)
-
-    def micro_batches(
-        self, batch: Any, *, max_size: int | None = None, min_size: int = 1
-    ) -> Iterator[Any]:
-        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`.
-
-        Without it, the batch is the only part. If memory runs out on any rank, all ranks start the
-        batch again in parts of half the size, which stays for all later batches. One batch is one
-        micro-batch of `gradient_accumulation_steps`, however many parts it has; each counts by its
-        samples.
-
-        Args:
-            batch: tensors of shape [samples, ...], alone or nested.
-            max_size: no part has more samples.
-            min_size: no smaller size is tried.
-
-        Raises:
-            OutOfMemory: memory runs out with parts of `min_size` samples, too.
-            UsageError: a size is below 1, or the batch has no samples.
-
-        Examples:
-            >>> accelerator = Accelerator(cpu=True, auto_micro_batch=True)
-            >>> model = accelerator.prepare(torch.nn.Linear(2, 1))
-            >>> for part in accelerator.micro_batches(torch.ones(5, 2), max_size=3):
-            ...     with accelerator.accumulate(model):
-            ...         accelerator.backward(model(part).mean())
-            ...     print(part.shape)
-            torch.Size([3, 2])
-            torch.Size([2, 2])
-        """
-        return self.parts.steps.micro_batches(batch, max_size=max_size, min_size=min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""

@@ -6,21 +6,15 @@ Without a process group every function is complete for one rank.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._utils import _take_tensors
 
-from headway.contract.progress import process_progress
-from headway.contract.step_clock import SYNC
 from headway.distributed.meeting import barrier, meet, run_ahead
 from headway.distributed.nested import for_each_tensor, leaves
-from headway.distributed.world import group_device, message_device, rank_and_size
+from headway.distributed.world import group_device, rank_and_size
 from headway.errors import UsageError
-
-_BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
 def gather(tensor: Any) -> Any:
@@ -157,23 +151,6 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     return for_each_tensor(reduce_one, tensor, strict="reduce")
 
 
-def average_in_place(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrite each tensor by its mean over ranks; one all-reduce for many small tensors.
-
-    They are of floating point, and equal in shapes, dtypes and order on every rank. Relies on a
-    private function of torch, by which it fills buckets itself.
-    """
-    detached = [one.detach() for one in tensors]
-    for bucket in _take_tensors(detached, _BUCKET_BYTES):  # type: ignore[no-untyped-call]
-        flat = torch.cat([one.reshape(-1) for one in bucket])
-        with process_progress().clock.counting(SYNC):
-            dist.all_reduce(flat)
-        flat.div_(rank_and_size()[1])
-        parts = torch.split(flat, [one.numel() for one in bucket])
-        means = [part.view(one.shape) for part, one in zip(parts, bucket, strict=True)]
-        torch._foreach_copy_(bucket, means)
-
-
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Overwrite each tensor by that of rank `from_process`, and return it (alone or nested).
 
@@ -273,15 +250,6 @@ def _padded(
     shape[dim] = size - tensor.shape[dim]
     padding = tensor.new_full(shape, value)
     return torch.cat([padding, tensor] if first else [tensor, padding], dim=dim)
-
-
-def any_rank(condition: bool) -> bool:
-    """Return whether `condition` holds on any rank; every rank has to call this."""
-    if rank_and_size()[1] == 1:
-        return condition
-    holds = torch.tensor(int(condition), device=message_device())
-    dist.all_reduce(holds, dist.ReduceOp.MAX)
-    return bool(holds)
 
 
 def wait_for_everyone() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
-from headway.distributed.collectives import average_in_place
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
@@ -96,15 +95,6 @@ class DDP(Strategy):
         model = uncompiled(model)
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = value
-
-    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        gradients = []
-        for parameter in parameters:
-            if parameter.requires_grad:
-                if parameter.grad is None:  # another rank may have one
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
-        average_in_place(gradients)
 
 
 def _prepare_exchange(model: DistributedDataParallel) -> None:

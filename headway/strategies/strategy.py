@@ -101,9 +101,6 @@ class Strategy:
     def set_spreads_buffers(self, model: torch.nn.Module, value: bool) -> None:
         """Let `spreads_buffers` return this, where it changes in training."""
 
-    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Average gradients that backward passes left on their rank; every rank calls this."""
-
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:

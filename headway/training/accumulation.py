@@ -234,11 +234,6 @@ class TokenMean:
             weight = self._scale(parameters(), tokens + self.pending[0], self.pending[1])
         return (one * weight).to(loss_sum.dtype)
 
-    def finish(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Scale accumulated gradients where no more backward pass follows in the step."""
-        if self.pending is not None:
-            self._scale(parameters, *self.pending)
-
     def _scale(
         self,
         parameters: Iterable[torch.Tensor],

@@ -15,7 +15,6 @@ from headway.contract.progress import BACKWARD, Progress
 from headway.distributed.collectives import reduce
 from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
-from headway.training.micro_batches import MicroBatches
 from headway.training.optimizer import PreparedOptimizer
 from headway.training.training import Training
 
@@ -25,16 +24,9 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 class Steps:
     """The forward and backward passes, and the gradients, of a training."""
 
-    def __init__(self, training: Training, *, auto_micro_batch: bool = False) -> None:
-        if auto_micro_batch:
-            training.strategy.require_whole_models("auto_micro_batch=True")
+    def __init__(self, training: Training) -> None:
         self.training = training
         self.is_triggered = False
-        self._split: MicroBatches | None = None
-        if auto_micro_batch:
-            self._split = MicroBatches(
-                training.accumulation, training.strategy, training.token_mean, training.parameters
-            )
 
     def backward(
         self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
@@ -54,8 +46,6 @@ class Steps:
                 progress.end_backward()
         if progress.is_watched and progress.is_due:
             _note_loss(progress, loss, num_tokens)
-        if self._split is not None and self._split.is_active:
-            self._split.after_backward()
 
     def _weighed(
         self,
@@ -68,9 +58,7 @@ class Steps:
         The loss is the sum of `num_tokens`, or a mean; `gradient` is what the script has given.
         """
         training, accumulation = self.training, self.training.accumulation
-        if self._split is not None and self._split.is_active:
-            loss = self._split.weighed(loss, by_tokens=num_tokens is not None)
-        elif accumulation.steps > 1 and accumulation.num_steps:
+        if accumulation.steps > 1 and accumulation.num_steps:
             training.token_mean.refuse_mixture(accumulation, num_tokens is not None)
         if num_tokens is not None:
             if gradient is not None:
@@ -104,9 +92,7 @@ class Steps:
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch: each n-th, and the last of a loader, completes a step."""
-        split, accumulation = self._split, self.training.accumulation
-        if split is not None and split.is_active:
-            return split.guard(self._no_sync(models))
+        accumulation = self.training.accumulation
         accumulation.begin_micro_batch()
         if accumulation.sync_gradients or accumulation.exchanges_each_batch:
             return nullcontext()
@@ -120,14 +106,6 @@ class Steps:
         for model in models or self.training.models:
             stack.enter_context(strategy.no_sync_in_micro_batch(model))
         return stack
-
-    def micro_batches(
-        self, batch: Any, *, max_size: int | None = None, min_size: int = 1
-    ) -> Iterator[Any]:
-        """Return the parts of a batch that fit into memory, with `auto_micro_batch=True`."""
-        if self._split is None:
-            return iter((batch,))
-        return self._split.parts(batch, max_size, min_size)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""

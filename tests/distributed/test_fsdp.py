@@ -144,7 +144,6 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         "shard_size that does not divide": lambda: fsdp(strategy="hsdp", shard_size=5),
         "hsdp without shard_size": lambda: fsdp(strategy="hsdp"),
         "cpu_offload on a CPU": lambda: fsdp(cpu_offload=True),
-        "auto_micro_batch": lambda: fsdp(auto_micro_batch=True),
         "join_uneven_inputs": joined,
         "ModuleList": lambda: accelerator.prepare(nn.ModuleList([nn.Linear(1, 1)])),
         "nothing initialises it": lambda: accelerator.prepare(empty),

@@ -432,62 +432,6 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_share
             assert found == pytest.approx(expected, rel=1e-9)
 
 
-class Limited(torch.nn.Linear):
-    """Has no memory for more than so many samples."""
-
-    limit = 1000
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) > self.limit:
-            raise torch.OutOfMemoryError(f"CUDA out of memory, {len(x)} samples")
-        result: torch.Tensor = super().forward(x)
-        return result
-
-
-@in_ranks(1, 2, 3)
-def weights_with_parts_of_batches() -> dict[tuple[int, int, bool], list[float]]:
-    """Weights after four batches of 24 samples in all, whole and in parts of at most 3."""
-    return {
-        (steps, limit, by_tokens): _train_in_parts(steps, limit, by_tokens)
-        for steps in (1, 2)
-        for limit in (1000, 3)
-        for by_tokens in (False, True)
-    }
-
-
-def _train_in_parts(steps: int, limit: int, by_tokens: bool) -> list[float]:
-    torch.manual_seed(1)
-    accelerator = Accelerator(gradient_accumulation_steps=steps, auto_micro_batch=True)
-    plain = Limited(3, 1, dtype=torch.float64)
-    plain.limit = limit if RANK == WORLD - 1 else 1000
-    model, optimizer = accelerator.prepare(plain, sgd(plain))
-    sizes = []
-    for global_batch in torch.randn(4, 24, 3, dtype=torch.float64):
-        x = global_batch.chunk(WORLD)[RANK]
-        for part in accelerator.micro_batches({"x": x, "name": "batch"}, max_size=20):
-            sizes.append(len(part["x"]))
-            with accelerator.accumulate(model):
-                losses = model(part["x"]).square().flatten()
-                if by_tokens:
-                    accelerator.backward(losses.sum(), num_tokens=len(losses))
-                else:
-                    accelerator.backward(losses.mean())
-                accelerator.clip_grad_norm_(model.parameters(), 100.0)
-                optimizer.step()
-                optimizer.zero_grad()
-    assert not accelerator.optimizer_step_was_skipped
-    assert max(sizes[-8:]) <= limit
-    return values(model)
-
-
-@each_world(1, 2, 3)
-def test_batches_in_parts_that_fit_into_memory_give_the_same_weights(world: int) -> None:
-    alone = weights_with_parts_of_batches(1)[0]
-    for rank in weights_with_parts_of_batches(world):
-        for (steps, _, _), found in rank.items():
-            assert found == pytest.approx(alone[steps, 1000, False], rel=1e-9)
-
-
 MODEL_OUTLIVES_ITS_GROUP = """
 import sys, torch
 from headway import Accelerator
