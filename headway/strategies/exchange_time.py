@@ -11,7 +11,6 @@ On a GPU the hooks run when a gradient is queued; the clock then has an event of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
-from headway.contract.step_clock import FORWARD, SCRIPT, SYNC, StepClock
+from headway.contract.step_clock import FORWARD, SYNC, StepClock
 
 _NUM_PASSES = 3  # in which all parameters are looked at; DDP orders its buckets after the first
 
@@ -29,39 +28,7 @@ def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
 
     Each parameter that requires a gradient must get one in every pass.
     """
-    _LastGradient(model, progress, progress.clock.begin_exchange)
-
-
-def note_whole_exchange(model: DistributedDataParallel, progress: Progress) -> None:
-    """Do so in a script without an Accelerator, of which the clock knows nothing else.
-
-    The autograd engine calls when a pass is over. DDP waits in such a call, too, asked for after
-    this hook; so the first call asks for a second one, which comes after DDP's.
-    """
-    clock = progress.clock
-
-    def begin() -> None:
-        if clock.phase == SYNC:
-            clock.phase = SCRIPT  # since the last gradient it has computed this one
-        clock.switch(SYNC)
-        _when_over(let_ddp_wait)
-
-    def let_ddp_wait() -> None:
-        _when_over(end)
-
-    def end() -> None:
-        progress.num_trained += 1
-        progress.end_backward()
-
-    _LastGradient(model, progress, begin)
-
-
-def _when_over(call: Callable[[], None]) -> None:
-    """Have `call` called once the pass that runs now is over.
-
-    Relies on `queue_callback` of the autograd engine, which is not documented; FSDP2 uses it.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    _LastGradient(model, progress)
 
 
 def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
@@ -83,11 +50,9 @@ def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 class _LastGradient:
     """Finds out which parameters' gradients come last, and looks at these alone from then on."""
 
-    def __init__(
-        self, model: DistributedDataParallel, progress: Progress, note: Callable[[], None]
-    ) -> None:
+    def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         trained = (one for one in model.module.parameters() if one.requires_grad)
-        self._progress, self._note = progress, note
+        self._progress = progress
         self._handles = {
             number: one.register_post_accumulate_grad_hook(partial(self._look, number))
             for number, one in enumerate(trained)
@@ -99,7 +64,7 @@ class _LastGradient:
         self._unneeded: int | None = None  # a hook that is yet to be removed
 
     def _look(self, number: int, _: torch.Tensor) -> None:
-        self._note()
+        self._progress.clock.begin_exchange()
         if self._is_learning:
             if self._progress.num_trained != self._pass:
                 self._begin_pass(number)

@@ -178,15 +178,14 @@ class RunFigures:
         last, recent = known.recent[-1], known.recent
         seconds = sum(one.seconds for one in recent)
         has_phases = any(one.forward_s or one.backward_s or one.data_s for one in recent)
-        has_sync = has_phases or all(one.sync_s for one in recent)  # of a plain DDP script
         samples = sum(one.samples for one in recent)
         step_s = seconds / max(sum(one.num_steps for one in recent), 1)
         age_s, is_lost = now - known.noted_at, known.machine in self._lost
         is_training = not is_lost and age_s <= _quiet_after(step_s)
 
-        def share(*names: str, is_known: bool = has_phases) -> float | None:
+        def share(*names: str) -> float | None:
             spent = sum(getattr(one, name) for one in recent for name in names)
-            return min(max(spent / seconds, 0.0), 1.0) if is_known and seconds > 0 else None
+            return min(max(spent / seconds, 0.0), 1.0) if has_phases and seconds > 0 else None
 
         elsewhere = share("data_s", "sync_s", "save_s")
         return RankRow(
@@ -199,7 +198,7 @@ class RunFigures:
             step_ms=1e3 * step_s,
             data_share=share("data_s"),
             compute_share=None if elsewhere is None else 1 - elsewhere,
-            sync_share=share("sync_s", is_known=has_sync),
+            sync_share=share("sync_s"),
             save_share=share("save_s"),
             samples_per_s=samples / seconds if samples and is_training else None,
             rss_bytes=last.rss_bytes,

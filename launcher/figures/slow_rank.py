@@ -31,7 +31,6 @@ _NAMES = {
     MACHINE: "other processes use its cores, or its CPU quota is used up",
 }
 _SCRIPT = "what its script does besides, as to evaluate, save or log on this rank alone"
-_NO_PHASES = "the cause is known only where Headway's Accelerator trains"
 
 
 class Times(NamedTuple):
@@ -47,7 +46,7 @@ class Times(NamedTuple):
 
     @property
     def has_phases(self) -> bool:
-        """Whether more than waiting for other ranks is known, by an Accelerator."""
+        """Whether an Accelerator trains, which knows them; without one waiting is unknown too."""
         return bool(self.data or self.forward or self.backward)
 
     @property
@@ -100,7 +99,7 @@ def times_of(records: Iterable[Figures]) -> Times | None:
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     """Return the rank that all others wait for in these steps, if that costs enough."""
-    if len(times) < 2:
+    if len(times) < 2 or not all(one.has_phases for one in times.values()):
         return None
     last, *others = sorted(times, key=lambda rank: times[rank].sync)
     step_s = median(one.step for one in times.values())
@@ -109,8 +108,6 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
     if step_s <= 0 or cost_s < max(LEAST_SHARE * step_s, _LEAST_S) or not is_clear:
         return None
-    if not own.has_phases:
-        return SlowRank(last, cost_s, step_s, None, why=_NO_PHASES)
     usual = Times(*map(median, zip(*(times[rank] for rank in others), strict=True)))
     for cause in (MACHINE, *_PHASES):
         taken_s, median_s = getattr(own, cause), getattr(usual, cause)

@@ -2,8 +2,7 @@
 
 Steps mostly sleep, so that ranks do not hold each other up where they are more than the cores; in
 the trials of a CPU quota each rank computes on a core of its own, and the victim has the quota, by
-a cgroup that only root can make. A plain script knows of no Headway, and its rank is named without
-a cause.
+a cgroup that only root can make.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import NamedTuple
 RANKS = 4
 NAMED = re.compile(
     r"rank (\d+) makes all others wait .*?: "
-    r"(its \w+|other \w+|none of|the cause)"
+    r"(its \w+|other \w+|none of)"
 )
 CAUSES = {
     "data": "its data",
@@ -31,7 +30,26 @@ CAUSES = {
 }
 _CGROUP = Path("/sys/fs/cgroup/cpu")  # of version 1
 
-PARTS = """
+SCRIPT = """
+import os, sys, time
+import torch
+from headway import Accelerator
+
+place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
+torch.set_num_threads(1)
+if place == "quota" and int(os.environ["RANK"]) == victim:
+    with open(os.environ["SLOW_GROUP"] + "/cgroup.procs", "w") as procs:
+        procs.write(str(os.getpid()))
+accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
+is_victim = accelerator.process_index == victim
+if place == "quota":
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
+
+def nap(here):
+    if is_victim and place == here:
+        time.sleep(nap_s)
+
 def compute(seconds):
     until = time.thread_time() + seconds
     while time.thread_time() < until:
@@ -56,32 +74,7 @@ class Model(torch.nn.Module):
         nap("forward")
         (compute if place == "quota" else time.sleep)(0.025)
         return self.layers(x)
-"""
 
-SCRIPT = """
-import os, sys, time
-import torch
-from headway import Accelerator
-
-place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
-torch.set_num_threads(1)
-if place == "quota" and int(os.environ["RANK"]) == victim:
-    with open(os.environ["SLOW_GROUP"] + "/cgroup.procs", "w") as procs:
-        procs.write(str(os.getpid()))
-accelerator = Accelerator(cpu=True, project_dir=sys.argv[5])
-is_victim = accelerator.process_index == victim
-if place == "quota":
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[accelerator.process_index % len(cores)]})
-
-def nap(here):
-    if is_victim and place == here:
-        time.sleep(nap_s)
-
-"""
-SCRIPT += (
-    PARTS
-    + """
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 loader = torch.utils.data.DataLoader(Samples(), batch_size=4)
@@ -99,41 +92,6 @@ for number, (x, y) in enumerate(loader):
     if number % 20 == 0 and accelerator.reduce(is_over, "max"):
         break
 """
-)
-
-
-PLAIN = """
-import sys, time
-import torch
-import torch.distributed as dist
-
-place, victim, nap_s, seconds = sys.argv[1], *map(float, sys.argv[2:5])
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-
-def nap(here):
-    if dist.get_rank() == victim and place == here:
-        time.sleep(nap_s)
-
-"""
-PLAIN += (
-    PARTS
-    + """
-model = torch.nn.parallel.DistributedDataParallel(Model())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-until = time.monotonic() + seconds
-for number, (x, y) in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=4)):
-    torch.nn.functional.mse_loss(model(x), y).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if number % 20 == 0:
-        is_over = torch.tensor(int(time.monotonic() > until))
-        dist.all_reduce(is_over, dist.ReduceOp.MAX)
-        if is_over:
-            break
-dist.destroy_process_group()
-"""
-)
 
 
 class Trial(NamedTuple):
@@ -142,7 +100,6 @@ class Trial(NamedTuple):
     place: str
     rank: int
     nap_s: float
-    is_plain: bool = False  # the script has no Accelerator
 
 
 class Found(NamedTuple):
@@ -152,7 +109,7 @@ class Found(NamedTuple):
     output: str
 
     def is_right(self, trial: Trial) -> bool:
-        cause = "the cause" if trial.is_plain else CAUSES.get(trial.place, "")
+        cause = CAUSES.get(trial.place, "")
         return self.names == ([] if trial.place == "none" else [(trial.rank, cause)])
 
 
@@ -160,7 +117,7 @@ def run_trial(trial: Trial, seconds: float) -> Found:
     """Train for so many seconds, and return what the launcher said of slow ranks."""
     with tempfile.TemporaryDirectory() as folder, _group(trial) as group:
         script = Path(folder) / "train.py"
-        script.write_text(PLAIN if trial.is_plain else SCRIPT)
+        script.write_text(SCRIPT)
         num_ranks = min(RANKS, os.cpu_count() or 1) if trial.place == "quota" else RANKS
         done = subprocess.run(
             [

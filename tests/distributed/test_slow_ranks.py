@@ -17,10 +17,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
             Trial("quota", 1, 0.25),
             marks=pytest.mark.skipif(not can_make_groups(), reason="needs cgroup v1, and root"),
         ),
-        Trial("data", 2, 0.015, is_plain=True),
-        *(Trial("none", 0, 0.0), Trial("none", 0, 0.0, is_plain=True)),
+        Trial("none", 0, 0.0),
     ],
-    ids=lambda trial: f"{trial.place} plain" if trial.is_plain else trial.place,
+    ids=lambda trial: trial.place,
 )
 def test_the_rank_that_is_slow_is_named_with_its_cause_and_no_other(trial: Trial) -> None:
     found = run_trial(trial, seconds=25)

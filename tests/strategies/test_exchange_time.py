@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
-from headway.contract.step_clock import BACKWARD, FORWARD, SCRIPT, SYNC, StepClock
-from headway.strategies.exchange_time import note_buffers, note_exchange, note_whole_exchange
+from headway.contract.step_clock import BACKWARD, FORWARD, SYNC, StepClock
+from headway.strategies.exchange_time import note_buffers, note_exchange
 
 SLOW_S = 0.05
 
@@ -96,31 +96,3 @@ def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
     model(torch.ones(2, 4))
     clock.switch(FORWARD)
     assert clock.spent[SYNC] - before[1] >= SLOW_S > clock.tally.spent[FORWARD] - before[0]
-
-
-def plain_pass(model: DistributedDataParallel, clock: StepClock) -> tuple[float, float]:
-    """Return what a backward pass that no Accelerator begins takes, and what of it is waiting."""
-    loss = model(torch.ones(2, 4)).sum()
-    clock.switch(SCRIPT)
-    before = sum(clock.spent), clock.tally.spent[SYNC]
-    loss.backward()
-    assert clock.phase == SCRIPT
-    clock.switch(SCRIPT)
-    return sum(clock.spent) - before[0], clock.tally.spent[SYNC] - before[1]
-
-
-@pytest.mark.parametrize("static_graph", [False, True])
-def test_a_plain_script_waits_from_the_last_gradient_to_the_end_of_the_pass(
-    group: None, static_graph: bool
-) -> None:
-    model = DistributedDataParallel(Model(), static_graph=static_graph)
-    model.register_comm_hook(None, slow_exchange)
-    progress = Progress()
-    note_whole_exchange(model, progress)
-    for _ in range(6):
-        whole_s, sync_s = plain_pass(model, progress.clock)
-        assert 2 * SLOW_S <= sync_s <= whole_s - SLOW_S
-    with model.no_sync():
-        assert plain_pass(model, progress.clock)[1] < SLOW_S
-    hooks = [len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()]
-    assert sum(hooks) == 1

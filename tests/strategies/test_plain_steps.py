@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.modules.module import register_module_module_registration_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from headway.contract.progress import Progress
@@ -20,14 +17,9 @@ from headway.strategies.plain_steps import PlainSteps
 def seen() -> Iterator[Progress]:
     """See the steps of the test, as those of a rank are seen."""
     progress = Progress()
-    steps = PlainSteps(progress)
-    hooks = (
-        register_module_module_registration_hook(steps.note_part),
-        register_optimizer_step_post_hook(steps.end),
-    )
+    hook = register_optimizer_step_post_hook(PlainSteps(progress).end)
     yield progress
-    for hook in hooks:
-        hook.remove()
+    hook.remove()
 
 
 def sgd(weight: torch.nn.Parameter | None = None) -> torch.optim.Optimizer:
@@ -70,30 +62,6 @@ def test_steps_that_an_accelerator_or_a_trainer_counts_do_not_count_twice(
     seen.note_use(**{who: True})
     sgd().step()
     assert seen.step == 0
-
-
-def hooks_of(model: torch.nn.Module) -> int:
-    return sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters())
-
-
-@pytest.mark.usefixtures("seen", "group")
-def test_ddp_models_are_looked_at_but_where_parameters_may_be_unused() -> None:
-    plain = DistributedDataParallel(torch.nn.Linear(2, 1))
-    unused = DistributedDataParallel(torch.nn.Linear(2, 1), find_unused_parameters=True)
-    assert hooks_of(plain) == 0
-    sgd().step()
-    assert (hooks_of(plain), hooks_of(unused)) == (2, 0)
-
-
-@pytest.mark.usefixtures("seen", "group")
-def test_a_model_that_is_pickled_whole_has_nothing_of_headway() -> None:
-    model = DistributedDataParallel(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters())
-    for _ in range(6):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-    assert hooks_of(model) == 1
-    assert b"headway" not in pickle.dumps((model, model.module, optimizer))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")

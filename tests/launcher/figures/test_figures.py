@@ -161,29 +161,16 @@ def plain(figures: Figures) -> Figures:
     return figures._replace(data_s=0.0, forward_s=0.0, backward_s=0.0, samples=0, total=0)
 
 
-def test_of_a_plain_script_waiting_and_a_slow_rank_are_told_and_no_cause() -> None:
-    figures, told = run_of(4)
-    waiting = plain(WAITING)
-    slow = waiting._replace(sync_s=0.1, stolen_s=0.6)
-    note(figures, waiting, waiting, slow, waiting, times=8)
-    assert figures.line() == "step 100  21 % sync  slowest: rank 2 (+30 ms)"
-    assert told == [
-        "rank 2 makes all others wait 30 ms of each 130 ms: the cause is known only where Headway's"
-        " Accelerator trains"
-    ]
-    row = figures.rows()[2]
-    assert row.sync_share == pytest.approx(0.1 / 2.6)
-    assert (row.data_share, row.compute_share, row.save_share) == (None, None, None)
-    assert figures.to_json(str)["slowest"]["cause"] is None
-
-
-def test_of_a_script_whose_waiting_is_not_known_steps_are_told_and_no_rank_is_slow() -> None:
+@pytest.mark.parametrize("sync_s", [0.0, 0.7])  # of a call of ours that all ranks make
+def test_of_a_plain_script_steps_are_told_and_no_rank_is_slow(sync_s: float) -> None:
     figures, told = run_of(2)
-    one = plain(USUAL)._replace(sync_s=0.0)
-    note(figures, one, one._replace(stolen_s=1.0), times=9)
+    one = plain(USUAL)._replace(sync_s=sync_s)
+    note(figures, one, one._replace(stolen_s=1.0, sync_s=0.0), times=9)
     assert figures.line() == "step 100"
     assert told == []
-    assert figures.rows()[0].sync_share is None
+    row = figures.rows()[0]
+    assert (row.sync_share, row.data_share, row.compute_share) == (None, None, None)
+    assert row.step_ms == pytest.approx(100)
 
 
 def test_steps_that_are_told_late_change_how_far_the_run_is_and_nothing_else() -> None:
