@@ -4,7 +4,8 @@ Every moment between the ends of two optimizer steps counts for one phase. The p
 switch the phase where they begin and end their work. What a script does between a batch and its
 backward pass is the forward pass.
 
-On a GPU that times its own work, what counts is how long that took, not how long it took to queue.
+On a GPU that times its own work, what counts is how long that took, not how long it took to queue:
+a step is reported once the device has finished it.
 
 Only the thread that trains is to call it.
 """
@@ -88,12 +89,6 @@ class QueueTimes:
         self._marks: list[tuple[int, Event]] = []  # of the running step; empty: it is not timed
         self._then: Callable[[], None] | None = None
         self._queued: deque[_Queued] = deque()
-        self.finished = Tally()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether steps will be timed that the device has not finished."""
-        return bool(self._queued)
 
     def mark(self, phase: int) -> None:
         """Let the device's time since the last mark of this step count for `phase`."""
@@ -104,14 +99,14 @@ class QueueTimes:
             else:
                 self._marks.append((phase, event))
 
-    def end_step(self, number: int, samples: int) -> None:
-        """End a step after its last mark, and read those that the device has finished."""
+    def end_step(self, number: int, samples: int, tally: Tally) -> None:
+        """End a step after its last mark, and add those that the device has finished to `tally`."""
         marks, then, self._then = self._marks, self._then, None
         begin = marks[-1][1] if marks else self._put()
         if marks:
             self._queued.append(_Queued(number, samples, marks, then))
             while self._queued and self._queued[0].marks[-1][1].query():
-                self._finish(self._queued.popleft())
+                self._finish(self._queued.popleft(), tally)
         self._marks = [] if begin is None else [(SCRIPT, begin)]
 
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
@@ -125,11 +120,11 @@ class QueueTimes:
     def _put(self) -> Event | None:
         return self._record(self._unused.pop() if self._unused else None)
 
-    def _finish(self, step: _Queued) -> None:
-        self.finished.end_step(step.number, step.samples)
+    def _finish(self, step: _Queued, tally: Tally) -> None:
+        tally.end_step(step.number, step.samples)
         for (_, begin), (phase, end) in pairwise(step.marks):
             taken_s = begin.elapsed_time(end) / 1e3
-            self.finished.spent[phase] += max(taken_s, 0.0)  # of two streams: any
+            tally.spent[phase] += max(taken_s, 0.0)  # of two streams: any
             self._unused.append(begin)
         if step.then is not None:
             step.then()
@@ -144,7 +139,7 @@ class StepClock:
     )
 
     def __init__(self) -> None:
-        self.tally = Tally()  # of the script's time
+        self.tally = Tally()  # by the queue's times, where there is one, else by the script's
         self.spent = self.tally.spent
         self.phase, self.mark = SCRIPT, _now()
         self.due_at = 0.0  # the next record
@@ -167,9 +162,11 @@ class StepClock:
     def switch(self, phase: int) -> int:
         """Count the time from now on for `phase`; return the phase before."""
         now, before = _now(), self.phase
-        self.spent[before] += now - self.mark
+        taken_s = now - self.mark
         self.mark, self.phase = now, phase
-        if self.queue is not None:
+        if self.queue is None:
+            self.spent[before] += taken_s
+        else:
             try:
                 self.queue.mark(before)
             except RuntimeError:  # the device has failed, as the script's next call will report
@@ -204,33 +201,27 @@ class StepClock:
         """Note the end of an optimizer step; return whether a record of the steps is due."""
         self.switch(SCRIPT)
         samples, self.num_samples = self.num_samples, 0
-        self.tally.end_step(step, samples)
-        if self.queue is not None:
+        if self.queue is None:
+            self.tally.end_step(step, samples)
+        else:
             try:
-                self.queue.end_step(step, samples)
+                self.queue.end_step(step, samples, self.tally)
             except RuntimeError:
                 self.queue = None
+        if not self._is_warm:
+            self._is_warm, self._waited_s = True, _waited_s()
+            self._begin_tally()
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
         """Return the figures of the steps that are finished since the last time.
 
-        None for the first step, and while a device has finished none since. What a device takes
-        counts, and what the script takes where none was timed.
+        None if there are none; the first step, which warms up, is left out.
         """
-        queue, tally = self.queue, self.tally
-        if queue is not None and (queue.finished.num_steps or queue.is_behind):
-            tally = queue.finished
-        if not tally.num_steps:
+        if not self.tally.num_steps:
             return None
-        self.tally = Tally(self.tally.step)
-        self.spent = self.tally.spent
-        if queue is not None:
-            queue.finished = Tally(queue.finished.step)
+        tally = self._begin_tally()
         waited_s, self._waited_s = self._waited_s, _waited_s() or self._waited_s
-        if not self._is_warm:
-            self._is_warm = True
-            return None
         self.due_at = self.mark + _EVERY_S
         spent = tally.spent
         return Figures(
@@ -251,6 +242,12 @@ class StepClock:
             num_workers=self.num_workers,
             stolen_s=max(self._waited_s - waited_s, 0.0),
         )
+
+    def _begin_tally(self) -> Tally:
+        """Begin to add up anew; return what there was."""
+        tally, self.tally = self.tally, Tally(self.tally.step)
+        self.spent = self.tally.spent
+        return tally
 
 
 def _waited_s() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -59,6 +60,7 @@ def watching() -> StepClock:
 def test_the_work_of_a_step_takes_what_the_gpu_takes_and_is_not_waited_for() -> None:
     matrix = torch.rand(4096, 4096, device="cuda")
     clock = watching()
+    began_at = time.perf_counter()
     for step in (2, 3, 4):
         clock.switch(FORWARD)
         for _ in range(50):
@@ -66,7 +68,7 @@ def test_the_work_of_a_step_takes_what_the_gpu_takes_and_is_not_waited_for() -> 
         clock.switch(DATA)
         torch.rand(8, device="cuda")
         clock.end_step(step)
-    queued_s = sum(clock.spent)
+    queued_s = time.perf_counter() - began_at
     torch.cuda.synchronize()
     clock.end_step(5)
     figures = clock.take(0, None)
