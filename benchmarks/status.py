@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 from step import RANKS, REBUILT_EVERY, Case, headway, interval
 
-from headway.contract.figures_file import leave_figures
 from headway.contract.progress import process_progress
 
 STEP = Case("a step")
@@ -42,7 +41,7 @@ def measure(kind: str, blocks: int, steps: int) -> float:
     torch.set_num_threads(1)
     progress = process_progress()
     if not progress.is_connected:
-        leave_figures(progress)  # now: it begins the clock
+        progress.report_to(lambda _: None)  # now: it begins the clock
     progress.is_watched = kind == "on"
     now = time.perf_counter if dist.is_initialized() else time.process_time
     seconds = []

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
-from headway.contract.figures_file import Alone, list_alone
 from headway.contract.records import shown
 from headway.launcher.diagnosis.run_socket import Run, list_runs
 
@@ -19,12 +18,12 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "ps",
         "List your running launches on this machine: the launcher's process id, the program, its "
-        "ranks here, since when, and its working folder. A single process, which has no launcher, "
-        "is listed once it has made an Accelerator.",
+        "ranks here, since when, and its working folder. A single process has no launcher, and is "
+        "listed only with `headway launch --supervise`.",
     )
     parser.flag("--json", help="print one JSON object: {runs}")
     parsed = parser.parse_flags(argv)
-    runs = [*list_runs(), *map(run_of, list_alone())]
+    runs = list_runs()
     if parsed.json:
         found = [{**run._asdict(), "folder": folder_of(run.pid)} for run in runs]
         print(json.dumps({"runs": found}, indent=2))
@@ -37,11 +36,6 @@ def print_runs(runs: Sequence[Run]) -> None:
     """Print launches as a table."""
     rows = [(*row_of(run), shown(folder_of(run.pid) or "-")) for run in runs]
     print_table((*HEAD, "folder"), rows)
-
-
-def run_of(alone: Alone) -> Run:
-    """Return a process without a launcher as a launch."""
-    return Run(alone.pid, alone.program, 1, 0, 1, alone.began_at)
 
 
 def row_of(run: Run) -> tuple[str, ...]:

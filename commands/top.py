@@ -10,13 +10,11 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.commands.flags import Parser, bad_words
-from headway.commands.ps import HEAD, row_of, run_of
+from headway.commands.ps import HEAD, row_of
 from headway.commands.tables import print_table
-from headway.contract.figures_file import Alone, list_alone
 from headway.contract.records import shown
 from headway.contract.sizes import size
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
-from headway.launcher.figures.figures import RunFigures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,19 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def watched() -> list[Watched]:
     """Return this user's runs on this machine, the oldest first."""
-    told = [*ask_for_figures(), *map(_figures_of, list_alone())]
-    return sorted(
-        (Watched(run, **figures) for run, figures in told), key=lambda one: one.run.began_at
-    )
-
-
-def _figures_of(alone: Alone) -> tuple[Run, dict[str, Any]]:
-    """Return a process without a launcher as a launch, with its figures."""
-    figures = RunFigures()
-    if alone.figures is not None:
-        figures.begin_attempt(1)
-        figures.note(0, alone.figures, age_s=max(time.time() - alone.figures.time, 0.0))
-    return run_of(alone), figures.to_json(lambda _: "")
+    return [Watched(run, **figures) for run, figures in ask_for_figures()]
 
 
 def _chosen(word: str | None) -> list[Watched]:

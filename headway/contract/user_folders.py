@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,6 +35,24 @@ def runtime_folder() -> str:
 
         folder = tempfile.gettempdir()
     return os.path.join(folder, f"headway-run-{os.geteuid()}")
+
+
+def make_private(folder: str) -> None:
+    """Make a folder that nobody else may enter; PermissionError if somebody made it otherwise."""
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if not is_private(folder):
+        raise PermissionError(errno.EPERM, "is not a folder that only you may enter", folder)
+
+
+def is_private(folder: str) -> bool:
+    """Return whether a folder is this user's, and nobody else may enter it."""
+    try:
+        status = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    is_closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return is_closed and status.st_uid == os.geteuid()
 
 
 def home() -> str:

@@ -7,7 +7,6 @@ import sys
 from functools import cache
 from typing import NamedTuple
 
-from headway.contract.figures_file import leave_figures
 from headway.contract.notes import say
 from headway.contract.progress import Progress, process_progress
 from headway.contract.run import read_ranks, read_run
@@ -145,8 +144,6 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     progress.note_use(accelerator=True)
     own.join(progress)
     progress.clock.watch_device(kind_of(world.device.type), world.device)
-    if not progress.is_connected and read_run() is not None and world.ranks.world_size == 1:
-        leave_figures(progress)
     if not world.is_main:
         return
     _tell_if_unused(settings.run.resume, settings.run.time_limit, progress)

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from headway.contract.figures_file import is_private, make_private
 from headway.contract.typed import read
-from headway.contract.user_folders import runtime_folder
+from headway.contract.user_folders import is_private, make_private, runtime_folder
 from headway.launcher.diagnosis.process_state import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"

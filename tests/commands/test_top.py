@@ -13,7 +13,6 @@ from rich.console import Console
 
 from headway.commands import ps, top
 from headway.commands.main import main
-from headway.contract.figures_file import Alone
 from headway.contract.records import Figures
 from headway.errors import ConfigError
 from headway.launcher.diagnosis import run_socket
@@ -21,12 +20,12 @@ from headway.launcher.diagnosis.run_socket import Run, RunSocket
 from headway.launcher.figures.figures import RunFigures
 from tests.launcher.figures.test_figures import SLOW, USUAL, WAITING
 
-ALONE = Alone(4321, "alone.py", 2e9, USUAL._replace(samples=0))
+OTHER = Run(4321, "other.py", 1, 0, 1, 2e9)
 
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
-    """A launch of four ranks, and beside it a process that has no launcher; no others."""
+    """A launch of four ranks, and beside it a newer one with one rank; no others."""
     figures = RunFigures()
     figures.begin_attempt(4)
     opened = RunSocket(Run(os.getpid(), "train.py", 4, 0, 1, 1e9))
@@ -37,8 +36,11 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
         if (run := run_socket._run_at(one)) and run.pid == os.getpid()
     }
     monkeypatch.setattr(run_socket, "_addresses", lambda: [*own])
-    for module in (ps, top):
-        monkeypatch.setattr(module, "list_alone", lambda: [ALONE])
+    other = RunFigures()
+    other.begin_attempt(1)
+    other.note(0, USUAL._replace(samples=0))
+    answers = run_socket.ask_for_figures
+    monkeypatch.setattr(top, "ask_for_figures", lambda: [*answers(), (OTHER, other.to_json(str))])
     yield figures
     opened.close()
 
@@ -67,7 +69,7 @@ def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
     launch: RunFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
-    run, alone = printed(capsys)
+    run, other = printed(capsys)
     assert (run["program"], len(run["ranks"])) == ("train.py", 4)
     assert run["slowest"]["rank"] == 2
     assert run["slowest"]["cause"] == "data"
@@ -76,8 +78,8 @@ def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
     assert rank["data_share"] == pytest.approx(0.8 / 2.6)
     assert rank["samples_per_s"] == pytest.approx(640 / 2.6)
     assert rank["rss_bytes"] == 3 * 2**30
-    assert (alone["pid"], alone["program"], alone["slowest"]) == (4321, "alone.py", None)
-    assert alone["ranks"][0]["step"] == 100
+    assert (other["pid"], other["program"], other["slowest"]) == (4321, "other.py", None)
+    assert other["ranks"][0]["step"] == 100
 
 
 def test_a_table_of_the_runs_and_one_of_the_ranks_are_printed(
@@ -130,7 +132,7 @@ def test_of_several_launches_it_is_said_whose_ranks_are_shown(
 def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFigures) -> None:
     slow_down(launch, WAITING, WAITING, SLOW, WAITING)
     text = screen(150)
-    assert "alone.py" in text
+    assert "other.py" in text
     assert "rank 2 makes all others wait" in text
     launch.lose(0)
     text = screen(150)
@@ -165,15 +167,12 @@ def test_the_machine_is_shown_where_there_are_several(launch: RunFigures) -> Non
 
 
 def test_a_program_cannot_move_the_cursor_by_its_name() -> None:
-    assert ps.row_of(ps.run_of(Alone(1, "a\x1b[31m.py", 0.0)))[1] == "a\\x1b[31m.py"
+    assert ps.row_of(OTHER._replace(program="a\x1b[31m.py"))[1] == "a\\x1b[31m.py"
 
 
-def test_ps_lists_processes_without_a_launcher_too(
+def test_ps_lists_launches_for_programs_too(
     launch: RunFigures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ps", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert [(one["program"], one["num_processes"]) for one in runs] == [
-        ("train.py", 4),
-        ("alone.py", 1),
-    ]
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["program"], run["num_processes"]) == ("train.py", 4)

@@ -224,7 +224,6 @@ def test_a_folder_that_others_may_enter_is_not_used(
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *runs: Run) -> None:
-    monkeypatch.setattr("headway.commands.ps.list_alone", list)
     for module in ("ps", "stack"):
         monkeypatch.setattr(f"headway.commands.{module}.list_runs", lambda: [*runs])
 
