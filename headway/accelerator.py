@@ -23,7 +23,7 @@ from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
 from headway.distributed.handler import Handlers, KwargsHandler
 from headway.distributed.meeting import meet_to_end
-from headway.distributed.process import Function, Process
+from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, InitProcessGroupKwargs, leave_world
 from headway.errors import UsageError
@@ -54,7 +54,6 @@ class Parts(NamedTuple):
     For code that builds on Headway: other than the Accelerator's, these names may change.
     """
 
-    process: Process
     training: Training
     preparer: Preparer
     steps: Steps
@@ -71,7 +70,7 @@ class PartTypes(NamedTuple):
     accepted: Callable[[Arguments], Arguments] = lambda arguments: arguments
 
 
-class Accelerator:
+class Accelerator(Process):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
     Under `headway launch` the launcher's settings apply; an argument given here overrides a profile
@@ -206,6 +205,7 @@ class Accelerator:
         )
         arguments = self.part_types.accepted(given)
         connected = connect(arguments)
+        super().__init__(connected.world)
         training, project = connected.training, connected.project
         preparer = self.part_types.preparer(
             training,
@@ -223,7 +223,6 @@ class Accelerator:
             beside={RUNS_FILE: tracking.run_ids},
         )
         self.parts = Parts(
-            Process(connected.world),
             training,
             preparer,
             Steps(training),
@@ -1166,140 +1165,12 @@ class Accelerator:
         """Overwrite each tensor by that of rank `from_process`, and return it."""
         return collectives.broadcast(tensor, from_process)
 
-    # ------------------------------------------------------------------ this rank: Process
-
-    def wait_for_everyone(self) -> None:
-        """Wait until every rank has called this."""
-        self.parts.process.wait_for_everyone()
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves before the others enter it.
-
-        Examples:
-            >>> with accelerator.main_process_first():
-            ...     lines = ["rank 0 downloads and unpacks", "the others read"]
-            >>> with accelerator.local_main_process_first():
-            ...     lines = ["one rank of each machine downloads", "the others read"]
-            >>> accelerator.wait_for_everyone()
-        """
-        return self.parts.process.main_process_first()
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that each machine's first rank leaves before the others enter it."""
-        return self.parts.process.local_main_process_first()
-
-    def on_main_process(self, function: Function) -> Function:
-        """Make a function run on rank 0 only; on other ranks it returns None.
-
-        Examples:
-            >>> @accelerator.on_main_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("once")
-            once
-            >>> @accelerator.on_local_main_process
-            ... def clean_up(folder): ...
-            >>> @accelerator.on_last_process
-            ... def finish(): ...
-        """
-        return self.parts.process.on_main_process(function)
-
-    def on_local_main_process(self, function: Function) -> Function:
-        """Make a function run on each machine's first rank only; on other ranks it returns None."""
-        return self.parts.process.on_local_main_process(function)
-
-    def on_last_process(self, function: Function) -> Function:
-        """Make a function run on the last rank only; on other ranks it returns None."""
-        return self.parts.process.on_last_process(function)
-
-    def on_process(
-        self, function: Callable[..., Any] | None = None, process_index: int | None = None
-    ) -> Any:
-        """Make a function run on one rank only; see `PartialState.on_process`.
-
-        Examples:
-            >>> @accelerator.on_process(process_index=1)
-            ... def report(text):
-            ...     print(text)
-            >>> report("by rank 1, or the only one")
-            by rank 1, or the only one
-            >>> local = accelerator.on_local_process(report, local_process_index=0)
-        """
-        return self.parts.process.on_process(function, process_index)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Any:
-        """Make a function run on one rank of each machine; see `PartialState.on_local_process`."""
-        return self.parts.process.on_local_process(function, local_process_index)
-
-    def split_between_processes(
-        self, inputs: Any, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Return a context that gives this rank's part of `inputs`, in the order of the ranks.
-
-        See `PartialState.split_between_processes`.
-
-        Examples:
-            >>> with accelerator.split_between_processes(["a", "b", "c"]) as prompts:
-            ...     prompts
-            ['a', 'b', 'c']
-        """
-        return self.parts.process.split_between_processes(inputs, apply_padding)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once on each machine.
-
-        Examples:
-            >>> accelerator.print("loss", 0.5)
-            loss 0.5
-        """
-        self.parts.process.print(*args, **kwargs)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank's model and batches."""
-        return self.parts.process.device
+    # ------------------------------------------------------------------ this rank: see Process
 
     @property
     def distributed_type(self) -> DistributedType:
         """How the ranks work together."""
         return self.state.distributed_type
-
-    @property
-    def num_processes(self) -> int:
-        """The number of ranks on all machines together (the world size)."""
-        return self.parts.process.num_processes
-
-    @property
-    def process_index(self) -> int:
-        """The number of this rank among those of all machines, from 0."""
-        return self.parts.process.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """The number of this rank among those of its machine, from 0."""
-        return self.parts.process.local_process_index
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self.parts.process.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its machine."""
-        return self.parts.process.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the rank with the highest number."""
-        return self.parts.process.is_last_process
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there are several ranks."""
-        return self.parts.process.use_distributed
 
     @property
     def multi_device(self) -> bool:

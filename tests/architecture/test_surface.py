@@ -66,11 +66,13 @@ def flags_of(command: str) -> list[str]:
 def surface() -> str:
     """Return all that users may lean on, a line each."""
     lines = [f"headway.{name}" for name in headway.__all__]
-    own = public_members("accelerator.py", "Accelerator")
+    process = public_members("distributed/process.py", "Process")
+    own = sorted({*public_members("accelerator.py", "Accelerator"), *process})
     lines += [f"Accelerator.{name}" for name in own if name != "part_types"]
     for name in ("PartialState", "AcceleratorState", "GradientState"):
         lines += [f"{name}.{member}" for member in public_members("state.py", name)]
-    lines += [f"PartialState.{member}" for member in public_members("state.py", "_SharedProcess")]
+    shared = [*process, *public_members("state.py", "_SharedProcess")]
+    lines += [f"PartialState.{member}" for member in shared]
     lines += sorted(f"headway.utils.{name}" for name in public_names("utils.py"))
     commands = [*COMMANDS, *(f"config {name}" for name in SUBCOMMANDS)]
     for command in sorted(commands):

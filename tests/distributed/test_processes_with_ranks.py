@@ -94,7 +94,7 @@ def test_tensors_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
 
 @with_ranks(2, 3)
 def test_the_device_mesh_is_of_all_ranks_and_makes_no_group_of_its_own() -> None:
-    mesh = Accelerator().parts.process.world.mesh
+    mesh = Accelerator().world.mesh
     assert (mesh.get_local_rank("data"), mesh.size()) == (RANK, WORLD)
     assert mesh.get_group("data") is dist.group.WORLD
 
@@ -142,7 +142,7 @@ def test_a_state_made_before_the_accelerator_has_its_ranks() -> None:
     assert indices == (RANK, WORLD, RANK)
     flags = (state.is_main_process, state.is_last_process, state.use_distributed)
     assert flags == (RANK == 0, RANK == WORLD - 1, WORLD > 1)
-    assert state.world.ranks == accelerator.parts.process.world.ranks
+    assert state.world.ranks == accelerator.world.ranks
     assert AcceleratorState().backend == (None if WORLD == 1 else "gloo")
     on_first = state.on_local_process(lambda: RANK, local_process_index=0)
     assert on_first() == (0 if RANK == 0 else None)
