@@ -135,9 +135,7 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
     return (
         str(manifest.step),
         str(manifest.epoch),
-        f"{manifest.num_parts} of {manifest.world_size}"
-        if 0 < manifest.num_parts < manifest.world_size
-        else str(manifest.world_size),
+        str(manifest.world_size),
         f"{_size(manifest) / 2**20:.1f} MiB",
         when(manifest.saved_at),
     )

@@ -812,8 +812,7 @@ class Accelerator(Process):
         generators; inside of gradient accumulation also each rank's gradients. An older checkpoint
         at the same place is replaced in one step; other files in its folder stay.
 
-        Where rank 0 calls it alone, it saves what all ranks share, and of the rest what is rank
-        0's. Sharded models need all ranks.
+        Every rank must call it. For weights that one rank writes by itself, see `save`.
 
         Args:
             output_dir: the folder that it becomes, on a disk that all machines share. With
@@ -828,7 +827,7 @@ class Accelerator(Process):
                 `load_state`, `end_training` and the end of the script wait, too.
 
         Raises:
-            UsageError: there is no folder to save to, or a rank that is needed does not call it.
+            UsageError: there is no folder to save to, or not every rank calls it.
             CheckpointError: a rank could not save; raised on all, and older checkpoints remain. Or
                 the one before, which was not waited for, could not be saved; then this one is not.
 

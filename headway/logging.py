@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.contract.run import read_log_level
 from headway.distributed.meeting import barrier
-from headway.distributed.world import group_device, rank_and_size, rank_and_size_without_group
+from headway.distributed.world import group_device, rank_and_size_without_group, require_group
 from headway.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class MultiProcessAdapter(_Adapter):
         if not in_order:
             self.logger.log(level, msg, *args, **kwargs)
             return
-        _require_group(size)
+        require_group("log(..., in_order=True)")
         for turn in range(size):  # also where this rank's level is higher: the others wait for it
             if turn == rank:
                 self.logger.log(level, msg, *args, **kwargs)
@@ -136,12 +136,3 @@ class MultiProcessAdapter(_Adapter):
             self._warned.add(text)
             kwargs.setdefault("stacklevel", 3)  # the script's line, not this one
             self.log(logging.WARNING, msg, *args, **kwargs)
-
-
-def _require_group(size: int) -> None:
-    if size != rank_and_size()[1]:
-        raise UsageError(
-            "in_order=True, but the ranks have formed no group in which they could wait",
-            where="the script's call of a logger",
-            fix="create Accelerator() first, or pass main_process_only=False instead",
-        )

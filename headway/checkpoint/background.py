@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import copy_context
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write
 from headway.checkpoint.tensors import own_part
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
-from headway.distributed.world import before_leaving, group_timeout, is_alone, rank_and_size
+from headway.distributed.world import before_leaving, group_timeout, rank_and_size
 from headway.errors import CheckpointError
 
 
@@ -33,7 +32,6 @@ class Background:
         self._failure: Exception | None = None
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
-        self._is_alone = False  # what is being written is of this rank alone
         self._group_of: object = None  # the default group that it was made beside
 
     def start(self, prepared: Prepared) -> None:
@@ -42,11 +40,8 @@ class Background:
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
         self._thread = threading.Thread(
-            target=copy_context().run,  # alone, where this rank is
-            args=(self._write, staged, group),
-            name="headway-checkpoint",
+            target=self._write, args=(staged, group), name="headway-checkpoint"
         )
-        self._is_alone = is_alone()
         if self._join not in before_leaving:
             before_leaving.append(self._join)
         atexit.unregister(self._end)
@@ -55,19 +50,11 @@ class Background:
 
     def wait(self) -> None:
         """Wait until the checkpoint is there; an error of any rank is raised on all, once."""
-        self.wait_if_alone()
         if self._thread is not None:
             meet("wait_for_checkpoint()")
             self._join()
             self._thread = None
             agree(self._raise_failure)
-
-    def wait_if_alone(self) -> None:
-        """Wait for a checkpoint that is of this rank alone; the others need not call this."""
-        if self._thread is not None and self._is_alone:
-            self._join()
-            self._thread = None
-            self._raise_failure()
 
     def _raise_failure(self) -> None:
         """Raise the error of the last checkpoint, once, if it could not be written."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from headway.checkpoint.folders import FOLDER, newest_in, next_number, numbered_folder, prune
-from headway.contract.notes import say
+from headway.contract.notes import say_once
 from headway.contract.records import CHECKPOINTS
-from headway.distributed.meeting import by_all_or_rank_0, meet, place_in_script
-from headway.distributed.world import is_alone, rank_and_size
+from headway.distributed.meeting import meet
+from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.training import Training
@@ -55,7 +54,6 @@ class Checkpointer:
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # once a checkpoint was saved without a wait
-        self._told: set[str] = set()
 
     # ------------------------------------------------------------------ save
 
@@ -67,36 +65,18 @@ class Checkpointer:
         project = self.project
         keep = project.total_limit if project.automatic_checkpoint_naming else None
         folder = target.parent.absolute()  # `then` may be called in another working directory
-        if self._background is not None:
-            self._background.wait_if_alone()
-        with self.training.progress.calling("save_state"), self._by_all_or_rank_0() as takes_part:
-            if takes_part:
-                self.wait_for_checkpoint()
-                self.save_to(
-                    target,
-                    allow_pickle,
-                    wait=wait,
-                    then=lambda: None if keep is None else prune(folder, keep),
-                )
+        with self.training.progress.calling("save_state"):
+            require_group("save_state(...)")
+            meet("save_state(...)")
+            self.wait_for_checkpoint()
+            self.save_to(
+                target,
+                allow_pickle,
+                wait=wait,
+                then=lambda: None if keep is None else prune(folder, keep),
+            )
         project.iteration += 1
         return str(target)
-
-    @contextmanager
-    def _by_all_or_rank_0(self) -> Iterator[bool]:
-        """Wait for all ranks, or let rank 0 save alone what it can; see `by_all_or_rank_0`."""
-        if self.training.has_sharded_weights:
-            meet("save_state(...)")
-            yield True
-            return
-        with by_all_or_rank_0("save_state(...)") as takes_part:
-            if is_alone() and takes_part:
-                self._tell_once(
-                    f"note: rank 0 calls save_state(...) alone, at {place_in_script()}: its"
-                    " checkpoints have what all ranks share, and rank 0's random number generators"
-                    " only; let all ranks call it for checkpoints that go on exactly",
-                    about="alone",
-                )
-            yield takes_part
 
     def save_to(
         self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
@@ -136,19 +116,13 @@ class Checkpointer:
             for name, content in self._beside.items():
                 write_json(folder / name, content())
             if self.training.is_in_evaluation:
-                self._tell_once(
+                say_once(
                     "note: saved in the middle of an evaluation; a run that goes on from there"
                     " will give that loader's next pass the remaining batches only. Save outside"
-                    " of it",
-                    about="evaluation",
+                    " of it"
                 )
         weights = self._weights_to_save(folder)
         return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
-
-    def _tell_once(self, text: str, *, about: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
-            say(text)
 
     def _begin_writing(self, prepared: Prepared) -> None:
         from headway.checkpoint.background import Background
@@ -186,8 +160,6 @@ class Checkpointer:
         )
 
         with self.training.progress.calling("load_state"):
-            if self._background is not None:
-                self._background.wait_if_alone()
             meet("load_state(...)")
             self.wait_for_checkpoint()
             given = self._folder_to_load(input_dir)
@@ -197,11 +169,6 @@ class Checkpointer:
             parts = parts_of(self.training)
             checkpoint = Checkpoint(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)
-            if self.training.world.is_main and checkpoint.lacks_other_ranks:
-                say(
-                    f"note: rank 0 has saved {folder} alone; the other ranks' random number"
-                    " generators stay as they are"
-                )
             checkpoint.apply(self._models_to_load(folder, checkpoint.check_models))
         self.has_state = True
         project = self.project

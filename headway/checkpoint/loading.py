@@ -64,7 +64,7 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:
         require_the_same()
         shared = _read_json(folder / values_name())
-        has_own = rank < manifest.num_parts
+        has_own = rank < manifest.world_size
         own = _read_json(folder / values_name(rank)) if has_own else None
         saved = SavedTensors(folder / TENSORS)
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}

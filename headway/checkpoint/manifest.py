@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +24,6 @@ FORMAT = 4
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
 _BLOCK = 2**20
 _LOOKS = 5  # at a checkpoint that another process replaces while it is read
-_PART = re.compile(r"values_rank\d+\.json")
 _OTHER_CHECKSUM = "its checksum differs from that of when it was written"
 _LATEST = 253402300800.0  # the year 10000, in seconds since the epoch
 _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -53,11 +51,6 @@ class Manifest(NamedTuple):
     epoch: int
     world_size: int
     files: tuple[File, ...]
-
-    @property
-    def num_parts(self) -> int:
-        """How many ranks have saved what is of each alone: all of them, or rank 0."""
-        return sum(bool(_PART.fullmatch(one.path)) for one in self.files)
 
 
 def describe_files(

@@ -40,7 +40,7 @@ from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
 from headway.contract.progress import process_progress
 from headway.contract.step_clock import SYNC
-from headway.distributed.world import num_ranks, rank_and_size
+from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, HeadwayError
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
     `group` is by which the ranks talk, here and below; None is the default one.
     """
-    rank, _ = rank_and_size()
+    rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
     with removed_on_failure(pending):
         num_bytes = sum(_gather(_bytes_to_write(tensors, rank), group))
@@ -151,7 +151,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
         saved_at = on_rank_0(
-            lambda: commit_files(pending, prepared.target, prepared.progress, files, num_ranks()),
+            lambda: commit_files(pending, prepared.target, prepared.progress, files, size),
             group,
         )
     on_rank_0(lambda: prepared.then(saved_at), group)

@@ -28,7 +28,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.data.position import Resumption
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import are_generator_states, generator_states
-from headway.distributed.world import is_alone, rank_and_size
+from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
@@ -80,7 +80,6 @@ class Checkpoint:
         self.shared, self.folder = loaded.shared, folder
         self.saved_by = loaded.manifest.world_size
         is_same_size = rank_and_size()[1] == self.saved_by
-        self.lacks_other_ranks = is_same_size and loaded.manifest.num_parts < self.saved_by
         self._own = loaded.own if is_same_size else None
         self.strict, self.allow_pickle = strict, allow_pickle
 
@@ -319,8 +318,7 @@ class OpenStep(_Part):
     name = "accumulation"
 
     def state_dict(self) -> dict[str, Any]:
-        # a rank alone lacks the gradients of the others, which belong to an open step
-        return self._training.accumulation.state_dict(at_step_end=is_alone())
+        return self._training.accumulation.state_dict()
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Require that this run can go on between two optimizer steps."""
@@ -387,11 +385,11 @@ class OwnOfRank(_Part):
     ) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.is_open
         spread = map(training.strategy.spreads_buffers, training.models)
-        parameters = _parameters(training) if has_gradients and not is_alone() else []
+        parameters = _parameters(training) if has_gradients else []
         return {
             "generators": generator_states(training.world.device),
             "loaders": positions,
-            "tokens": None if is_alone() else training.token_mean.pending,
+            "tokens": training.token_mean.pending,
             "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
             "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
         }

@@ -29,12 +29,10 @@ from headway.contract.progress import process_progress
 from headway.contract.step_clock import SYNC
 from headway.devices.table import kind_of
 from headway.distributed.world import (
-    alone,
     before_leaving,
     default_store,
     group_timeout,
     rank_and_size,
-    rank_and_size_without_group,
 )
 from headway.errors import UsageError
 
@@ -98,26 +96,9 @@ def meet_to_end(call: str) -> None:
     """Wait until every rank has called this, or has left; not while an exception is under way."""
     meetings = _meetings()
     if meetings is not None and sys.exc_info()[0] is None:
-        # a rank works alone for longer than ranks wait, or the one that had the store has left
+        # a rank works for longer than ranks wait, or the one that had the store has left
         with suppress(dist.DistStoreError, dist.DistNetworkError):
             meetings.hold(call, may_leave=True)
-
-
-@contextmanager
-def by_all_or_rank_0(call: str) -> Iterator[bool]:
-    """Wait until every rank has called this; if one cannot come, rank 0 continues alone.
-
-    Rank 0 is also alone after the process group has ended. The context yields True on the ranks
-    that take part. If rank 0 is the one that cannot come, it is a UsageError.
-    """
-    meetings = _meetings()
-    if meetings is None:
-        yield rank_and_size_without_group()[0] == 0
-    elif meetings.all_come(call):
-        yield True
-    else:
-        with alone():
-            yield meetings.is_main
 
 
 @contextmanager
@@ -200,12 +181,10 @@ class _Meetings:
     def __init__(self) -> None:
         self.groups: list[Any] = [dist.group.WORLD]
         self._rank, self._size = rank_and_size()
-        self.is_main = self._rank == 0
         store: Any = dist.PrefixStore("meetings", default_store())
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
         self.number = 0  # of the last meeting that all have come to
-        self._num_optional = 0  # calls of `all_come` since then
         self.last, self.is_waiting = Where(), False
         self._has_reported = False
         self._report(self.last)
@@ -242,7 +221,7 @@ class _Meetings:
                         return everyone
                     raise self._error(call, everyone, elsewhere[0])
                 outcome = self._store.get(go)
-            self.number, self._num_optional = mine.number, 0
+            self.number = mine.number
             if outcome == _ALL_SAME:
                 return None
             everyone = self._exchange(mine)
@@ -251,34 +230,12 @@ class _Meetings:
                 raise self._error(call, everyone, rank)
         return everyone
 
-    def all_come(self, call: str) -> bool:
-        """Wait until all ranks have called this; return False if rank 0 continues alone.
-
-        Rank 0 decides, once all have come or another rank cannot. Calls are numbered from the last
-        meeting on; a rank that comes later finds the decision.
-        """
-        self._num_optional += 1
-        key = f"{self.number}/optional/{self._num_optional}"
-        with self._in_call(Where(self.number, call)) as mine:
-            if self._store.add(key, 1) == self._size:
-                self._store.set(f"{key}/all", "")
-            everyone = self._wait(mine, f"{key}/all" if self.is_main else f"{key}/go")
-        if self.is_main:
-            self._store.set(f"{key}/go", "all" if everyone is None else "alone")
-            self._store.delete_key(f"{self.number}/awaited")
-            return everyone is None
-        if everyone is not None:
-            self._store.add(key, -1)
-            self._num_optional -= 1
-            raise self._error(call, everyone, 0)
-        return bool(self._store.get(f"{key}/go") == b"all")
-
     @contextmanager
-    def _in_call(self, mine: Where) -> Iterator[Where]:
+    def _in_call(self, mine: Where) -> Iterator[None]:
         self.last, self.is_waiting = mine, True
         try:
             with process_progress().clock.counting(SYNC):
-                yield mine
+                yield
         finally:
             self.is_waiting = False
             if self._has_reported:
@@ -289,7 +246,6 @@ class _Meetings:
         """Wait until a key is set; return where the ranks are if one cannot come before."""
         limit, began_at = group_timeout(), time.monotonic()
         pause = timedelta(seconds=_LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK))
-        decides = mine.number > self.number or self.is_main
         while True:
             try:
                 self._store.wait([key], pause)
@@ -301,8 +257,7 @@ class _Meetings:
                     text = f"{mine.call}: not all ranks have come within {limit}"
                     raise dist.DistStoreError(text) from None
             everyone = self._everyone(mine)
-            elsewhere = self._elsewhere(mine, everyone)
-            if elsewhere if decides else 0 in elsewhere:
+            if self._elsewhere(mine, everyone):
                 return everyone
 
     def _everyone(self, mine: Where) -> list[Where]:

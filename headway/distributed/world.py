@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -187,27 +185,9 @@ def _leave_world_unless_failed() -> None:
         time.sleep(0.02)  # a thread that waits for the GIL gets it now
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Let this rank be the only one in the block: nothing waits for the others."""
-    token = _is_alone.set(True)
-    try:
-        yield
-    finally:
-        _is_alone.reset(token)
-
-
-_is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
-
-
-def is_alone() -> bool:
-    """Return whether this rank does on its own what all could do together."""
-    return _is_alone.get()
-
-
 def rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks in the group; (0, 1) without a group."""
-    if dist.is_initialized() and not _is_alone.get():
+    if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
@@ -220,9 +200,15 @@ def rank_and_size_without_group() -> tuple[int, int]:
     return ranks.rank, ranks.world_size
 
 
-def num_ranks() -> int:
-    """Return the number of ranks, also while one of them is `alone`, and without a group."""
-    return dist.get_world_size() if dist.is_initialized() else rank_and_size_without_group()[1]
+def require_group(call: str) -> None:
+    """Refuse a call of all ranks where they have no process group in which they could wait."""
+    size = rank_and_size_without_group()[1]
+    if size != rank_and_size()[1]:
+        raise UsageError(
+            f"{call} is a call of all {size} ranks, which have no process group here",
+            where=f"the script's {call}",
+            fix="call it after Accelerator() and before end_training()",
+        )
 
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:

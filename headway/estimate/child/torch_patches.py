@@ -200,8 +200,6 @@ def replace_loading(note: Note) -> None:
 class _NothingToRestore:
     """Stands for a checkpoint of which nothing was read."""
 
-    lacks_other_ranks = False
-
     def __init__(self, *_: Any, **__: Any) -> None:
         self.check = self.check_models = self.apply = nothing
 
