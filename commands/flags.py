@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
@@ -15,9 +15,6 @@ from headway.settings.profile import Entries, Entry
 from headway.settings.setting import SET, Shape
 from headway.settings.table import TABLE, TOPICS
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
 Parsed = SimpleNamespace
 """The values of the flags, by the name of the setting or flag."""
 
@@ -25,14 +22,6 @@ Parsed = SimpleNamespace
 def bad_words(what: str, *, fix: str) -> ConfigError:
     """Return the error about words of the command line."""
     return ConfigError(what, where="the command line", fix=fix)
-
-
-class HelpShown(SystemExit):
-    """--help was printed, of this parser: the command ends with exit code 0."""
-
-    def __init__(self, parser: Parser) -> None:
-        super().__init__(0)
-        self.parser = parser
 
 
 class Flag(NamedTuple):
@@ -91,22 +80,15 @@ class Parser:
             formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
         )
         parser._optionals.title = "flags"
-        self.add_flags_to(parser, shows_values=True)
-        return parser.format_help() + self._appendix
-
-    def add_flags_to(self, parser: ArgumentParser, *, shows_values: bool = False) -> None:
-        """Declare the flags to a parser of argparse, for what is made from one.
-
-        With `shows_values`, for people, one with an optional value is spelled `--wait[=S]`.
-        """
         headings = dict.fromkeys(flag.heading for flag in self._flags if flag.heading)
         groups = {heading: parser.add_argument_group(heading) for heading in headings}
         for flag in self._flags:
             options, spellings = flag.options, [*filter(None, (flag.short, flag.name))]
-            if shows_values and flag.default_value is not None:
+            if flag.default_value is not None:
                 spellings = [f"{flag.name}[={options['metavar']}]"]
                 options = {"dest": flag.name, "action": "store_true", "help": options["help"]}
             groups.get(flag.heading, parser).add_argument(*spellings, **options)
+        return parser.format_help() + self._appendix
 
     def flag(
         self,
@@ -204,14 +186,14 @@ class Parser:
         """Return the values of the flags in the first part that `split` returns.
 
         Raises:
-            HelpShown: --help is among them; it has been printed.
+            SystemExit: --help is among them; it has been printed.
         """
         values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")
             if spelling in ("--help", "-h"):
                 print(self.format_help(), end="")
-                raise HelpShown(self)
+                raise SystemExit(0)
             options = self.known[spelling].options
             value: object = text if equals else True
             if options["action"] == "append":

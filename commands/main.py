@@ -44,7 +44,6 @@ GROUPS = {
     },
     "settings": {
         "config": "ask about this machine and write its profile; show, change and check profiles",
-        "completion": "print the completion script for bash, zsh or fish",
     },
     "machine": {
         "doctor": "report what is wrong with this machine, and how to fix it",

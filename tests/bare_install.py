@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("nvidia", "demo", "examples", "docs", "completion")  # the others are for contributors
+EXTRAS = ("nvidia", "demo", "examples", "docs")  # the others are for contributors
 
 TRAIN = """
 import sys
@@ -57,7 +57,6 @@ COMMANDS = (
 )
 OF_EXTRAS = {
     "demo": ["launch", "--cpu", "--num-processes", "2", str(ROOT / "examples" / "digits.py")],
-    "completion": ["completion", "bash"],
 }
 
 
