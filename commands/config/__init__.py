@@ -14,7 +14,6 @@ SUBCOMMANDS = {  # name: the function that runs it, its help
     "show": ("config.show.show", "print every setting and its value; --origin: and its source"),
     "path": ("config.show.path", "print the path of your profile: $EDITOR $(headway config path)"),
     "list": ("config.show.list_profiles", "list your profiles, and the one in use"),
-    "schema": ("config.show.schema", "print the JSON schema of profiles, for editors"),
     "validate": ("config.check.validate", "check profiles, for CI: exit code 1 if one is invalid"),
     "set": ("config.edit.set_keys", "KEY=VALUE ...: change only these"),
     "unset": ("config.edit.unset_keys", "KEY ...: remove these, so that they are detected"),
@@ -26,7 +25,6 @@ SUBCOMMANDS = {  # name: the function that runs it, its help
         "exchange.import_settings.import_file",
         "FILE: read the settings of a file of `accelerate config`",
     ),
-    "use": ("config.edit.use", "NAME: select the profile to use from now on"),
 }
 
 APPENDIX = f"""

@@ -21,7 +21,7 @@ from headway.commands.config.check import (
     plan_for,
     with_idle_gpus,
 )
-from headway.commands.config.edit import apply, flat, new_profile, set_all
+from headway.commands.config.edit import apply, flat, set_all
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.interview import Defaults, Prompter, interview
@@ -45,7 +45,7 @@ from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
 from headway.settings.profile import Entries, Entry, parse_profile, read_profile
-from headway.settings.profile_edit import masked_profile, unset_value
+from headway.settings.profile_edit import BLANK, masked_profile, unset_value
 from headway.settings.profile_files import (
     PROJECT_FILE,
     choose_profile,
@@ -276,7 +276,7 @@ def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
     """Return the profile's text with what the answers change, and everything else unchanged."""
     before = flat(facts.profiles[State(facts, answers).place]) if text else {}
     after = flat(profile_after(facts, answers))
-    text = text or new_profile(path)
+    text = text or BLANK
     now = flat({key: entry.raw for key, entry in parse_profile(text, path, Layer.PROFILE).items()})
     different = {
         k: raw
@@ -284,7 +284,7 @@ def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
         if raw not in (before.get(k), now.get(k))
         and not (k in now and k in TABLE and TABLE[k].are_equal(raw, now[k]))
     }
-    text = set_all(text, path, different)
+    text = set_all(text, different)
     for key in before.keys() - after.keys() & now.keys():
         text = unset_value(text, key)
     return text

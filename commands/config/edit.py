@@ -1,14 +1,11 @@
-"""`headway config set | unset | use`: change a profile, and nothing else in its file."""
+"""`headway config set | unset`: change a profile, and nothing else in its file."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import reduce
 
 from headway.commands.config.check import assignments, launch_problems
-from headway.commands.config.show import schema_text
 from headway.commands.flags import Parser
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
@@ -17,28 +14,18 @@ from headway.errors import ConfigError, Problem, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
-from headway.settings.profile import Entry, parse_profile, read_profile
+from headway.settings.profile import Entry, parse_profile
 from headway.settings.profile_edit import (
     BLANK,
-    change_profile,
     is_blank,
     set_value,
     unset_value,
+    write_profile,
     written,
 )
-from headway.settings.profile_files import (
-    DEFAULT_NAME,
-    choose_profile,
-    is_path,
-    selection_path,
-    shown,
-    user_folder,
-)
-from headway.settings.resolve import parse_layers
+from headway.settings.profile_files import choose_profile, shown, text_at
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE, Settings
-
-_SCHEMA = "schema.json"
 
 
 def set_keys(argv: Sequence[str]) -> int:
@@ -59,27 +46,17 @@ def set_keys(argv: Sequence[str]) -> int:
     origin = Origin(Layer.ASSIGNMENT, reason="the command line")
     values = assignments(words, origin)
     path = choose_profile(parsed.profile).path
-    apply(path, lambda text: set_all(text, path, values), detect_machine(), origin)
+    apply(path, lambda text: set_all(text, values), detect_machine(), origin)
     return 0
 
 
-def set_all(text: str, path: str, values: Mapping[str, Raw]) -> str:
-    """Return the text of the profile at `path` with all these keys set, in the table's order."""
-    if not text.strip():
-        text = new_profile(path)
-    elif is_blank(text):
-        text = f"{text.rstrip()}\n{BLANK}"
+def set_all(text: str, values: Mapping[str, Raw]) -> str:
+    """Return the text of a profile with all these keys set, in the table's order."""
+    if is_blank(text):
+        text = f"{text.rstrip()}\n{BLANK}".lstrip()
     order = list(TABLE)
     keys = sorted(values, key=lambda key: order.index(key.partition(".")[0]))
     return reduce(lambda edited, key: set_value(edited, key, values[key]), keys, text)
-
-
-def new_profile(path: str) -> str:
-    """Return the text of an empty profile at `path`; its comment tells editors the schema."""
-    folder = user_folder()
-    beside = os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
-    file = _SCHEMA if beside else os.path.join(folder, _SCHEMA)  # editors do not expand ~
-    return f"# yaml-language-server: $schema={file}\n{BLANK}"
 
 
 def unset_keys(argv: Sequence[str]) -> int:
@@ -102,7 +79,8 @@ def unset_keys(argv: Sequence[str]) -> int:
 def _without(text: str, keys: Sequence[str]) -> str:
     """Return the profile `text` without these keys; raise once for all that cannot be removed."""
     problems = []
-    present = list(flat(_raws(parse_profile(text, "the profile", Layer.PROFILE))))
+    entries = parse_profile(text, "the profile", Layer.PROFILE)
+    present = list(flat({name: entry.raw for name, entry in entries.items()}))
     for key in keys:
         try:
             text = unset_value(text, key)
@@ -113,19 +91,14 @@ def _without(text: str, keys: Sequence[str]) -> str:
     return text
 
 
-def _cannot_unset(key: str, in_profile: Sequence[str]) -> Problem:
-    """Return why a key cannot be removed: it is not in the profile, or no setting at all."""
-    where, fix = "the command line", "`headway config show --origin` says where each value is from"
+def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
+    """Return the problem of a key that the profile does not have."""
+    close = did_you_mean(key, present)
+    what = f"{key!r} is not set in the profile" + (f"; did you mean {close!r}?" if close else "")
     if key == "version":
-        return Problem("version cannot be removed", where, fix)
-    if key in TABLE or key.startswith("env."):
-        variables = [name for name in in_profile if name.startswith("env.")]
-        close = None if key in TABLE else did_you_mean(key, variables)
-        what = f"{key!r} is not set in the profile"
-    else:
-        close = did_you_mean(key, in_profile) or did_you_mean(key, TABLE)
-        what, fix = f"unknown setting {key!r}", "`headway config set --help` lists all settings"
-    return Problem(what + (f"; did you mean {close!r}?" if close else ""), where, fix)
+        what = "version cannot be removed"
+    fix = "`headway config show --origin` says where each value is from"
+    return Problem(what, "the command line", fix)
 
 
 def apply(
@@ -136,30 +109,19 @@ def apply(
     What this machine cannot run is written, with a note: a profile may be for another one. Problems
     of changed values name `origin`; without it, their line in the profile.
     """
-    before: dict[str, Entry] = {}
-    old = ""
-
-    def valid(text: str) -> str:
-        nonlocal old
-        old = text
-        before.update({} if is_blank(text) else parse_profile(text, path, Layer.PROFILE))
-        edited = change(text)
-        entries = parse_profile(edited, path, Layer.PROFILE)
-        for name, entry in entries.items():
-            if _raw(before, name) == entry.raw:
-                entries[name] = before[name]  # with the line where it stands now
-            elif origin is not None:
-                entries[name] = entry._replace(origin=origin)
-        if found := profile_problems([entries], machine):
-            raise ConfigError.of(found)
-        return edited
-
-    new = change_profile(path, valid)
+    old = text_at(path)
+    before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)
+    new = change(old)
     after = parse_profile(new, path, Layer.PROFILE)
-    if not old:
-        with suppress(ConfigError):  # only editors need it
-            schema = os.path.join(user_folder(), _SCHEMA)
-            change_profile(schema, lambda _: schema_text())
+    entries = dict(after)
+    for name, entry in after.items():
+        if _raw(before, name) == entry.raw:
+            entries[name] = before[name]  # with the line where it stands now
+        elif origin is not None:
+            entries[name] = entry._replace(origin=origin)
+    if found := profile_problems([entries], machine):
+        raise ConfigError.of(found)
+    write_profile(path, new)
     print(f"{'unchanged:' if new == old else 'wrote'} {shown(path)}")
     for line in _differences(before, after):
         print(f"  {line}")
@@ -196,34 +158,5 @@ def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
     return {**rest, **{f"env.{name}": text for name, text in variables.items()}}
 
 
-def _raws(entries: Mapping[str, Entry]) -> dict[str, Raw]:
-    return {key: entry.raw for key, entry in entries.items()}
-
-
 def _raw(entries: Mapping[str, Entry], key: str) -> Raw | None:
     return entries[key].raw if key in entries else None
-
-
-def use(argv: Sequence[str]) -> int:
-    """Select the profile that is used without --profile and HEADWAY_PROFILE."""
-    parser = Parser(
-        "config use",
-        "Use this profile from now on, unless --profile or HEADWAY_PROFILE names another.",
-        usage="headway config use NAME",
-    )
-    _, words = parser.parse_words(argv)
-    if len(words) != 1:
-        parser.error("exactly one profile is required")
-    chosen = choose_profile(words[0], flag_origin="the command line")
-    selection = selection_path()
-    name = ""  # the default is in use where none is selected
-    if chosen.name != DEFAULT_NAME:
-        chosen.must_exist()
-        parse_layers([read_profile(chosen.path, Layer.USER_PROFILE)])
-        name = chosen.path if is_path(chosen.name) else chosen.name
-    change_profile(selection, lambda _: name)
-    print(f"selected: {shown(chosen.path)}")
-    now = choose_profile()
-    if now.path != chosen.path:
-        say(f"note: {now.chosen_by} selects {now.name!r} here instead")
-    return 0

@@ -1,11 +1,10 @@
-"""`headway config show | path | list | schema`: print settings and profiles, change nothing."""
+"""`headway config show | path | list`: print settings and profiles, change nothing."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parser, machine_from_flags
@@ -19,7 +18,7 @@ from headway.launcher.plan.describe import settings_table
 from headway.launcher.plan.plan import printable
 from headway.machine.devices import DeviceSpec
 from headway.settings.layers import launch_layers, profile_layers
-from headway.settings.profile import VERSION, read_profile
+from headway.settings.profile import read_profile
 from headway.settings.profile_files import (
     choose_profile,
     find_project_profile,
@@ -29,8 +28,8 @@ from headway.settings.profile_files import (
     user_folder,
 )
 from headway.settings.resolve import parse_layers, resolve
-from headway.settings.setting import AUTO, Count, Setting, Shape, as_words
-from headway.settings.table import TABLE, Settings
+from headway.settings.setting import as_words
+from headway.settings.table import Settings
 
 
 def show(argv: Sequence[str]) -> int:
@@ -110,51 +109,3 @@ def _settings_in(path: str) -> str:
         return f"invalid: {error.problems[0].what}"
     values = {name: masked_value(name, entry.raw) for name, entry in entries.items()}
     return ", ".join(f"{name} {as_words(value)}" for name, value in values.items())
-
-
-def schema(argv: Sequence[str]) -> int:
-    """Print the JSON schema of profiles."""
-    Parser("config schema", "Print the JSON schema of profiles, for editors.").parse_flags(argv)
-    print(schema_text(), end="")
-    return 0
-
-
-def schema_text() -> str:
-    """Return the JSON schema (draft 7) of a profile."""
-    version = {"const": VERSION, "description": "the version of this format"}
-    schema = {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "Headway profile",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {"version": version, **{n: _property(row) for n, row in TABLE.items()}},
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
-def _property(row: Setting[Any]) -> dict[str, Any]:
-    kind = _kind(row)
-    if row.default == AUTO and not row.choices:
-        kind = {"anyOf": [kind, {"const": AUTO}]}
-    if row.default is not None and row.shape is not Shape.MAP:
-        kind["default"] = row.default if isinstance(row.default, int) else str(row.default)
-    return {"description": row.help, **kind}
-
-
-def _kind(row: Setting[Any]) -> dict[str, Any]:
-    if row.choices:
-        return {"enum": list(row.choices)}
-    if isinstance(row.kind, Count):
-        highest = {} if row.kind.maximum is None else {"maximum": row.kind.maximum}
-        number = {"type": "integer", "minimum": row.kind.minimum, **highest}
-        if row.kind.pattern:
-            return {"anyOf": [number, {"type": "string", "pattern": row.kind.pattern}]}
-        return number
-    if row.shape is Shape.LIST:
-        one = {"type": ["integer", "string"]}
-        return {"anyOf": [one, {"type": "array", "items": one}]}
-    if row.shape is Shape.MAP:
-        value = {"type": ["string", "number", "boolean"]}
-        words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
-        return {"anyOf": [{"type": "object", "additionalProperties": value}, *words]}
-    return {"type": "string"}

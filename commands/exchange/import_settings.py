@@ -100,7 +100,7 @@ def import_file(argv: Sequence[str]) -> int:
         before = parse_profile(text, path, Layer.PROFILE) if text else {}
         for name in before.keys() & {*_RESET} - values.keys():
             text = unset_value(text, name)
-        return set_all(text, path, values)
+        return set_all(text, values)
 
     apply(path, merged, detect_machine(), origin)
     print(f"next: {shlex.join(['headway', 'launch', *profile, SCRIPT])}")

@@ -1,7 +1,7 @@
 """Edits profiles: changes one key in the text, and replaces the file atomically.
 
-Comments and formatting are kept: only the text of one value is replaced, or whole lines are added
-or removed. The result is parsed again, and refused where anything else has changed.
+A profile that is changed has each value on the line of its key. The value is replaced, or a line
+added or removed; the result is parsed again, and refused where anything else has changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +29,7 @@ BLANK = f"version: {VERSION}\n"
 _PROFILE = "the profile"
 _PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # the same to all readers
 _TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to other YAML readers
-_COMMENT = re.compile(r"(?:^|(?<=\s))#.*\S", re.MULTILINE)
-
-Pairs = Mapping[str, tuple[Any, Any]]
-"""The nodes of a map, by key: the key's and the value's."""
+_BY_HAND = "edit the file: `$EDITOR $(headway config path)`"
 
 
 def is_blank(text: str) -> bool:
@@ -45,41 +42,44 @@ def set_value(text: str, key: str, raw: Raw) -> str:
     """Return the profile `text` with `key`, a setting or `env.NAME`, set and all else as it was.
 
     Raises:
-        ConfigError: the key cannot be changed without changing other text.
+        ConfigError: the value stands on several lines, or the file is no plain `key: value` lines.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
-    if not item:
-        return _checked(_put(text, pairs, name, raw), {**values, name: raw}, key)
-    variables = {**_variables(values.get(name)), item: str(raw)}
-    items = _block_of(pairs, name)
-    edited = _put(text, items, item, raw) if items else _put(text, pairs, name, variables)
-    return _checked(edited, {**values, name: variables}, key)
+    if item:
+        raw = {**_variables(values.get(name)), item: str(raw)}
+    if name in pairs:
+        start, end = _place(text, pairs[name], key)
+        edited = text[:start] + written(raw) + text[end:]
+    else:
+        newline = "\r\n" if "\r\n" in text else "\n"
+        edited = f"{text.rstrip()}{newline}{_plain(name)}: {written(raw)}{newline}"
+    return _checked(edited, {**values, name: raw}, key)
 
 
 def unset_value(text: str, key: str) -> str:
-    """Return the profile `text` without `key` and the comment on its line.
+    """Return the profile `text` without the line of `key`, or with one variable less in `env`.
 
     Raises:
-        ConfigError: the key cannot be changed without changing other text.
+        ConfigError: as for `set_value`.
         KeyError: the key does not exist.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
     if item and name != "env":
         raise KeyError(key)
-    rest = _variables(values[name]) if item else {}
     if item:
+        rest = _variables(values[name])
         del rest[item]
-    if rest:
-        items = _block_of(pairs, name)
-        edited = _cut(text, items, item) if items else _put(text, pairs, name, rest)
-        return _checked(edited, {**values, name: rest}, key)
+        if rest:
+            return set_value(text, name, rest)
     if not pairs.keys() - {name}:  # a profile must not become empty
-        text = _put(text, pairs, "version", str(VERSION))
+        text = f"{text.rstrip()}\n{BLANK}"
         values, pairs = _read(text)
     del values[name]
-    return _checked(_cut(text, pairs, name), values, key)
+    start, end = _place(text, pairs[name], key)
+    above, below = text.rfind("\n", 0, start) + 1, text.find("\n", end) + 1 or len(text)
+    return _checked(text[:above] + text[below:], values, key)
 
 
 def _variables(raw: Raw | None) -> dict[str, str]:
@@ -90,73 +90,31 @@ def _variables(raw: Raw | None) -> dict[str, str]:
         return Settings.env.kind(raw)
     except ValueError as error:
         raise ConfigError(
-            f"env is {masked_value('env', raw)!r}, {error}",
-            where=_PROFILE,
-            fix="correct it first: `$EDITOR $(headway config path)`",
+            f"env is {masked_value('env', raw)!r}, {error}", where=_PROFILE, fix=_BY_HAND
         ) from None
 
 
-def _read(text: str) -> tuple[dict[str, Raw], Pairs]:
-    """Return what a profile says, without its version, and where each key and value stands."""
+def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
+    """Return the values in a profile, without its version, and the nodes of each key and value."""
     entries = parse_profile(text, _PROFILE, Layer.PROFILE)
     values = {name: entry.raw for name, entry in entries.items()}
-    return values, _pairs(compose(text, Origin(Layer.PROFILE, _PROFILE)))
+    root = compose(text, Origin(Layer.PROFILE, _PROFILE))
+    return values, {key.value: (key, value) for key, value in root.value}
 
 
-def _pairs(node: Any) -> Pairs:
-    return {key.value: (key, value) for key, value in node.value}
+def _place(text: str, nodes: tuple[Any, Any], key: str) -> tuple[int, int]:
+    """Return where the value of `key` begins and ends, on the key's line."""
+    start, end = _span(text, nodes[1])
+    if "\n" in text[nodes[0].start_mark.index : end]:
+        what = f"{key} cannot be changed: its value is written on several lines"
+        raise ConfigError(what, where=_PROFILE, fix=_BY_HAND)
+    return start, end
 
 
-def _block_of(pairs: Pairs, name: str) -> Pairs:
-    """Return the items of a map with one on each line; empty for any other value."""
-    node = pairs[name][1] if name in pairs else None
-    return _pairs(node) if node and node.id == "mapping" and not node.flow_style else {}
-
-
-def _put(text: str, pairs: Pairs, name: str, raw: Raw) -> str:
-    """Write `name: raw` into a map: over the old value, or below the last one."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    if name in pairs:
-        key, value = pairs[name]
-        start, end = key.end_mark.index, _end(text, value)
-        if "\n" not in text[start:end]:
-            return text[: value.start_mark.index] + written(raw) + text[end:]
-        # the new value stands beside its key, comments between the old lines above it
-        line = _line_start(text, start)
-        margin = text[line : key.start_mark.index]
-        old = text[start : value.start_mark.index if value.id == "scalar" else end]
-        above = [f"{margin}{comment}{newline}" for comment in _COMMENT.findall(old)]
-        return "".join([text[:line], *above, text[line:start], ": ", written(raw), text[end:]])
-    first = min((key.start_mark.index for key, _ in pairs.values()), default=0)
-    margin = text[_line_start(text, first) : first]
-    end = _line_end(text, max((_end(text, value) for _, value in pairs.values()), default=0))
-    before = text[:end] if text[:end].endswith("\n") else text[:end] + newline
-    return f"{before}{margin}{_plain(name)}: {written(raw)}{newline}{text[end:]}"
-
-
-def _cut(text: str, pairs: Pairs, name: str) -> str:
-    """Remove the lines of `name`, which is not the only key."""
-    key, value = pairs[name]
-    start = _line_start(text, key.start_mark.index)
-    return text[:start] + text[_line_end(text, _end(text, value)) :]
-
-
-def _end(text: str, node: Any) -> int:
-    """Return where a value ends; the parser has the end of a block at what follows it."""
+def _span(text: str, node: Any) -> tuple[int, int]:
+    """Return where a value begins and ends; the parser has the end of a block at what follows."""
     start: int = node.start_mark.index
-    if node.id != "scalar" and not node.flow_style:
-        last = node.value[-1]
-        return _end(text, last[1] if node.id == "mapping" else last)
-    return start + len(text[start : node.end_mark.index].rstrip())
-
-
-def _line_start(text: str, at: int) -> int:
-    return text.rfind("\n", 0, at) + 1
-
-
-def _line_end(text: str, at: int) -> int:
-    """Return where the line after the one at `at` begins."""
-    return text.find("\n", at) + 1 or len(text)
+    return start, start + len(text[start : node.end_mark.index].rstrip())
 
 
 def written(raw: Raw) -> str:
@@ -182,8 +140,8 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
     if found != expected:
         raise ConfigError(
             f"{key} cannot be changed without changing other parts of the profile",
-            where="the profile's YAML formatting",
-            fix="change it by hand: `$EDITOR $(headway config path)`",
+            where=_PROFILE,
+            fix=_BY_HAND,
         )
     return edited
 
@@ -192,11 +150,9 @@ def masked_profile(text: str) -> str:
     """Return a profile's `text` with the secrets in its `env` masked, line by line."""
     if is_blank(text):
         return text
-    parse_profile(text, _PROFILE, Layer.PROFILE)
-    root = compose(text, Origin(Layer.PROFILE, _PROFILE))
-    secrets = [one for key, env in root.value if key.value == "env" for one in _secrets(env)]
-    for node in reversed(secrets):
-        start, end = node.start_mark.index, _end(text, node)
+    _, pairs = _read(text)
+    for node in reversed(_secrets(pairs["env"][1]) if "env" in pairs else []):
+        start, end = _span(text, node)
         breaks = "\n" * text.count("\n", start, end)
         text = f'{text[:start]}"{MASK}"{breaks}{text[end:]}'
     return text
@@ -210,14 +166,8 @@ def _secrets(env: Any) -> list[Any]:
     return [env] if masked_value("env", words) != words else []
 
 
-def _has_secrets(text: str) -> bool:
-    with suppress(ConfigError):  # the file that names the selected profile is none itself
-        return masked_profile(text) != text
-    return False
-
-
-def change_profile(path: str, change: Callable[[str], str]) -> str:
-    """Replace the text of the profile at `path` by `change(text)`, and return the new text.
+def write_profile(path: str, text: str) -> None:
+    """Replace the text of the profile at `path`, which may be missing.
 
     It is written to a file beside the profile, which is then renamed: a reader finds the old text
     or the new one. A link is followed. A new profile, and one that holds secrets, is its owner's
@@ -225,10 +175,9 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
-    before, exists = text_at(target), os.path.exists(target)
-    text = change(before)
-    if exists and text == before:
-        return text
+    exists = os.path.exists(target)
+    if exists and text == text_at(target):
+        return
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         if exists:
@@ -237,7 +186,7 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-        if exists and not _has_secrets(text):
+        if exists and masked_profile(text) == text:
             shutil.copymode(target, temporary)
         elif exists and os.stat(target).st_mode & 0o077:
             say(f"{shown(target)} holds a secret: only you can read it now")
@@ -251,7 +200,6 @@ def change_profile(path: str, change: Callable[[str], str]) -> str:
             fix=f"check the permissions of the file, and that {shown(folder)} is a writable folder "
             "on a disk with free space, or set XDG_CONFIG_HOME",
         ) from None
-    return text
 
 
 def write_basic_config(
@@ -285,6 +233,5 @@ def write_basic_config(
     if path.exists():
         say(f"{path} is there already, and stays as it is; `headway config` changes it")
         return False
-    line = f"mixed_precision: {written(mixed_precision.lower())}\n"
-    change_profile(str(path), lambda _: line)
+    write_profile(str(path), f"mixed_precision: {written(mixed_precision.lower())}\n")
     return path

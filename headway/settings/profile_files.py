@@ -25,7 +25,7 @@ class ProfileChoice(NamedTuple):
 
     name: str  # a name, or a path
     path: str
-    chosen_by: str  # the flag, variable or file that selects it; empty for the default
+    chosen_by: str  # the flag or variable that selects it; empty for the default
 
     def must_exist(self) -> None:
         """Raise ConfigError unless the selected profile exists."""
@@ -42,25 +42,18 @@ class ProfileChoice(NamedTuple):
 
 
 def choose_profile(
-    flag: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-    flag_origin: str = "flag --profile",
+    flag: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ProfileChoice:
     """Return the selected profile of this user, whether or not it exists.
 
-    `flag`, the value of --profile, overrides HEADWAY_PROFILE, and that `headway config use`;
-    `flag_origin` is where it comes from, for messages.
+    `flag`, the value of --profile, overrides HEADWAY_PROFILE.
     """
-    selection, way_out = selection_path(environ), ""
-    name, chosen_by = DEFAULT_NAME, ""
+    name, chosen_by, way_out = DEFAULT_NAME, "", ""
     if flag is not None:
-        name, chosen_by = flag, flag_origin
+        name, chosen_by = flag, "flag --profile"
     elif VARIABLE in environ:
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
         way_out = f"; or `unset {VARIABLE}`"
-    elif selected := text_at(selection).strip():
-        name, chosen_by = selected, shown(selection)
-        way_out = f"; `headway config use {DEFAULT_NAME}` selects the default"
     if is_path(name):
         return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
     if not _is_name(name):
@@ -100,11 +93,6 @@ def profile_names(folder: str) -> list[str]:
         return []
     stems = (file.removesuffix(".yaml") for file in files if file.endswith(".yaml"))
     return sorted(stem for stem in stems if _is_name(stem))
-
-
-def selection_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the file that `headway config use` writes: the name of a profile."""
-    return os.path.join(user_folder(environ), "selected")
 
 
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:

@@ -211,9 +211,6 @@ class Choice:
 class Count:
     """Parses whole numbers from `minimum` to `maximum`, both included."""
 
-    pattern = ""
-    """What text is valid besides a number."""
-
     _what = "a whole number"
 
     def __init__(self, minimum: int, maximum: int | None = None) -> None:
@@ -272,8 +269,6 @@ class Machines(int):
 class MachineCount(Count):
     """Parses 4, or 2:4 for from 2 to 4 machines."""
 
-    pattern = "^[0-9]+:[0-9]+$"
-
     def __call__(self, raw: Raw) -> Machines:
         least, colon, most = _text(raw).strip().partition(":")
         if not colon:
@@ -291,12 +286,12 @@ class MachineCount(Count):
 class Seconds(Count):
     """Parses whole seconds, also written with units: 90s, 10m, 3h55m."""
 
-    pattern = "^(?=[0-9])" + "".join(f"([0-9]+{unit})?" for unit in _UNITS) + "$"
+    _pattern = "^(?=[0-9])" + "".join(f"([0-9]+{unit})?" for unit in _UNITS) + "$"
     _what = "a whole number of seconds (600) or a duration (10m)"
 
     def __call__(self, raw: Raw) -> int:
         text = _text(raw).strip()
-        match = re.match(self.pattern, text)
+        match = re.match(self._pattern, text)
         if match is None:
             return self._checked(text)
         parts = zip(match.groups(default="0"), _UNITS.values(), strict=True)

@@ -147,16 +147,11 @@ def test_a_relative_xdg_folder_is_ignored_and_an_empty_home_looked_up(
     assert choose_profile(None, {}).path != "/.config/headway/default.yaml"
 
 
-def test_the_flag_beats_the_variable_which_beats_the_selection() -> None:
-    folder = Path(user_folder())
-    folder.mkdir(parents=True)
+def test_the_flag_beats_the_variable() -> None:
     assert choose_profile(None, {}).name == "default"
-    (folder / "selected").write_text("small\n")
-    selected = choose_profile(None, {})
-    assert (selected.name, selected.chosen_by) == ("small", "~/.config/headway/selected")
     assert choose_profile(None, {"HEADWAY_PROFILE": "gpu4"}).chosen_by.endswith("HEADWAY_PROFILE")
     chosen = choose_profile("gpu8", {"HEADWAY_PROFILE": "gpu4"})
-    assert chosen.path == str(folder / "gpu8.yaml")
+    assert chosen.path == os.path.join(user_folder(), "gpu8.yaml")
 
 
 @pytest.mark.parametrize("path", ["./a/b.yaml", "b.yaml", "~/b.yml", "/etc/b"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from headway.settings.profile_files import choose_profile
 from headway.settings.table import TABLE
 from tests.commands.conftest import PROFILE
 from tests.machines.recorded import FOLDER, load
-
-
-def test_a_selection_that_cannot_be_changed_is_no_traceback(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile.with_name("selected").mkdir()
-    assert main(["config", "use", "default"]) == 2
-    assert "is not a file" in capsys.readouterr().err
 
 
 def test_a_value_that_is_no_text_is_refused_as_what_it_is(
@@ -83,29 +74,9 @@ def test_launch_takes_a_profile_by_flag_or_variable_and_says_what_overrules_it(
     assert main(["launch", "--profile", "two", "--dry-run", "-m", "this"]) == 0
     out = capsys.readouterr().out
     assert "3 processes on cpu" in out
-    assert "note: num_processes of user profile ~/.config/headway/two.yaml, line 4" in out
+    assert "note: num_processes of user profile ~/.config/headway/two.yaml, line 3" in out
     assert main(["launch", "--profile", "tow", "--dry-run", "-m", "this"]) == 2
     assert "did you mean 'two'?" in capsys.readouterr().err
-
-
-def test_the_schema_takes_what_the_table_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "schema"]) == 0
-    properties = json.loads(capsys.readouterr().out)["properties"]
-    for name, row in TABLE.items():
-        assert properties[name]["description"] == row.help
-        assert set(properties[name].get("enum", [])) == set(row.choices)
-    assert properties["main_port"]["anyOf"][0] == {
-        "type": "integer", "minimum": 1, "maximum": 65535,
-    }  # fmt: skip
-    assert properties["max_restarts"] == {
-        "description": TABLE["max_restarts"].help, "type": "integer", "minimum": 0, "default": 0,
-    }  # fmt: skip
-    number, duration = properties["hang_timeout"]["anyOf"]  # 600, 10m
-    assert number == {"type": "integer", "minimum": 1}
-    assert re.fullmatch(duration["pattern"], "10m")
-    for name in ("devices", "ranks"):  # 3, "0-3", [0, "2-3"]
-        one, several = properties[name]["anyOf"]
-        assert one == several["items"] == {"type": ["integer", "string"]}
 
 
 def test_control_characters_of_a_profile_do_not_steer_the_terminal(
