@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -92,8 +92,8 @@ def _names_in(word: str) -> set[str]:
 class Moved(NamedTuple):
     """A program in another tree, and the variables that let Python find its modules there.
 
-    The working folder stays: data, outputs and checkpoints are where they were. The script, what it
-    imports, and files of the code that arguments name are those of the tree.
+    The rule: the script and what it imports are those of the tree; the working folder and the
+    arguments stay, so that data, configurations, outputs and checkpoints are where they were.
     """
 
     program: Program
@@ -107,7 +107,6 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
         MachineError: this Python would look for a module in the working folder first.
     """
     there = partial(_there, folder=folder, root=root, tree=tree)
-    args = tuple(_argument(word, folder, there) for word in program.args)
     python_path = [found for one in sys.path if one and (found := there(one))]
     variables = {}
     name = program.name
@@ -126,7 +125,7 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
     if python_path:
         before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(python_path), *before])
-    return Moved(program._replace(name=name, args=args), variables)
+    return Moved(program._replace(name=name), variables)
 
 
 def _there(path: str, folder: str, root: str, tree: str) -> str:
@@ -138,11 +137,3 @@ def _there(path: str, folder: str, root: str, tree: str) -> str:
         if place.split(os.sep)[0] != os.pardir and os.path.exists(found):
             return found
     return ""
-
-
-def _argument(word: str, folder: str, there: Callable[[str], str]) -> str:
-    """Return an argument, with the file of the code that it names as it is in the tree."""
-    flag, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
-    if not value or os.path.isdir(os.path.join(folder, value)):
-        return word
-    return f"{flag}{equals}{there(value) or value}"

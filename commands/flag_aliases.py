@@ -4,109 +4,39 @@ from __future__ import annotations
 
 from headway.settings.table import TABLE
 
-RENAMED = {  # flags of other tools, and the setting that each is
+_RENAMED = {  # flags of other tools, and the setting that each is
     "--node-rank": "machine_rank",
     "--master-addr": "main_address",
     "--master-port": "main_port",
-    "--shutdown-timeout": "grace_period_s",
     "--local-ranks-filter": "ranks",
-    "--nproc-per-node": "num_processes",
-    "--nnodes": "num_machines",
-    "--num-cpu-threads-per-process": "threads_per_process",
     "--main-process-ip": "main_address",
     "--main-process-port": "main_port",
-    "--gpu-ids": "devices",
-    "--gpus": "devices",
     "--accelerator": "device",
     "--precision": "mixed_precision",
     "--accumulate-grad-batches": "gradient_accumulation_steps",
-    **dict.fromkeys(("--num-nodes", "--nodes"), "num_machines"),
-    "--num-gpus": "devices",
-    **dict.fromkeys(("--nproc", "--np", "-np", "-n"), "num_processes"),
+    **dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "-np", "-n"), "num_processes"),
+    **dict.fromkeys(("--nnodes", "--num-nodes", "--nodes"), "num_machines"),
+    **dict.fromkeys(("--gpu-ids", "--gpus", "--num-gpus"), "devices"),
+    **dict.fromkeys(("--redirects", "-r", "--tee", "-t"), "log_dir"),
+    "--num-cpu-threads-per-process": "threads_per_process",
+    "--shutdown-timeout": "grace_period_s",
 }
-
-_NO_NEED = "remove it"
-_OTHERS = {  # what it is here, and the fix
-    "--use-mps-device": (
-        "is not needed: an Apple GPU is used by default",
-        "remove it; pass --cpu to use the CPU",
-    ),
-    "--no-cuda": ("is --cpu here", "pass --cpu"),
-    "--use-cpu": ("is --cpu here", "pass --cpu"),
-    "--multi-cpu": ("is --cpu here", "pass --cpu --num-processes N"),
-    "--auto-select-gpus": ("is --devices here", "pass --devices idle:N"),
-    "--multi-gpu": (
-        "is not needed: all GPUs are used by default",
-        "remove it; select GPUs with --devices",
-    ),
-    "--mps": (
-        "is --device mps here",
-        "pass --device mps, or remove it: MPS is the default on a Mac",
-    ),
-    "--standalone": ("is not needed: one machine is the default", _NO_NEED),
-    "--use-env": ("is not needed: LOCAL_RANK is always in the environment", _NO_NEED),
-    "--monitor-interval": ("is not needed: the end of a rank is noticed at once", _NO_NEED),
-    "--same-network": ("is not needed: machines meet at --main-address", _NO_NEED),
-    **dict.fromkeys(
-        ("--redirects", "-r", "--tee", "-t"),
-        (
-            "is --log-dir here: output goes to the console and to a file for each rank",
-            "pass --log-dir DIR",
-        ),
-    ),
-    "--config-file": (
-        "is a profile here, in a format of its own",
-        "take it over with `headway config import {value}`",
-    ),
+_REPLACED = {  # and the words that each is
+    **dict.fromkeys(("--no-cuda", "--use-cpu", "--multi-cpu"), "--cpu"),
+    **dict.fromkeys(("--mps", "--use-mps-device"), "--device mps"),
+    "--use-xpu": "--device xpu",
+    "--use-fsdp": "--strategy fsdp",
+    "--config-file": "--profile NAME, after `headway config import FILE`",
     **dict.fromkeys(
         ("--partition", "--account", "--time", "--qos", "--gres"),
-        ("is an option of sbatch", "with --submit slurm, pass --sbatch KEY=VALUE"),
+        "--submit slurm --sbatch KEY=VALUE",
     ),
-    "--follow": ("is a flag of `headway logs`", "`headway logs --follow`"),
-    "--version": ("is a flag of `headway` itself", "`headway --version`"),
-    "--debug": (
-        "is --debug-rank here, for breakpoint() in one rank",
-        "pass --debug-rank R, or remove it",
-    ),
+    "--debug": "--debug-rank R",
 }
-
-_RENDEZVOUS = (
-    "is not needed: machines meet at an address and a port of machine 0",
-    "with several machines pass --main-address HOST, and --machine-rank R on each",
+_NOT_NEEDED = (
+    *("--multi-gpu", "--standalone", "--use-env", "--monitor-interval", "--same-network"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
 )
-_NO_SUCH_STRATEGY = ("has no counterpart here: the strategies are ddp, fsdp and hsdp",)
-_SHARDING = (
-    "is among the settings of sharding here",
-    "pass --strategy fsdp, and --wrap, --activation-checkpointing, --cpu-offload as needed",
-)
-_PLAIN = ("has no counterpart here",)
-_FAMILIES = {  # prefixes of flags: what they are here, and the fix unless it is to remove them
-    **dict.fromkeys(("--rdzv-", "--local-addr"), _RENDEZVOUS),
-    **dict.fromkeys(
-        (
-            *("--use-deepspeed", "--deepspeed-", "--use-megatron-lm", "--zero"),
-            *("--megatron-lm-", "--use-parallelism-config", "--parallelism-config-"),
-            *("--offload-", "--gradient-clipping"),
-        ),
-        _NO_SUCH_STRATEGY,
-    ),
-    **dict.fromkeys(("--use-fsdp", "--fsdp-"), _SHARDING),
-    "--fp8-": ("has no counterpart here: --mixed-precision is no, fp16 or bf16",),
-    "--dynamo-": ("has no counterpart here: call torch.compile in the script",),
-    **dict.fromkeys(("--tpu", "--no-tpu", "--vm", "--downcast-bf16"), ("is for TPUs",)),
-    "--aws-": ("is for SageMaker",),
-    "--mpirun-": ("has no counterpart here: `headway launch` starts the ranks itself",),
-    "--use-xpu": ("is --device xpu here", "pass --device xpu, or remove it"),
-    "--ipex": ("is for Intel's extension, which torch does not need for --device xpu",),
-    **dict.fromkeys(
-        (
-            *("--role", "--event-log-handler", "--logs-specs", "--numa-binding", "--run-path"),
-            *("--signals-to-handle", "--virtual-local-rank", "--duplicate-stdout-filters"),
-            *("--duplicate-stderr-filters", "--enable-cpu-affinity", "--main-training-function"),
-        ),
-        _PLAIN,
-    ),
-}
 
 
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
@@ -114,18 +44,14 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
 
     `name` has dashes between its words; `value` is what was typed after it, or empty.
     """
-    if name in RENAMED:
-        row = TABLE[RENAMED[name]]
-        if name == "--gpu-ids" and value.isdecimal():
-            value = f"{value},"  # an index there, and a count here
-        return (
-            f"is {row.flag} here",
-            f"pass {row.as_flag(value if row.reads(value) else row.metavar)}",
-        )
-    if name in _OTHERS:
-        what, advice = _OTHERS[name]
-        return what, advice.format(value=value or "FILE")
-    for prefix, (what, *fix) in _FAMILIES.items():
-        if name.startswith(prefix):
-            return what, "".join(fix) or _NO_NEED
-    return None
+    if name in _NOT_NEEDED:
+        return "is not needed", "remove it"
+    if name in _REPLACED:
+        return f"is {_REPLACED[name]} here", f"pass {_REPLACED[name]}"
+    if name not in _RENAMED:
+        return None
+    row = TABLE[_RENAMED[name]]
+    if name == "--gpu-ids" and value.isdecimal():
+        value = f"{value},"  # an index there, and a count here
+    is_same = row.reads(value) and row.name != "log_dir"
+    return f"is {row.flag} here", f"pass {row.as_flag(value if is_same else row.metavar)}"

@@ -115,8 +115,12 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
     code = take(commit, os.path.dirname(into), into)
     said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
     frozen = moved(program, folder, commit.root, code)
-    in_place = "(--set snapshot=off: in place)"
-    _note(request, f"the job runs the code as it is now: {shown(code)} {in_place}")
+    in_place = "--set snapshot=off: in place"
+    _note(
+        request,
+        f"the job runs the code as it is now, and reads other files when it runs: "
+        f"{shown(code)} ({in_place})",
+    )
     return frozen._replace(variables={**said, **frozen.variables, CODE_VARIABLE: code})
 
 

@@ -48,12 +48,12 @@ from headway.settings.profile import Entries, Entry, parse_profile, read_profile
 from headway.settings.profile_edit import BLANK, masked_profile, unset_value
 from headway.settings.profile_files import (
     PROJECT_FILE,
-    choose_profile,
     find_project_profile,
     is_there,
     read_text,
     shown,
     text_at,
+    trusted_profile,
 )
 from headway.settings.resolve import parse_layers
 from headway.settings.setting import Raw
@@ -150,7 +150,7 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
 
     Only one if --profile names it, or if no question is asked, not even for the place.
     """
-    user = choose_profile(profile).path
+    user = trusted_profile(profile).path
     project = find_project_profile(trusted=user)
     if project is not None and os.path.realpath(project) == os.path.realpath(user):
         return {PROJECT: user}
@@ -177,7 +177,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         given = {name: entry._replace(raw=values[name]) for name, entry in given.items()}
     by_flag = Origin(Layer.ASSIGNMENT, flag="--set")
     given |= {n: Entry(raw, by_flag) for n, raw in assignments(parsed.set, by_flag).items()}
-    read = {USER: choose_profile().path, **paths}  # a project's profile says more than the user's
+    read = {USER: trusted_profile().path, **paths}  # a project's profile says more than the user's
     layers = {
         place: read_profile(path, LAYER_OF[place]) if is_there(path) else {}
         for place, path in read.items()

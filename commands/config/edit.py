@@ -23,7 +23,7 @@ from headway.settings.profile_edit import (
     write_profile,
     written,
 )
-from headway.settings.profile_files import choose_profile, shown, text_at
+from headway.settings.profile_files import shown, text_at, trusted_profile
 from headway.settings.setting import Raw
 from headway.settings.table import TABLE, Settings
 
@@ -45,7 +45,7 @@ def set_keys(argv: Sequence[str]) -> int:
         parser.error("KEY=VALUE is required")
     origin = Origin(Layer.ASSIGNMENT, reason="the command line")
     values = assignments(words, origin)
-    path = choose_profile(parsed.profile).path
+    path = trusted_profile(parsed.profile).path
     apply(path, lambda text: set_all(text, values), detect_machine(), origin)
     return 0
 
@@ -70,7 +70,7 @@ def unset_keys(argv: Sequence[str]) -> int:
     parsed, keys = parser.parse_words(argv)
     if not keys:
         parser.error("KEY is required")
-    chosen = choose_profile(parsed.profile)
+    chosen = trusted_profile(parsed.profile)
     chosen.must_exist()
     apply(chosen.path, lambda text: _without(text, keys), detect_machine())
     return 0

@@ -18,7 +18,7 @@ from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine
 from headway.settings.profile import Entry, compose, parse_profile
 from headway.settings.profile_edit import unset_value
-from headway.settings.profile_files import choose_profile, read_text, shown
+from headway.settings.profile_files import read_text, shown, trusted_profile
 from headway.settings.setting import Raw
 from headway.settings.table import NO, OF_MACHINES, TABLE, YES
 
@@ -89,7 +89,7 @@ def import_file(argv: Sequence[str]) -> int:
     except ConfigError as error:
         problems = [one._replace(fix="correct it in that file") for one in error.problems]
         raise ConfigError.of(problems) from None
-    path = choose_profile(parsed.profile).path
+    path = trusted_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
     if imported.lost and not parsed.lossy:
         command = shlex.join(["headway", "config", "import", "--lossy", *profile, *words])

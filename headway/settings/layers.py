@@ -17,7 +17,7 @@ from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import ConfigError, Problem
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.profile_files import choose_profile, find_project_profile, is_there
+from headway.settings.profile_files import find_project_profile, is_there, trusted_profile
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
@@ -37,7 +37,7 @@ def profiles_in_use(
     `profile`, the value of --profile, is the user's, by name or path; the search for the project's
     `headway.yaml` starts in `folder`.
     """
-    user = choose_profile(profile, environ)
+    user = trusted_profile(profile, environ)
     if user.chosen_by:
         user.must_exist()
     project = find_project_profile(folder, trusted=user.path)

@@ -1,7 +1,6 @@
 """Selects and finds profiles, and reads their text; `profile.py` parses it.
 
-A profile that was found, and not named, must be trusted: its `env` can make this user's processes
-load code.
+A profile that no path names must be trusted: its `env` can make this user's processes load code.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from headway.contract import user_folders
@@ -63,6 +63,20 @@ def choose_profile(
             fix=f"use letters, digits, '-', '_' and '.', or a path to a YAML file{way_out}",
         )
     return ProfileChoice(name, os.path.join(user_folder(environ), f"{name}.yaml"), chosen_by)
+
+
+def trusted_profile(
+    flag: str | None = None, environ: Mapping[str, str] = os.environ
+) -> ProfileChoice:
+    """Return the selected profile like `choose_profile`.
+
+    Raises:
+        ConfigError: it is not trusted, and selected by its name, not by a path.
+    """
+    chosen = choose_profile(flag, environ)
+    if not is_path(chosen.name) and is_there(chosen.path):
+        _refuse_distrusted(chosen.path)
+    return chosen
 
 
 def _absolute(name: str, chosen_by: str) -> str:
@@ -125,27 +139,30 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
 
 
 def _refuse_distrusted(path: str) -> None:
-    """Raise ConfigError unless the file at `path` is trusted.
+    """Raise ConfigError unless the profile at `path`, and what it links to, is trusted.
 
-    The rule: it is owned by this user or root, and not writable by others; so is the file that a
-    link points to.
+    The rule: it is owned by this user, root or the owner of the home folder (in a container, HOME
+    may be another user's), and not writable by others.
     """
     if not hasattr(os, "getuid"):
         return
-    what = ""
+    trusted = {os.getuid(), 0}
+    with suppress(OSError):
+        trusted.add(os.stat(user_folders.home()).st_uid)
+    what, remedy = "", ""
     for status in (os.lstat(path), os.stat(path) if os.path.exists(path) else os.lstat(path)):
-        if status.st_uid not in (os.getuid(), 0):
+        if status.st_uid not in trusted:
             what = f"{path} is owned by user {status.st_uid}, not by you or root"
         elif status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
-            what = f"all users may write {path}"
+            what, remedy = f"all users may write {path}", "`chmod o-w {0}`; "
     if what:
         import shlex  # for errors only
 
-        name = shlex.quote(path)
+        fix = remedy + "if you trust it, select it: `--profile {0}`, or `export {1}={0}`"
         raise ConfigError(
-            f"{what}, so {PROJECT_FILE} is not trusted",
-            where=f"project profile {shown(path)}",
-            fix=f"if you trust it, select it: `--profile {name}`, or `export {VARIABLE}={name}`",
+            f"{what}, so the profile is not trusted",
+            where=f"profile {shown(path)}",
+            fix=fix.format(shlex.quote(path), VARIABLE),
         )
 
 

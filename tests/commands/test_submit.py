@@ -468,20 +468,20 @@ def edit_everything() -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="jobs of SLURM")
-def test_no_edit_after_the_submission_reaches_a_queued_job(
+def test_no_edit_of_the_code_after_the_submission_reaches_a_queued_job(
     repository: Path, sbatch: Path, fakes: Path
 ) -> None:
     add_command(fakes, "squeue", "true")
     code, text = run("launch", "--submit", "slurm", "--cpu", "train.py", "--conf", "conf/a.txt")
     assert code == 0
     snapshot = next(repository.glob("headway-jobs/train-*/code"))
-    assert f"the job runs the code as it is now: {snapshot}" in text.replace("~", str(Path.home()))
+    assert f"files when it runs: {snapshot}" in text.replace("~", str(Path.home()))
     _, script, environ = json.loads(sbatch.read_text())
     edit_everything()
     done = subprocess.run(
         ["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout == "first 1 1 conf 1 data\n", done.stderr
+    assert done.stdout == "first 1 1 conf 2 data\n", done.stderr  # an argument stays as it is
     assert "1 thread" in done.stderr
     assert Path("out.txt").read_text() == "done"  # where it always was
     record = store.find(None)

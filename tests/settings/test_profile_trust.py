@@ -1,4 +1,4 @@
-"""A project's profile is trusted if this user or root owns it and others may not write it."""
+"""A profile is trusted by its owner and its mode, unless a path names it."""
 
 from __future__ import annotations
 
@@ -11,67 +11,96 @@ import pytest
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.settings.layers import profile_layers
-from headway.settings.profile_files import find_project_profile
+from headway.settings.profile_files import find_project_profile, user_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes of POSIX")
 
-PROFILE = Path("headway.yaml")
+PROJECT = Path("headway.yaml")
+STRANGER, OWNER_OF_HOME = 12345, 1000
 
 
 @pytest.fixture(autouse=True)
 def written(own_surroundings: None) -> None:
-    PROFILE.write_text("max_restarts: 7\n")
-    PROFILE.chmod(0o644)
+    PROJECT.write_text("max_restarts: 7\n")
+    PROJECT.chmod(0o644)
     Path.cwd().chmod(0o755)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to chown")
-def test_a_file_of_another_user_is_refused_unless_it_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def user_profile() -> Path:
+    path = Path(user_folder(), "default.yaml")
+    path.parent.mkdir(parents=True)
+    PROJECT.rename(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["user", "project"])
+@pytest.mark.parametrize(
+    ("owner", "owner_of_home", "mode", "why_not"),
+    [
+        (0, 0, 0o644, None),
+        (0, 0, 0o600, None),
+        (0, 0, 0o664, None),  # a group may write it
+        (0, 0, 0o646, "all users may write"),
+        (0, 0, 0o666, "all users may write"),
+        (STRANGER, 0, 0o644, f"is owned by user {STRANGER}"),
+        (STRANGER, OWNER_OF_HOME, 0o644, f"is owned by user {STRANGER}"),
+        (OWNER_OF_HOME, OWNER_OF_HOME, 0o644, None),  # root in a container, with a user's HOME
+        (OWNER_OF_HOME, OWNER_OF_HOME, 0o666, "all users may write"),
+        (0, OWNER_OF_HOME, 0o644, None),
+    ],
+)
+def test_who_owns_and_may_write_a_profile_decides(
+    kind: str, owner: int, owner_of_home: int, mode: int, why_not: str | None
 ) -> None:
-    os.chown(PROFILE, 12345, 12345)
-    with pytest.raises(ConfigError, match="is owned by user 12345"):
-        find_project_profile()
-    assert main(["config", "show"]) == 2
-    assert f"select it: `--profile {PROFILE.resolve()}`" in capsys.readouterr().err
-    assert main(["config", "list"]) == 0
-    assert main(["config", "show", "--profile", "headway.yaml"]) == 0
-    monkeypatch.setenv("HEADWAY_PROFILE", "~/work/headway.yaml")
-    assert main(["config", "show"]) == 0
-    assert capsys.readouterr().out.count("max_restarts                 7") == 2
-
-
-def test_a_file_that_all_may_write_is_refused_unless_it_is_named() -> None:
-    PROFILE.chmod(0o646)
-    with pytest.raises(ConfigError, match="all users may write") as caught:
+    path = user_profile() if kind == "user" else PROJECT
+    path.chmod(mode)
+    if owner or owner_of_home:
+        if os.getuid() != 0:
+            pytest.skip("needs root to chown")
+        os.chown(path, owner, owner)
+        os.chown(Path.home(), owner_of_home, owner_of_home)
+    if why_not is None:
+        assert profile_layers({})
+        return
+    with pytest.raises(ConfigError, match=why_not) as caught:
         profile_layers({})
-    assert f"`--profile {PROFILE.resolve()}`" in caught.value.problems[0].fix
-    assert profile_layers({}, profile="./headway.yaml")
+    assert f"`--profile {path.resolve()}`" in caught.value.problems[0].fix
+    assert profile_layers({}, profile=str(path))  # a path names it
+    assert profile_layers({"HEADWAY_PROFILE": str(path.absolute())})
+
+
+def test_no_command_reads_or_changes_a_profile_that_is_not_trusted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = user_profile()
+    path.chmod(0o666)
+    fix = f"fix:  `chmod o-w {path}`; if you trust it, select it"
+    for words in ("show", "--yes", "validate", "set device=cpu", "unset max_restarts"):
+        assert main(["config", *words.split()]) == 2, words
+        assert fix in capsys.readouterr().err
+    assert path.read_text() == "max_restarts: 7\n"
+    assert main(["config", "path"]) == main(["config", "list"]) == 0
 
 
 def test_the_commands_of_a_fix_name_the_file_as_a_shell_reads_it() -> None:
     folder = Path("a b; touch c")
     folder.mkdir()
-    (folder / PROFILE).write_text("max_restarts: 7\n")
-    (folder / PROFILE).chmod(0o646)
+    (folder / PROJECT).write_text("max_restarts: 7\n")
+    (folder / PROJECT).chmod(0o646)
     os.chdir(folder)
     with pytest.raises(ConfigError) as caught:
         profile_layers({})
-    _, by_flag, _, by_variable, _ = caught.value.problems[0].fix.split("`")
-    path = str(PROFILE.resolve())
+    _, by_mode, _, by_flag, _, by_variable, _ = caught.value.problems[0].fix.split("`")
+    path = str(PROJECT.resolve())
+    assert shlex.split(by_mode) == ["chmod", "o-w", path]
     assert shlex.split(by_flag) == ["--profile", path]
     assert shlex.split(by_variable) == ["export", f"HEADWAY_PROFILE={path}"]
 
 
 def test_a_link_is_as_open_as_the_file_that_it_points_to(tmp_path: Path) -> None:
-    PROFILE.rename(tmp_path / "real.yaml")
-    PROFILE.symlink_to(tmp_path / "real.yaml")
+    PROJECT.rename(tmp_path / "real.yaml")
+    PROJECT.symlink_to(tmp_path / "real.yaml")
     assert find_project_profile()
     (tmp_path / "real.yaml").chmod(0o666)
     with pytest.raises(ConfigError, match="all users may write"):
         find_project_profile()
-
-
-def test_a_file_that_a_group_may_write_is_trusted() -> None:
-    PROFILE.chmod(0o664)
-    assert find_project_profile()
