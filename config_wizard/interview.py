@@ -12,7 +12,6 @@ from headway.config_wizard.questions import (
     CANCEL,
     FINISH,
     NONE,
-    TIME,
     Answers,
     Facts,
     Question,
@@ -137,10 +136,7 @@ def _invalid(question: Question, answer: str) -> Problem | None:
     if any("\ud800" <= char <= "\udfff" for char in answer):  # undecodable bytes
         return Problem(f"{answer!r} is not UTF-8", "your answer", _AGAIN)
     try:
-        if name == TIME:
-            TABLE["sbatch"].parse({name: answer})
-        else:
-            TABLE[name].parse(answer)
+        TABLE[name].parse(answer)
     except ValueError as error:
         return Problem(f"{name} is {question.shown(answer)!r}, {error}", "your answer", _AGAIN)
     return None

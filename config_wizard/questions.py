@@ -25,9 +25,6 @@ from headway.settings.table import NO, TABLE, YES, Settings
 PLACE, MORE, FINISH = "place", "more", "finish"
 """The questions that are not settings: which profile to write, ask more?, what to do with it."""
 
-PARTITION, TIME = "partition", "time"
-"""Options of sbatch: a profile holds them in the setting `sbatch`."""
-
 USER, PROJECT = "user", "project"
 LAYER_OF = {USER: Layer.USER_PROFILE, PROJECT: Layer.PROJECT_PROFILE}
 WRITE, TEST, BACK, CANCEL = "write", "write and test", "back", "cancel"
@@ -52,8 +49,6 @@ _DEPEND_ON_PROCESSES = ("devices", "ranks", "debug_rank")
 
 
 _HELP = {
-    PARTITION: "It is sbatch's option partition, unless --sbatch has another.",
-    TIME: f"It is sbatch's option time. `{NONE}` for none.",
     PLACE: "A project's headway.yaml is read in every folder below it, and overrules yours.",
     MORE: "Asks for GPUs, accumulation, threads, restarts, log files, variables, machines and "
     "sharding; all of them can also be set later.",
@@ -100,7 +95,6 @@ class Facts(NamedTuple):
     problems: Callable[[Mapping[str, Raw]], Sequence[Problem]]  # of a launch with these settings
     redetect: bool = False  # do not take device, processes and precision from the profiles
     can_test: bool = False  # with `headway test`; not possible for a recorded machine
-    partitions: tuple[Choice, ...] = ()  # of the SLURM cluster that this machine submits jobs to
     removed: Mapping[str, Raw] = MappingProxyType({})  # answers before going back; offered again
 
 
@@ -197,9 +191,9 @@ def _help(name: str) -> str:
 
 def is_optional(name: str) -> bool:
     """True for a setting that may be absent."""
-    if name in (*_REQUIRED, TIME):
-        return True
-    return name in TABLE and (TABLE[name].default is None or TABLE[name].shape is Shape.MAP)
+    if name not in TABLE:
+        return False
+    return name in _REQUIRED or TABLE[name].default is None or TABLE[name].shape is Shape.MAP
 
 
 def _is_more_than_one(machines: Raw) -> bool:
@@ -242,10 +236,6 @@ def _precisions(state: State) -> tuple[Choice, ...]:
     )
 
 
-def _asks_job(state: State) -> bool:
-    return bool(state.facts.partitions) and "sbatch" not in state.facts.given
-
-
 def _places(state: State) -> tuple[Choice, ...]:
     reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
     return tuple(
@@ -262,13 +252,6 @@ QUESTIONS = (
     Ask("device", "Where should scripts run?", choices=_devices),
     Ask("num_processes", "How many processes on this machine?", lambda of: of.most_processes > 1),
     Ask("mixed_precision", "Which precision?", lambda of: of.device != "cpu", _precisions),
-    Ask(
-        PARTITION,
-        "Which partition for jobs of --submit slurm?",
-        _asks_job,
-        lambda of: (*of.facts.partitions, Choice(NONE, "let SLURM choose")),
-    ),
-    Ask(TIME, "How long may a job take? (2h, 1d12h)", _asks_job),
     Ask(PLACE, "Where to keep the profile?", choices=_places),
     Ask(MORE, "More settings?", choices=lambda _: (Choice(NO), Choice(YES))),
     Ask("devices", "Which GPUs?", lambda of: of.asks_more() and of.has_gpus),
@@ -341,8 +324,6 @@ def _previous(name: str, state: State) -> Raw | None:
     is_user = state.place == USER and (PLACE in state.answers or len(facts.paths) == 1)
     project = {} if is_user else facts.profiles.get(PROJECT, {})
     values = {**facts.profiles.get(USER, {}), **project}
-    if name in (PARTITION, TIME):
-        return Settings.sbatch.kind(values.get("sbatch", {})).get(name)
     given = {key: raw for key, raw in facts.given.items() if key.startswith(f"{name}.")}
     if not given:
         return values.get(name)
@@ -373,11 +354,6 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
         setting, _, variable = name.partition(".")
         if variable:  # env.NAME
             values[setting] = {**Settings.env.kind(values.get(setting, {})), variable: str(raw)}
-        elif name in (PARTITION, TIME):
-            options = Settings.sbatch.kind(values.pop("sbatch", {}))
-            options = {key: text for key, text in options.items() if key != name}
-            options |= {} if raw == NONE else {name: str(raw)}
-            values |= {"sbatch": options} if options else {}
         if name not in TABLE:
             continue
         if raw == NONE and is_optional(name):

@@ -1,6 +1,4 @@
-"""`headway config`: ask about this machine, or take the answers from flags or a file, and write the
-profile.
-"""
+"""`headway config`: ask about this machine, and write the profile."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from functools import partial
 from headway.commands.config.check import (
     SCRIPT,
     assignments,
-    checked_values,
     launch_problems,
     plan_for,
     with_idle_gpus,
@@ -33,7 +30,6 @@ from headway.config_wizard.questions import (
     TEST,
     USER,
     Answers,
-    Choice,
     Facts,
     State,
     profile_after,
@@ -50,7 +46,6 @@ from headway.settings.profile_files import (
     PROJECT_FILE,
     find_project_profile,
     is_there,
-    read_text,
     shown,
     text_at,
     trusted_profile,
@@ -82,11 +77,6 @@ def make_parser(appendix: str = "") -> Parser:
         default=[],
         help="set this, and do not ask for it (repeatable)",
     )
-    parser.flag(
-        "--answers",
-        metavar="FILE",
-        help="do not ask: take the settings in FILE, a profile, and else what --yes does",
-    )
     parser.flag("--dry-run", help="print what would be written, and write nothing")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     return parser
@@ -96,10 +86,9 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     """Ask, write the profile, and print the next command to type."""
     parser = make_parser(appendix)
     parsed = parser.parse_flags(argv)
-    unattended = parsed.yes or parsed.answers is not None
-    paths = paths_of(parsed.profile, unattended)
-    facts = facts_of(parsed, paths, unattended)
-    prompter: Prompter = Defaults(lambda _: None) if unattended else _prompter()
+    paths = paths_of(parsed.profile, parsed.yes)
+    facts = facts_of(parsed, paths)
+    prompter: Prompter = Defaults(lambda _: None) if parsed.yes else _prompter()
     prompter.say(introduction(facts))
     try:
         answers = interview(facts, prompter, partial(summary, facts, paths, parsed.show_secrets))
@@ -164,19 +153,13 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
     return {USER: user}
 
 
-def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Facts:
+def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> Facts:
     """Return what the questions depend on; raise for what is wrong before any of them."""
     machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
     if parsed.machine is None:
         parse_layers([environment_layer()])  # raises before any question is asked
-    given: dict[str, Entry] = {}
-    if parsed.answers is not None:
-        text = read_text(parsed.answers, "answers file", may_be_pipe=True)
-        given = parse_profile(text, parsed.answers, Layer.ANSWERS)
-        values = checked_values(given)
-        given = {name: entry._replace(raw=values[name]) for name, entry in given.items()}
     by_flag = Origin(Layer.ASSIGNMENT, flag="--set")
-    given |= {n: Entry(raw, by_flag) for n, raw in assignments(parsed.set, by_flag).items()}
+    given = {n: Entry(raw, by_flag) for n, raw in assignments(parsed.set, by_flag).items()}
     read = {USER: trusted_profile().path, **paths}  # a project's profile says more than the user's
     layers = {
         place: read_profile(path, LAYER_OF[place]) if is_there(path) else {}
@@ -188,26 +171,14 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str], unattended: bool) -> Fact
         place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }
     sources = [*layers.values(), given]
-    is_asked_here = not unattended and parsed.machine is None
     return Facts(
         machine=machine,
         profiles=profiles,
         paths={place: shown(path) for place, path in paths.items()},
         given={name: entry.raw for name, entry in given.items()},
         problems=lambda values: problems_of(values, machine, sources),
-        redetect=unattended,
+        redetect=parsed.yes,
         can_test=parsed.machine is None,
-        partitions=_partitions() if is_asked_here else (),
-    )
-
-
-def _partitions() -> tuple[Choice, ...]:
-    """Return where jobs can be submitted to from here."""
-    from headway.launcher.remote.slurm_jobs import partitions
-
-    return tuple(
-        Choice(one.name, f"{one.nodes} machine{'s' * (one.nodes != 1)}, time {one.time_limit}")
-        for one in partitions()
     )
 
 

@@ -17,7 +17,6 @@ from headway.errors import LaunchError, MachineError
 
 _LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
-_LIST_WITHIN_S = 5.0
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
@@ -79,15 +78,6 @@ class JobState(NamedTuple):
         return int(self.name != "COMPLETED")
 
 
-class Partition(NamedTuple):
-    """A partition of a cluster."""
-
-    name: str
-    time_limit: str  # of its jobs, as SLURM writes it
-    nodes: int
-    is_default: bool  # jobs that name none run there
-
-
 def batch_script(job: Job) -> str:
     """Return the text of a script for sbatch, which has the job run again where it may go on."""
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
@@ -109,24 +99,6 @@ def _directive(name: str, value: str) -> str:
         return f"--{name}={value}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'--{name}="{escaped}"'
-
-
-def partitions() -> list[Partition]:
-    """Return the partitions of the cluster that this machine submits to, the default one first.
-
-    Empty where there is no SLURM, or where it does not answer.
-    """
-    try:
-        done = _run(["sinfo", "--noheader", "--format", "%P|%l|%D"], within_s=_LIST_WITHIN_S)
-    except (MachineError, subprocess.TimeoutExpired):
-        return []
-    found: dict[str, Partition] = {}
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        marked, limit, nodes = line.strip().rsplit("|", 2)
-        name = marked.removesuffix("*")
-        before = found[name].nodes if name in found else 0  # a line for each kind of machine
-        found[name] = Partition(name, limit, before + int(nodes), marked != name)
-    return sorted(found.values(), key=lambda one: not one.is_default)
 
 
 def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ CHANGE_NOTHING = {
     *("pip", "conda", "uv", "arch", "docker", "jupyter"),  # packages, and files beside those there
 }
 ONLY = {
+    "chmod": "chmod o-w {0}",  # a profile, which the user selects
     "kill": "kill -CONT {}",  # the user's own launch, that was suspended
     "scancel": "scancel {}",  # the user's own job, that was just submitted
     "sudo": "sudo -u {} headway stack {}",

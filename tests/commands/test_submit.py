@@ -407,25 +407,6 @@ def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounting(
     assert "Invalid job id specified" in text
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("echo 'a|1:00|2'; echo 'b*|inf|1'; echo 'b*|inf|3'", ["b inf 4", "a 1:00 2"]),
-        ("echo 'no controller' >&2; exit 1", []),
-    ],
-)
-def test_partitions_are_those_that_sinfo_lists(text: str, found: list[str], fakes: Path) -> None:
-    add_command(fakes, "sinfo", text)
-    listed = slurm_jobs.partitions()
-    assert [f"{one.name} {one.time_limit} {one.nodes}" for one in listed] == found
-
-
-def test_without_sinfo_there_are_no_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert slurm_jobs.partitions() == []
-
-
 CODE = {
     "train.py": "import sys\nimport near, lib.far\n"
     "print('first', near.X, lib.far.Y, open(sys.argv[2]).read(), open('data/d').read())\n"

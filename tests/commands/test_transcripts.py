@@ -32,7 +32,6 @@ from headway.commands import flags
 from headway.commands.config import check, edit
 from headway.commands.exchange import import_settings
 from headway.commands.main import main as headway
-from headway.launcher.remote import slurm_jobs
 from headway.machine.facts import Machine
 from tests.conftest import forget_steering
 from tests.machines.recorded import FOLDER as MACHINES
@@ -109,10 +108,9 @@ def run(
 
 
 def be_on(machine: Machine, patch: pytest.MonkeyPatch) -> None:
-    """Let every command find this machine, and neither SLURM nor kubectl."""
+    """Let every command find this machine, and no kubectl."""
     for module in (flags, check, edit, import_settings):
         patch.setattr(module, "detect_machine", lambda *_, **__: machine)
-    patch.setattr(slurm_jobs, "partitions", list)
     patch.setattr(shutil, "which", lambda *_, **__: None)
 
 

@@ -12,8 +12,6 @@ from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
     FINISH,
     MORE,
-    NONE,
-    Choice,
     Facts,
     Question,
     next_question,
@@ -381,15 +379,3 @@ def test_what_belongs_to_sharding_is_asked_once_a_model_is_sharded() -> None:
     assert (profile["strategy"], profile["shard_size"], profile["wrap"]) == ("hsdp", "4", "Block")
     plain, _ = held(facts_of(EIGHT_H100), *first, "", "", "write")
     assert "wrap" not in [question.name for question in plain.asked]
-
-
-def test_where_jobs_can_be_submitted_two_more_questions_are_asked_and_kept() -> None:
-    partitions = (Choice("gpu", "4 machines"), Choice("cpu", "9 machines"))
-    facts = facts_of(LAPTOP, partitions=partitions)
-    asked = [question.name for question in held(facts)[0].asked]
-    without = [question.name for question in held(facts_of(LAPTOP))[0].asked]
-    assert [name for name in asked if name not in without] == ["partition", "time"]
-    _, profile = held(facts, "", "cpu", "1d12h")
-    assert profile["sbatch"] == {"partition": "cpu", "time": "1d12h"}
-    _, profile = held(facts, "", NONE)
-    assert "sbatch" not in profile

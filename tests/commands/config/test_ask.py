@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import resource
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 from headway.commands import flags, test
 from headway.commands.main import main
 from headway.config_wizard.questions import TEST
-from headway.launcher.remote import slurm_jobs
 from headway.machine.facts import Machine
 from headway.settings.profile_files import choose_profile
 from headway.settings.setting import Raw
@@ -26,12 +24,6 @@ from tests.machines.recorded import FOLDER, load
 LAPTOP, EIGHT_H100, M2 = load("laptop_cpu"), load("gpu_8_h100"), load("mac_m2")
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask the same where SLURM is installed."""
-    monkeypatch.setattr(slurm_jobs, "partitions", list)
 
 
 @pytest.fixture
@@ -56,17 +48,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 CPU = {"device": "cpu", "num_processes": "1", "mixed_precision": "no"}
 CUDA = {"device": "cuda", "num_processes": "8", "mixed_precision": "bf16"}
-
-
-def test_answers_come_from_a_pipe_too(machine: Machine) -> None:
-    read, write = os.pipe()
-    os.write(write, b"device: cpu\nnum_processes: 3\n")
-    os.close(write)
-    try:
-        assert main(["config", "--answers", f"/dev/fd/{read}"]) == 0
-    finally:
-        os.close(read)
-    assert profile()["num_processes"] == "3"
 
 
 class InterruptedInput(io.StringIO):
