@@ -250,7 +250,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     dist.init_process_group("gloo")
     trained: list[int] = []
     _stop_after_two_steps(trained)
-    ledger = Ledger(lambda tensor: tensor.device.type == "cpu")
+    ledger = Ledger(torch.device("cpu"))
     torch_patches.replace_resizing(ledger.resized)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     made = torch.optim.AdamW.__init__
@@ -322,9 +322,9 @@ def compare(case: Case, folder: Path) -> Row:
             sharded=is_sharded,
             checkpointed=case.checkpointed,
         )
-        outcome = planner.climb_down(attempt)
+        outcome = planner.follow(attempt)
     if outcome.failed_at:
-        raise SystemExit(f"{case.name}: {outcome.rung}, {outcome.failed_at}")
+        raise SystemExit(f"{case.name}: {outcome.failed_at}")
     true = truth(case, str(script))
     weights = 4 * true.num_parameters * case.ranks  # in fp32
     formula = true.num_parameters * case.ranks * BYTES_PER_PARAMETER[case.ranks]

@@ -16,7 +16,7 @@ from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.attempt import Attempt
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import Judged, Planner, Row, rows_for
-from headway.estimate.report import Report, as_data, failure, show
+from headway.estimate.report import Report, as_data, last_lines, show
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.snapshot import load_machine
@@ -63,22 +63,23 @@ def main(argv: Sequence[str]) -> int:
     environ = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
     require_torch()
     with waiting_for(_WAITED_FOR), Planner(interpreter(), environ) as planner:
-        found = [planner.judge(row, attempt, devices) for row in rows]
+        found = planner.judge(rows, attempt, devices)
     first = found[0].outcome
-    if not first.rung:
+    if first.failed_at:
+        said = last_lines(first)
         raise UsageError(
             f"the script could not be followed: {first.failed_at}",
-            where=_with_last_lines(program, found),
+            where=f"{program.name}; its last lines:\n{said}" if said else program.name,
             fix="let the script make an optimizer step, with these arguments and devices, without"
             " what failed there",
         )
     _require_use_of_gpu(found, devices, program)
-    report = Report(attempt, devices, [one for one in found if one.outcome.rung])
+    report = Report(attempt, devices, found)
     if parsed.json:
         print(json.dumps(as_data(report), indent=2))
     else:
         show(report)
-    return int(all(one.fits is None for one in report.rows))
+    return 0
 
 
 def make_parser() -> Parser:
@@ -148,16 +149,10 @@ def _time_limit(text: str | None) -> float:
 
 def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:
     """Refuse to say that a script fits into a GPU on which it puts nothing."""
-    followed = [one.outcome for one in found if one.outcome.rung]
-    if devices.kind != "cpu" and followed and not any(one.peak_bytes for one in followed):
+    if devices.kind != "cpu" and not any(one.outcome.peak_bytes for one in found):
         raise UsageError(
             f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
             where=program.name,
             fix="let the script move its model, by model.to('cuda') or accelerator.prepare(model); "
             "or pass --devices cpu for the memory that it takes there",
         )
-
-
-def _with_last_lines(program: Program, found: Sequence[Judged]) -> str:
-    said = failure(one.outcome for one in found)
-    return f"{program.name}; its last lines:\n{said}" if said else program.name

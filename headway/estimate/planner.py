@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.strategies import DDP, FSDP
 from headway.errors import LaunchError
-from headway.estimate.attempt import FAKE, REAL, Attempt, Outcome
+from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices
 from headway.settings.table import YES
 
@@ -19,8 +19,6 @@ MARGIN_BYTES = {"cuda": 5 * 2**28, "cpu": 2**29}
 """For what torch does not count: of a GPU its context, the workspaces of cuBLAS, cuDNN and NCCL; of
 a CPU Python and its libraries."""
 MARGIN_SHARE = 0.05  # of the peak: rounding and gaps of the allocator, workspaces of kernels
-
-_PART_OF_MEMORY = 0.7  # of what is free here, for real steps
 
 
 class Row(NamedTuple):
@@ -59,7 +57,7 @@ class Judged(NamedTuple):
     row: Row
     outcome: Outcome  # for the script's own arguments
     needed_bytes: int  # the peak with its margin
-    fits: bool | None  # None where activations were not counted, and the rest fits
+    fits: bool | None  # None where the script could not be followed
 
 
 _SERVER = """
@@ -80,7 +78,6 @@ class Planner:
     def __init__(self, python: Sequence[str], environ: Mapping[str, str]) -> None:
         self._python = python
         self._environ = {**environ, **CONFINED}
-        self._late_at = ""  # where the time limit has stopped the script
 
     def __enter__(self) -> Planner:
         self._server = subprocess.Popen(
@@ -96,33 +93,16 @@ class Planner:
         with suppress(BrokenPipeError), self._server:  # of what it did not read, if it has ended
             pass  # its standard input is closed, which ends it
 
-    def judge(self, row: Row, attempt: Attempt, devices: Devices) -> Judged:
-        """Return what a strategy takes."""
-        asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
-        outcome = self.climb_down(asked)
-        return Judged(row, outcome, *judged(outcome, devices))
-
-    def climb_down(self, attempt: Attempt) -> Outcome:
-        """Return the outcome of the best rung that the script can be followed on."""
-        import psutil
-
-        fake = self._attempt(attempt)
-        if fake.rung == FAKE or fake.is_late:
-            return fake
-        limit = int(_PART_OF_MEMORY * psutil.virtual_memory().available)
-        if fake.peak_bytes >= limit:  # of the states, or 0 where not even they are known
-            return fake
-        real = self._attempt(attempt._replace(rung=REAL, memory_limit_bytes=limit))
-        if real.rung == REAL:
-            return real._replace(failed_at=fake.failed_at)
-        return fake._replace(notes=(*fake.notes, f"real steps here failed, too: {real.failed_at}"))
-
-    def _attempt(self, attempt: Attempt) -> Outcome:
-        if self._late_at:  # another strategy would be late as well
-            return Outcome(failed_at=self._late_at, is_late=True)
-        outcome = self.follow(attempt)
-        self._late_at = outcome.failed_at if outcome.is_late else ""
-        return outcome
+    def judge(self, rows: Sequence[Row], attempt: Attempt, devices: Devices) -> list[Judged]:
+        """Return what each strategy takes; if the first cannot be followed, it alone."""
+        found: list[Judged] = []
+        for row in rows:
+            asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
+            outcome = self.follow(asked)
+            found.append(Judged(row, outcome, *judged(outcome, devices)))
+            if found[0].outcome.failed_at:
+                break
+        return found
 
     def follow(self, attempt: Attempt) -> Outcome:
         """Return what one attempt found."""
@@ -146,10 +126,7 @@ def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
     """Return the bytes that are needed with the margin, and whether a device has them."""
     peak = outcome.peak_bytes
     needed = peak + int(MARGIN_SHARE * peak) + MARGIN_BYTES[devices.kind]
-    if outcome.rung not in (FAKE, REAL):
-        is_too_large = bool(outcome.rung) and needed > devices.bytes_per_rank
-        return needed, False if is_too_large else None
-    return needed, needed <= devices.bytes_per_rank
+    return needed, None if outcome.failed_at else needed <= devices.bytes_per_rank
 
 
 CONFINED = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headway.contract.sizes import size
 from headway.contract.strategies import DDP
-from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome
+from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices
 from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, Judged
 from headway.settings.table import YES
@@ -16,11 +16,6 @@ from headway.settings.table import YES
 CHECKED = "checked against CPU runs only"
 _LONGEST_LINE = 300  # characters of a script's output
 
-_RUNGS = {
-    FAKE: "the script's own steps, on fake tensors",
-    REAL: "the script's own steps, for real on this CPU: tensors of the host are counted, too",
-    STATES: "the states alone: activations not counted",
-}
 _VERDICTS = {None: "unknown", True: "fits", False: "does not fit"}
 
 
@@ -65,7 +60,6 @@ def as_data(report: Report) -> dict[str, Any]:
         "strategies": [
             {
                 "strategy": judged.row.name,
-                "rung": judged.outcome.rung,
                 "fits": judged.fits,
                 "needed_bytes": judged.needed_bytes,
                 "peak_bytes": judged.outcome.peak_bytes,  # of each rank
@@ -83,12 +77,8 @@ def as_data(report: Report) -> dict[str, Any]:
 def show(report: Report) -> None:
     """Print the report to standard output."""
     first = report.rows[0]
-    outcome = first.outcome
     program = shlex.join([report.attempt.program, *report.attempt.args])
     print(f"{program} on {report.devices}, {first.row.name}")
-    print(f"followed by: {_RUNGS[outcome.rung]}")
-    if outcome.failed_at:
-        print(f"failed at:   {outcome.failed_at}")
     _show_peak(report.devices, first)
     _show_rows(report)
     _show_launch(report)
@@ -99,10 +89,9 @@ def show(report: Report) -> None:
 
 def _show_peak(devices: Devices, judged: Judged) -> None:
     outcome = judged.outcome
-    what = "states" if outcome.rung == STATES else "peak"
     share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
     print(
-        f"\n{what} of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
+        f"\npeak of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
         f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}"
     )
     if outcome.peak_at:
@@ -113,10 +102,11 @@ def _show_peak(devices: Devices, judged: Judged) -> None:
 
 
 def _show_rows(report: Report) -> None:
-    rows = [("strategy", ("peak", "with margin", "fits"))]
+    rows: list[tuple[str, tuple[str, ...]]] = [("strategy", ("peak", "with margin", "fits"))]
     for one in report.rows:
-        peak = size(one.outcome.peak_bytes) + ("" if one.outcome.rung == FAKE else " *")
-        rows.append((one.row.name, (peak, size(one.needed_bytes), _VERDICTS[one.fits])))
+        sizes = [size(one.outcome.peak_bytes), size(one.needed_bytes)]
+        known = ["", ""] if one.outcome.failed_at else sizes
+        rows.append((one.row.name, (*known, _VERDICTS[one.fits])))
     first = max(len(name) for name, _ in rows)
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
     print()
@@ -124,8 +114,8 @@ def _show_rows(report: Report) -> None:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         print("  ".join((f"{name:<{first}}", *padded)))
     for one in report.rows:
-        if one.outcome.rung != FAKE:
-            print(f"* {one.row.name}: {_RUNGS[one.outcome.rung]}")
+        if one.outcome.failed_at:
+            print(f"{one.row.name} could not be followed: {one.outcome.failed_at}")
 
 
 def _show_launch(report: Report) -> None:
@@ -139,7 +129,6 @@ def _show_launch(report: Report) -> None:
             print("it needs a script whose model goes through accelerator.prepare()")
 
 
-def failure(outcomes: Iterable[Outcome]) -> str:
-    """Return the last lines that a script printed before it could not be followed."""
-    text = next((one.output for one in outcomes if one.output), "")
-    return "\n".join(line[:_LONGEST_LINE] for line in text.splitlines()[-10:])
+def last_lines(outcome: Outcome) -> str:
+    """Return the last lines that a script printed."""
+    return "\n".join(line[:_LONGEST_LINE] for line in outcome.output.splitlines()[-10:])

@@ -86,12 +86,12 @@ CHANGES = (
     "open(path + '.new', 'x').write('new')",
     "io.FileIO(path, 'w').write(b'changed')",
     "os.symlink(path, path + '.link')  # noted",
-    "os.chmod(path, 0)  # noted",
-    "os.utime(path, (1, 1))  # noted",
-    "os.chown(path, 65534, 65534)  # noted",
-    "os.fchmod(os.open(path, 0), 0)  # noted",
-    "pathlib.Path(path).chmod(0)  # noted",
-    "shutil.copymode(__file__, path)  # noted",
+    "os.chmod(path, 0)",
+    "os.utime(path, (1, 1))",
+    "os.chown(path, 65534, 65534)",
+    "os.fchmod(os.open(path, 0), 0)",
+    "pathlib.Path(path).chmod(0)",
+    "shutil.copymode(__file__, path)",
 )
 
 

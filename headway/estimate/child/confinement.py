@@ -110,16 +110,16 @@ class Confinement:
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             return open_file(place_for(file, mode), mode, *args, **kwargs)
 
-        class RawFile(io.FileIO):
-            def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-                super().__init__(place_for(file, mode), mode, *args, **kwargs)
-
         def opened_fd(
             path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
         ) -> int:
             if dir_fd is None:
                 path = self._for_writing(path) if flags & _WRITING else self._seen(path)
             return open_fd(path, flags, mode, dir_fd=dir_fd)
+
+        class RawFile(io.FileIO):
+            def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+                super().__init__(place_for(file, mode), mode, *args, **kwargs)
 
         builtins.open = io.open = opened
         os.open = opened_fd
@@ -161,7 +161,7 @@ class Confinement:
         for attribute in _ATTRIBUTES:
             for name in (attribute, f"l{attribute}", f"f{attribute}"):
                 if hasattr(os, name):
-                    setattr(os, name, self._left_out(f"os.{name}"))
+                    setattr(os, name, _left_out)
 
     def _within(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
         """Return a function that changes only what lies below the scratch folder."""
@@ -179,16 +179,6 @@ class Confinement:
             raise FileNotFoundError(2, os.strerror(2), args[0])
 
         return changed
-
-    def _left_out(self, name: str) -> Callable[..., None]:
-        """Return a function that does not change the attributes of the file that it is given."""
-
-        def left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
-            os.stat(path, dir_fd=dir_fd)  # it has to be there
-            if isinstance(path, int) or not self._is_free(self._seen(path)):
-                self._note(f"{name}({path!r}) is not done")
-
-        return left_out
 
     # ------------------------------------------------------------------ refusing
 
@@ -221,3 +211,8 @@ class Confinement:
     def _refuse(self, what: str) -> NoReturn:
         self._note(what)
         raise Refused(13, f"`headway estimate` lets a script change nothing: {what}; {line_now()}")
+
+
+def _left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
+    """Change no attribute of a file, which has to be there."""
+    os.stat(path, dir_fd=dir_fd)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from headway.estimate.attempt import CATEGORIES
 from headway.estimate.child.patching import line_now, replace
 
-ACTIVATIONS, OTHER = "activations", "other"
-UNCLASSIFIED = (ACTIVATIONS, OTHER)
+_ACTIVATIONS, _OTHER = "activations", "other"
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -32,10 +30,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class Entry:
     """One storage: its bytes now, and what they are for."""
 
-    __slots__ = ("category", "gone", "is_counted", "nbytes", "number")
+    __slots__ = ("category", "gone", "is_counted", "nbytes")
 
-    def __init__(self, number: int, category: str) -> None:
-        self.number = number
+    def __init__(self, category: str) -> None:
         self.nbytes = 0
         self.category = category
         self.is_counted = False
@@ -46,23 +43,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows all tensors that operators return, by their storages.
 
     What a storage is for is often known only later (`classify`), so the changes are kept, and the
-    peak's parts are worked out at the end. `is_counted` says whether a tensor's device is the one
-    whose memory is asked for; real tensors have no `fake_mode`, and a limit.
+    peak's parts are worked out at the end. Tensors on `device` are counted; real tensors have no
+    `fake_mode`.
     """
 
-    def __init__(
-        self,
-        is_counted: Callable[[torch.Tensor], bool],
-        fake_mode: Any = None,
-        limit_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, fake_mode: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._fake_mode = fake_mode
-        self._is_counted = is_counted
-        self._limit = limit_bytes
+        self._device = device
         self._entries: Any = WeakIdKeyDictionary()
-        self._all: list[Entry] = []
-        self._changes: list[tuple[int, int]] = []  # an entry's number, and bytes more
+        self._changes: list[tuple[Entry, int]] = []  # in bytes
         self._current = 0
         self._peak_at = 0
         self.peak_bytes = 0
@@ -87,19 +77,17 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def see(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storages, if that is new, or their bytes or device have changed."""
-        counted = self._is_counted(tensor)
+        is_counted = tensor.device == self._device
         for storage in _storages(tensor):
-            entry = self._entries.get(storage)
-            if entry is None:
-                entry = self._new_entry(storage)
-            self._count(entry, storage.nbytes() if counted else 0)
+            entry = self._entries.get(storage) or self._new_entry(storage)
+            self._count(entry, storage.nbytes() if is_counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str) -> None:
         """Set what the storages of a tensor are for, where it is not known yet."""
         self.see(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
-            if entry.category in UNCLASSIFIED:
+            if entry.category in (_ACTIVATIONS, _OTHER):
                 entry.category = category
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -112,26 +100,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forget the peak so far: what was done until now is done otherwise in a real run."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
-    def live(self) -> list[Entry]:
-        """Return what lives now."""
-        return [entry for entry in self._all if entry.nbytes]
-
-    def at_peak(self) -> list[Entry]:
-        """Return what lives at the peak, each entry with its bytes there."""
-        nbytes: dict[int, int] = defaultdict(int)
-        for number, change in self._changes[: self._peak_at]:
-            nbytes[number] += change
-        live = [self._all[number] for number, count in nbytes.items() if count]
-        for entry in live:
-            entry.nbytes = nbytes[entry.number]
-        return live
+    def parts_of_peak(self) -> dict[str, int]:
+        """Return the bytes of each category at the peak."""
+        found = dict.fromkeys(CATEGORIES, 0)
+        for entry, change in self._changes[: self._peak_at]:
+            found[entry.category] += change
+        return found
 
     def _new_entry(self, storage: torch.UntypedStorage) -> Entry:
         is_in_backward = torch._C._current_graph_task_id() != -1
-        category = ACTIVATIONS if self.depth or is_in_backward else OTHER
-        entry = Entry(len(self._all), "optimizer" if self.in_step else category)
+        category = _ACTIVATIONS if self.depth or is_in_backward else _OTHER
+        entry = Entry("optimizer" if self.in_step else category)
         entry.gone = weakref.ref(storage, lambda _: self._count(entry, 0))
-        self._all.append(entry)
         self._entries[storage] = entry
         return entry
 
@@ -139,26 +119,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         change = nbytes - entry.nbytes
         entry.is_counted = entry.is_counted or nbytes > 0
         entry.nbytes = nbytes
-        if change:
-            self._change(entry.number, change)
-            if change > 0 and self._limit is not None and self._current > self._limit:
-                raise MemoryError(f"more than {self._limit} bytes of tensors")
-
-    def _change(self, number: int, change: int) -> None:
-        self._changes.append((number, change))
+        if not change:
+            return
+        self._changes.append((entry, change))
         self._current += change
         if self._current > self.peak_bytes:
             self.peak_bytes, self._peak_at = self._current, len(self._changes)
             line = line_now()
             self.peak_when = f"{self.phase}, at {line}" if line else self.phase
-
-
-def totals(entries: Iterable[Entry]) -> dict[str, int]:
-    """Return the bytes of each category."""
-    found = dict.fromkeys(CATEGORIES, 0)
-    for entry in entries:
-        found[entry.category] += entry.nbytes
-    return found
 
 
 def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
@@ -174,7 +142,7 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
 class Models:
     """Follows a script's modules and optimizers, and tells the ledger what their tensors are.
 
-    `after_step` is called after each optimizer step, while `ends_steps`.
+    `after_step` is called after each optimizer step.
     """
 
     def __init__(
@@ -191,7 +159,6 @@ class Models:
         self._called = weakref.WeakValueDictionary[int, torch.nn.Module]()
         self._optimizers = weakref.WeakValueDictionary[int, torch.optim.Optimizer]()
         self._steps: dict[int, int] = {}
-        self.ends_steps = True
 
     def follow(self) -> None:
         """Begin; to be called once in a process."""
@@ -235,14 +202,6 @@ class Models:
         """Return how many steps each optimizer that is alive has made."""
         return [self._steps[number] for number in [*self._optimizers.keys()]]
 
-    def roots(self) -> Iterator[torch.nn.Module]:
-        """Yield the modules that are part of no other and have parameters."""
-        modules = [*self._modules.values()]
-        inner = {id(child) for module in modules for child in module.children()}
-        for module in modules:
-            if id(module) not in inner and any(True for _ in module.parameters()):
-                yield module
-
     def classify(self) -> None:
         """Say what the tensors of all modules and optimizers are for."""
         for module in [*self._modules.values()]:
@@ -277,5 +236,4 @@ class Models:
         self._classify_states(optimizer)
         self._steps[id(optimizer)] += 1
         self._ledger.phase = f"in step {max(self._steps.values()) + 1}"
-        if self.ends_steps:
-            self._after_step()
+        self._after_step()

@@ -31,17 +31,11 @@ from headway.contract import signals
 from headway.contract.forking import become_new, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.notes import say
-from headway.estimate.attempt import FAKE, REAL, STATES, Attempt, Outcome
+from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
-from headway.estimate.child.ledger import (
-    UNCLASSIFIED,
-    Entry,
-    Ledger,
-    Models,
-    totals,
-)
+from headway.estimate.child.ledger import Ledger, Models
 from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.strategies.units import checkpoint_activations, units_of
 
@@ -154,15 +148,10 @@ class Run:
         self._scratch = os.path.realpath(scratch)
         self._notes: dict[str, None] = {}
         self._reshaped: list[torch.nn.Module] = []
-        is_fake = attempt.rung == FAKE
-        self._mode = ScriptMode(self.note) if is_fake else None
-        is_gpu = is_fake and attempt.device != "cpu"
+        self._mode = ScriptMode(self.note)
+        is_gpu = attempt.device != "cpu"
         self._device = fake_cuda.FAKE_GPU if is_gpu else torch.device("cpu")
-        self._ledger = Ledger(
-            lambda one: one.device == self._device if is_gpu else one.device.type == "cpu",
-            self._mode,
-            attempt.memory_limit_bytes,
-        )
+        self._ledger = Ledger(self._device, self._mode)
         self._models = Models(self._ledger, self._reshape, self._after_step)
         self._mesh: Any = None
         self._began = time.monotonic()
@@ -183,8 +172,7 @@ class Run:
         self._models.follow()
         stack = ExitStack()  # never closed: the process ends inside
         stack.enter_context(fake_cuda.GpuNames(self._device))
-        if self._mode is not None:
-            stack.enter_context(self._mode)
+        stack.enter_context(self._mode)
         stack.enter_context(self._ledger)
         Confinement(self._scratch, self.note).begin()
         self._began = time.monotonic()
@@ -205,14 +193,13 @@ class Run:
             fake_cuda.replace_cuda(attempt.device_name, attempt.device_bytes, count)
             fake_cuda.replace_autocast()
             fake_cuda.replace_choice_of_optimizers()
-        if self._mode is not None:
-            fake_cuda.replace_moves(ledger.see)
-            fake_cuda.replace_places_of_loaded(self._device)
-            torch_patches.replace_reading(self._mode)
-            torch_patches.replace_addresses()
-            torch_patches.replace_skipped_steps()
-            torch_patches.replace_files_of_tensors(self._mode)
-            torch_patches.replace_resizing(ledger.resized)
+        fake_cuda.replace_moves(ledger.see)
+        fake_cuda.replace_places_of_loaded(self._device)
+        torch_patches.replace_reading(self._mode)
+        torch_patches.replace_addresses()
+        torch_patches.replace_skipped_steps()
+        torch_patches.replace_files_of_tensors(self._mode)
+        torch_patches.replace_resizing(ledger.resized)
         torch_patches.replace_loaders(self._mode, ledger.see)
         torch_patches.replace_saving(self.note)
         torch_patches.replace_loading(self.note)
@@ -263,60 +250,30 @@ class Run:
     def _finish_with_peak(self) -> NoReturn:
         """Answer for the steps that the script has made."""
         self._models.classify()
-        self._finish(self._outcome(self._attempt.rung, self._ledger.at_peak()))
+        notes = [*self._notes]
+        if len(notes) > _MOST_NOTES:
+            notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
+        self._finish(
+            Outcome(
+                peak_bytes=self._ledger.peak_bytes,
+                peak_at=self._ledger.peak_when,
+                categories=self._ledger.parts_of_peak(),
+                steps=max(self._models.steps(), default=0),
+                seconds=time.monotonic() - self._began,
+                notes=tuple(notes),
+            )
+        )
 
     def _end_early(self, error: BaseException | None) -> NoReturn:
         """Answer for a script that has ended, or failed, before its second step."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._ledger.depth = 0
-        has_ended = error is None or isinstance(error, SystemExit)
-        if error is not None and not has_ended:
+        if error is not None and not isinstance(error, SystemExit):
             traceback.print_exception(error)
-        if has_ended and any(self._models.steps()):
+        elif any(self._models.steps()):
             self.note("the script ended before its second optimizer step")
             self._finish_with_peak()
-        outcome = self._outcome("", []) if self._attempt.rung == REAL else self._states()
-        failed_at = _said(error) if error else "the script ended without an optimizer step"
-        self._finish(outcome._replace(failed_at=failed_at, is_late=isinstance(error, TimeUp)))
-
-    def _states(self) -> Outcome:
-        """Return what parameters, gradients, optimizer and buffers take, without activations."""
-        try:
-            self._complete_states()
-        except Exception as second:  # noqa: BLE001  it is part of the outcome
-            self.note(f"the optimizer could not step alone: {_said(second)}")
-        self._models.classify()
-        states = [one for one in self._ledger.live() if one.category not in UNCLASSIFIED]
-        rung = STATES if states else ""
-        total = sum(one.nbytes for one in states)
-        return self._outcome(rung, states)._replace(peak_bytes=total, peak_at="")
-
-    def _complete_states(self) -> None:
-        """Let each optimizer step once with gradients for all that it trains."""
-        for model in self._models.roots():
-            if self._attempt.sharded or self._attempt.checkpointed:
-                self._reshape(model)
-        self._models.ends_steps = False
-        for optimizer in self._models.optimizers():
-            for group in optimizer.param_groups:
-                for one in group["params"]:
-                    if one.grad is None and one.requires_grad:
-                        one.grad = torch.empty_like(one)
-            optimizer.step()
-
-    def _outcome(self, rung: str, entries: list[Entry]) -> Outcome:
-        notes = [*self._notes]
-        if len(notes) > _MOST_NOTES:
-            notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
-        return Outcome(
-            rung=rung,
-            peak_bytes=self._ledger.peak_bytes,
-            peak_at=self._ledger.peak_when,
-            categories=totals(entries),
-            steps=max(self._models.steps(), default=0),
-            seconds=time.monotonic() - self._began,
-            notes=tuple(notes),
-        )
+        ended = "the script ended without an optimizer step"
+        self._finish(Outcome(failed_at=_said(error) if error else ended))
 
     def _finish(self, outcome: Outcome) -> NoReturn:
         """Write the outcome and end this process at once: no handler of the script's runs."""

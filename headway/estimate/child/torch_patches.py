@@ -8,7 +8,6 @@ a script that goes on from one is followed as from its beginning.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,7 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import dataloader
-from torch.utils.weak import WeakIdKeyDictionary
 
 from headway.checkpoint import loading, training_state
 from headway.checkpoint.checkpointer import Checkpointer
@@ -32,11 +30,11 @@ from headway.estimate.child.patching import nothing, replace, replace_wherever_i
 
 Note = Callable[[str], None]
 
-_PAGE_BYTES = 4096
+_NOT_MAPPED = 2**62  # an address at which no process has memory
 _LOADED = "loading is skipped: the script goes on as from its beginning"
 
 
-def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]) -> None:
+def replace_loaders(mode: ScriptMode, see: Callable[[torch.Tensor], None]) -> None:
     """Let data loaders read for real, without workers, and give batches of fake tensors.
 
     Relies on `_SingleProcessDataLoaderIter` and `DataLoader._get_iterator`, which are private.
@@ -51,8 +49,7 @@ def replace_loaders(mode: ScriptMode | None, see: Callable[[torch.Tensor], None]
         def _next_data(self) -> Any:
             with _disable_current_modes():
                 data = super()._next_data()
-            if mode is not None:
-                data = tree_map_only(torch.Tensor, mode.faked, data)
+            data = tree_map_only(torch.Tensor, mode.faked, data)
             tree_map_only(torch.Tensor, see, data)
             return data
 
@@ -122,13 +119,9 @@ def replace_skipped_steps() -> None:
 def replace_addresses() -> None:
     """Give each storage without memory an address of its own: by them scripts find tied weights."""
     address_of = torch.UntypedStorage.data_ptr
-    addresses: Any = WeakIdKeyDictionary()
-    unused = itertools.count(_PAGE_BYTES, _PAGE_BYTES)
 
     def of_storage(self: torch.UntypedStorage) -> int:
-        if self.device.type != "meta":
-            return address_of(self)
-        return int(addresses.setdefault(self, next(unused)))
+        return _NOT_MAPPED + self._cdata if self.device.type == "meta" else address_of(self)
 
     def of_tensor(self: FakeTensor) -> int:
         offset = int(self.storage_offset()) * self.element_size()
