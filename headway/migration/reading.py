@@ -25,7 +25,7 @@ class Script:
     """
 
     def __init__(self, text: str) -> None:
-        self.tree = ast.parse(text)
+        self.text = text
         self.imports: list[ast.Import | ast.ImportFrom] = []
         """The statements that import from Accelerate."""
         self.packages: set[str] = set()
@@ -37,7 +37,7 @@ class Script:
         """The keyword arguments of calls of `Accelerator`, except those that are None."""
         self._modules: dict[str, str] = {}  # the script's names for modules of Accelerate
         self._local: dict[str, str] = {}  # and for names of these modules
-        nodes = [*ast.walk(self.tree)]
+        nodes = [*ast.walk(ast.parse(text))]
         for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._read_import(node)

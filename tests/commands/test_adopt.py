@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -29,31 +28,16 @@ def script() -> Path:
     return path
 
 
-def uses(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, list[int]]]:
-    """Return what `--json` has of the first script: name, status and lines."""
-    first = json.loads(capsys.readouterr().out)["scripts"][0]
-    return [(use["name"], use["status"], use["lines"]) for use in first["uses"]]
-
-
 def test_each_name_has_its_lines_and_all_its_differences(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["adopt", "--json", str(script)]) == 0
-    assert uses(capsys) == [
-        *[("Accelerator.prepare", "differs", [4])] * 4,
-        ("accelerate.Accelerator", "same", [2]),
-    ]
-    assert script.read_text() == WHOLE
-
-
-def test_a_name_on_many_lines_does_not_widen_the_table(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     script.write_text(WHOLE + "accelerator.reduce(1)\n" * 7)
-    assert main(["adopt", "train.py"]) == 0
-    assert "5, 6, 7, 8, 9 and 2 more  " in capsys.readouterr().out
-    assert main(["adopt", "train.py", "--json"]) == 0
-    assert ("Accelerator.reduce", "differs", [*range(5, 12)]) in uses(capsys)
+    assert main(["adopt", str(script)]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split()[:3] for line in printed.splitlines()]
+    assert rows.count(["4", "differs", "Accelerator.prepare"]) == 4
+    assert ["2", "same", "accelerate.Accelerator"] in rows
+    assert "5, 6, 7, 8, 9 and 2 more  " in printed
 
 
 @pytest.mark.parametrize(
@@ -117,8 +101,8 @@ def test_a_folder_is_searched_for_scripts_that_import_accelerate(
     for name, text in texts.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
-    assert main(["adopt", "--json", "project"]) == 0
-    found = [one["path"] for one in json.loads(capsys.readouterr().out)["scripts"]]
+    assert main(["adopt", "project"]) == 0
+    found = [one for one in capsys.readouterr().out.splitlines() if one.startswith("project/")]
     assert found == ["project/train.py", "project/sub/evaluate.py"]
 
 
@@ -129,7 +113,6 @@ def test_a_folder_is_searched_for_scripts_that_import_accelerate(
         ("old.py", b"print 'Python 2'\n"),
         ("binary.py", b"\x00\x01"),
         ("bytes.py", b"\xff = 1\n"),
-        ("coded.py", b"# coding: unheard-of\n"),
     ],
 )
 def test_what_cannot_be_read_as_a_script_is_an_error(
@@ -151,5 +134,5 @@ def test_a_script_that_cannot_be_written_stays_as_it_is(
 ) -> None:
     script.chmod(0o444)
     assert main(["adopt", "--write", str(script)]) == 2
-    assert "read-only" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
     assert script.read_text() == WHOLE
