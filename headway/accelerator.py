@@ -39,7 +39,7 @@ from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
 from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
 from headway.training.accumulation import GradientAccumulationPlugin
-from headway.training.arguments import Arguments, Devices, reject_unsupported
+from headway.training.arguments import Arguments, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.models import extract_model_from_parallel
 from headway.training.preparer import Preparer, is_spread_by_device_map
@@ -84,8 +84,6 @@ class Accelerator(Process):
         gradient_accumulation_steps: micro-batches in one optimizer step.
         cpu: use the CPU, even where there is a GPU.
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
-        devices: which GPU, written as for `headway launch --devices`: `[1]`, `"1,"`, `"idle:1"`.
-            Several need the launcher; under it they must agree with what it started.
         dataloader_config: how prepared loaders shard their data.
         log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
             `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
@@ -152,7 +150,6 @@ class Accelerator(Process):
         cpu: bool = False,
         *,
         device: str | None = None,
-        devices: Devices | None = None,
         dataloader_config: DataLoaderConfiguration | None = None,
         log_with: LogWith = None,
         project_dir: Folder = None,
@@ -180,7 +177,6 @@ class Accelerator(Process):
         given = Arguments(
             cpu=cpu,
             device=device,
-            devices=devices,
             mixed_precision=mixed_precision,
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_accumulation_plugin=gradient_accumulation_plugin,

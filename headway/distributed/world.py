@@ -212,9 +212,7 @@ def require_group(call: str) -> None:
 
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
-    name = asked
-    if asked in ("auto", "gpu"):
-        name = best_device(ranks) if gpu is None else detect_machine().gpu_kind
+    name = best_device(ranks) if asked in ("auto", "gpu") else asked
     if asked == "gpu" and name == "cpu":
         raise MachineError(
             f"device is 'gpu', but this machine has none: {detect_machine().best_device()[1]}",

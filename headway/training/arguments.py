@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer
 from headway.contract.precisions import PRECISIONS
-from headway.contract.run import DEVICES, Ranks, RunContract
+from headway.contract.run import DEVICES, RunContract
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
 from headway.distributed.handler import KwargsHandler
-from headway.errors import MachineError, UsageError, did_you_mean
-from headway.machine.detection import detect_machine
-from headway.machine.devices import ALL, DeviceSpec, parse_devices
+from headway.errors import UsageError, did_you_mean
 from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
@@ -40,10 +38,9 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
+    "devices": "start the script with `headway launch --devices 1,`, or set CUDA_VISIBLE_DEVICES=1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
-
-Devices = int | str | Sequence[int | str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,6 @@ class Arguments:
 
     cpu: bool = False
     device: str | None = None
-    devices: Devices | None = None
     mixed_precision: str | Precision | None = None
     gradient_accumulation_steps: int | None = None
     gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
@@ -240,7 +236,7 @@ def _device(cpu: bool, device: str | None) -> str | None:
         raise UsageError(
             f"device is {device!r}, not one of {', '.join((AUTO, *DEVICES))}",
             where=CALL,
-            fix="pass device='gpu', and devices=[1] for GPU 1",
+            fix="pass device='gpu'; `headway launch --devices 1,` selects GPU 1",
         )
     if cpu and device not in (None, "cpu"):
         raise UsageError(
@@ -263,63 +259,3 @@ def _note(run: RunContract, name: str, argument: str) -> str | None:
     if not origin.is_user_set:
         return None  # overriding a default needs no note
     return f"Accelerator({argument}) overrides {name}={value!r} ({origin})"
-
-
-def gpu_named_by(devices: Devices, device: str, ranks: Ranks | None) -> int | None:
-    """Return the index of the GPU that `devices` selects, or None if it leaves it open.
-
-    Does not claim an idle GPU; only the launcher claims GPUs. `devices` is as the setting of the
-    same name, and a number is a count; `ranks` are those of this process, if a launcher started it.
-    """
-    spec = _spec(devices)
-    if spec == ALL:
-        return None
-    if ranks is not None:
-        if spec.size not in (None, ranks.local_world_size):
-            raise UsageError(
-                f"Accelerator(devices={devices!r}) means {spec.reading()}, but the launcher "
-                f"started {ranks.local_world_size} process(es) on this machine",
-                where=CALL,
-                fix=f"remove the argument, and pass `--devices {spec}` to headway launch",
-            )
-        return None
-    if is_kind(device) and not kind_of(device).is_numbered:
-        if spec.size == 1 and spec.first == 1:
-            return None
-        raise UsageError(
-            f"Accelerator(devices={devices!r}) selects GPUs, but device is {device!r}",
-            where=CALL,
-            fix="remove devices; for several CPU ranks: `headway launch --cpu --num-processes N`",
-        )
-    machine = detect_machine(full=spec.idle is not None)
-    visible = machine.gpus_of(device) if is_kind(device) else machine.visible_gpus
-    selection = spec.select(visible)
-    if (spec.size or len(selection.indices)) > 1:
-        raise UsageError(
-            f"Accelerator(devices={devices!r}) means {spec.reading()}, but this is one process",
-            where=CALL,
-            fix=f"start the script with `headway launch --devices {spec} script.py`",
-        )
-    if selection.problems or not selection.indices:
-        raise MachineError(
-            f"Accelerator(devices={devices!r}) means {spec.reading()}, but "
-            f"{'; '.join(selection.problems) or 'no GPU can be used'}",
-            where=CALL,
-            fix="select a GPU that exists; `headway env` lists them",
-        )
-    return selection.indices[0]
-
-
-def _spec(devices: object) -> DeviceSpec:
-    items = list(devices) if isinstance(devices, (list, tuple)) else [devices]
-    try:
-        if any(isinstance(one, bool) or not isinstance(one, (int, str)) for one in items):
-            raise ValueError("which is not a count, a list of indices or a string")
-        texts = [str(one) for one in items]
-        return parse_devices(texts if isinstance(devices, (list, tuple)) else texts[0])
-    except ValueError as error:
-        raise UsageError(
-            f"devices is {devices!r}, {error}",
-            where=CALL,
-            fix="pass a count (1), a list ([0]) or a string ('0,', 'idle:1')",
-        ) from None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headway.contract.notes import say
 from headway.contract.progress import Progress, process_progress
-from headway.contract.run import read_ranks, read_run
+from headway.contract.run import read_run
 from headway.contract.strategies import SETTINGS as SHARING
 from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
@@ -36,7 +36,6 @@ from headway.training.arguments import (
     Arguments,
     EffectiveSettings,
     check_seed,
-    gpu_named_by,
     merge_accumulation,
     merge_arguments,
     merge_compilation,
@@ -77,15 +76,12 @@ def connect(given: Arguments) -> Connected:
     )
     settings = merge_arguments(read_run(), cpu=given.cpu, **settings_in(given, accumulation))
     run = settings.run
-    is_device_named = given.cpu or given.device is not None or given.devices is not None
     group = handlers.or_default(InitProcessGroupKwargs)
-    shared = None if is_device_named else shared_world()
+    shared = None if given.cpu or given.device is not None else shared_world()
     if shared is not None:
         world = join_world(shared.device.type, shared.device.index, group)
     else:
-        devices = given.devices
-        gpu = None if devices is None else gpu_named_by(devices, run.device, read_ranks())
-        world = join_world(run.device, gpu, group)
+        world = join_world(run.device, None, group)
     own_precision = None if isinstance(given.mixed_precision, str) else given.mixed_precision
     own_strategy = None if isinstance(given.strategy, str) else given.strategy
     precision = precision_for(
