@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headway.devices.kind import Facts, Format, GpuFacts, GpuKind, Lack
+from headway.devices.kind import GpuKind, Lack
 
 if TYPE_CHECKING:
     import torch
+
+    from headway.contract.precisions import NumberFormat
+    from headway.machine.facts import Gpu, Machine
 
 
 class Cuda(GpuKind):
@@ -31,7 +34,7 @@ class Cuda(GpuKind):
     tool = "nvidia-smi"
 
     def lack(
-        self, precision: str, row: Format, machine: Facts, gpus: Sequence[GpuFacts]
+        self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]
     ) -> Lack | None:
         old = [gpu for gpu in gpus if gpu.capability < row.capability]
         if not old:
@@ -51,7 +54,7 @@ class Cuda(GpuKind):
         return event
 
     def lack_of(
-        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
     ) -> Lack | None:  # pragma: needs a GPU
         import torch
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+    from headway.contract.precisions import NumberFormat
+    from headway.machine.facts import Gpu, Machine, Torch
+    from headway.machine.source import Source
 
 
 class Lack(NamedTuple):
@@ -20,48 +24,6 @@ class Lack(NamedTuple):
     reason: str
     instead: str
     advice: str = ""
-
-
-class Files(Protocol):
-    """The files of a machine: `headway.machine.source.Source`, or a recording."""
-
-    def read(self, path: str, /) -> str: ...
-    def names_in(self, path: str, /) -> list[str]: ...
-
-
-class Build(Protocol):
-    """The installed torch: `headway.machine.facts.Torch`."""
-
-    @property
-    def version(self) -> str: ...
-    def is_at_least(self, *version: int) -> bool: ...
-
-
-class Facts(Protocol):
-    """A machine: `headway.machine.facts.Machine`."""
-
-    @property
-    def torch(self) -> Build | None: ...
-    @property
-    def macos(self) -> str: ...
-
-
-class GpuFacts(Protocol):
-    """One of its GPUs: `headway.machine.facts.Gpu`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def capability(self) -> tuple[int, int]: ...
-
-
-class Format(Protocol):
-    """A precision: `headway.contract.precisions.NumberFormat`."""
-
-    @property
-    def capability(self) -> tuple[int, int]: ...
-    @property
-    def instead(self) -> str: ...
 
 
 class DeviceKind:
@@ -98,11 +60,11 @@ class DeviceKind:
 
     # of a machine, without torch
 
-    def found_in(self, files: Files) -> list[dict[str, Any]]:
+    def found_in(self, files: Source) -> list[dict[str, Any]]:
         """Return the GPUs that the kernel lists, as fields of `Gpu`; of NVIDIA's, others do."""
         return []
 
-    def is_supported_by(self, torch: Build) -> bool:
+    def is_supported_by(self, torch: Torch) -> bool:
         """Return whether the installed torch, or `module` for it, can use such devices."""
         if self.module:
             from importlib.util import find_spec
@@ -111,7 +73,7 @@ class DeviceKind:
         return getattr(torch, self.name, None) is not None
 
     def lack(
-        self, precision: str, row: Format, machine: Facts, gpus: Sequence[GpuFacts]
+        self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]
     ) -> Lack | None:
         """Return why this machine, or one of the selected GPUs, does not have a precision."""
         return None
@@ -170,7 +132,7 @@ class DeviceKind:
         """Put its generator into a state that `rng_state` returned."""
 
     def lack_of(
-        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
     ) -> Lack | None:
         """Return why `device` does not have a precision; `look` detects this machine."""
         return None

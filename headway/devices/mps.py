@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headway.devices.kind import DeviceKind, Facts, Format, GpuFacts, Lack, numbers
+from headway.devices.kind import DeviceKind, Lack, numbers
 
 if TYPE_CHECKING:
     import torch
+
+    from headway.contract.precisions import NumberFormat
+    from headway.machine.facts import Gpu, Machine
 
 OLDEST = {name: needed for name, *needed in (("fp16", (2, 5), ()), ("bf16", (2, 6), (14,)))}
 """The first torch with autocast to a precision on MPS, and the first macOS with it in Metal.
@@ -27,7 +30,7 @@ class Mps(DeviceKind):
     can_pin = False  # torch warns in every epoch
 
     def lack(
-        self, precision: str, row: Format, machine: Facts, gpus: Sequence[GpuFacts]
+        self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]
     ) -> Lack | None:
         torch, (of_torch, of_macos) = machine.torch, OLDEST.get(precision, ((), ()))
         reason = ""
@@ -68,6 +71,6 @@ class Mps(DeviceKind):
         torch.mps.set_rng_state(state)
 
     def lack_of(
-        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
     ) -> Lack | None:
         return self.lack(precision, row, look(), ())

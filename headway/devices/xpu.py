@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.devices.kind import Facts, Files, Format, GpuKind, Lack
+from headway.devices.kind import GpuKind, Lack
 
 if TYPE_CHECKING:
     import torch
+
+    from headway.contract.precisions import NumberFormat
+    from headway.machine.facts import Machine
+    from headway.machine.source import Source
 
 _NODES = "sys/class/drm"
 _INTEGRATED = "0000:00:02.0"  # where Intel's chipsets have it
@@ -31,7 +35,7 @@ class Xpu(GpuKind):
     tool = "xpu-smi"
     wheels = "xpu"
 
-    def found_in(self, files: Files) -> list[dict[str, Any]]:
+    def found_in(self, files: Source) -> list[dict[str, Any]]:
         slots = {}
         for node in files.names_in(_NODES):
             lines = files.read(f"{_NODES}/{node}/device/uevent") if "render" in node else ""
@@ -46,7 +50,7 @@ class Xpu(GpuKind):
         ]
 
     def lack_of(
-        self, device: torch.device, precision: str, row: Format, look: Callable[[], Facts]
+        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
     ) -> Lack | None:
         there = self._part.get_device_properties(device)
         if precision != "fp16" or there.has_fp64:

@@ -70,7 +70,11 @@ def imported_modules(path: Path, modules: dict[str, Path]) -> set[str]:
 def _imports(path: Path) -> list[tuple[str, set[str]]]:
     """Return the modules that a file names in its imports, each with the full names it takes."""
     found: list[tuple[str, set[str]]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []  # for type checkers alone
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(alias.name, set()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
