@@ -260,7 +260,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
         made(self, [*parameters], *args, **kwargs)
         units = units_of(net)
         if checkpointed:
-            checkpoint_activations(block for unit in units for block in unit)
+            checkpoint_activations(units)
         shard(net, units, [self], mesh)
         ledger.start_anew()
 

@@ -82,38 +82,36 @@ class FSDP(Strategy):
         inner = uncompiled(model)
         if isinstance(inner, FSDPModule):
             return model
-        groups = units_of(inner, self._settings.wrap)
+        units = units_of(inner, self._settings.wrap)
         _require_shardable(inner)
-        _require_one_dtype([*groups, [inner]])
-        units = [one for group in groups for one in group]
+        _require_one_dtype([*units, inner])
         precision.prepare_model(inner)
         if self._settings.activation_checkpointing:
             checkpoint_activations(units)
         dynamo = self._settings.dynamo
         by_unit = dynamo.use_regional_compilation is not False
         is_compiled = compile_blocks(units if by_unit else [], dynamo)
-        self._shard(inner, groups)
+        self._shard(inner, units)
         self._announce(inner, units)
         return model if is_compiled else compiled(model, dynamo)
 
-    def _shard(self, model: torch.nn.Module, groups: Sequence[Sequence[torch.nn.Module]]) -> None:
+    def _shard(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
         meet("prepare(...)")
         offload = CPUOffloadPolicy() if self._settings.cpu_offload else OffloadPolicy()
         weights = Weights(model, self._world.device)
-        for group in (*groups, [model]):
-            modules = list(_unsharded(group))
+        for unit in (*units, model):
+            modules = _unsharded(unit)
             before = parameters_of(modules)
             weights.fill(modules)
             fully_shard(
-                group[0] if len(group) == 1 else list(group),
+                unit,
                 mesh=self._mesh,
                 reshard_after_forward=True,
                 offload_policy=offload,
             )
             for module, name, old in before:
                 succeeds(old, getattr(module, name))
-            for one in group:
-                type(one).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
+            type(unit).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
         self._extend_calls(model)
 
     def _extend_calls(self, model: torch.nn.Module) -> None:
@@ -276,17 +274,17 @@ def _require_shardable(model: torch.nn.Module) -> None:
             )
 
 
-def _require_one_dtype(groups: Iterable[Sequence[torch.nn.Module]]) -> None:
+def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
     """Raise UsageError unless torch can gather what is trained in each unit as one tensor."""
     seen: set[torch.nn.Module] = set()
-    for group in groups:
-        own = {module for one in group for module in one.modules()} - seen
+    for unit in units:
+        own = {*unit.modules()} - seen
         seen |= own
         tensors = [one.tensor for one in parameters_of(own)]
         dtypes = {str(one.dtype) for one in tensors if one.requires_grad}
         if len(dtypes) > 1:
             raise UsageError(
-                f"{type(group[0]).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
+                f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
                 " unit, which cannot be sharded together",
                 where=PREPARE,
                 fix="convert the model to one dtype (mixed_precision computes in another), name"
@@ -294,20 +292,11 @@ def _require_one_dtype(groups: Iterable[Sequence[torch.nn.Module]]) -> None:
             )
 
 
-def _unsharded(group: Sequence[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    """Yield the modules of a unit, without those that are sharded already."""
-    seen: set[torch.nn.Module] = set()
-
-    def visit(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        if module in seen or isinstance(module, FSDPModule):
-            return
-        seen.add(module)
-        yield module
-        for child in module.children():
-            yield from visit(child)
-
-    for one in group:
-        yield from visit(one)
+def _unsharded(unit: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules of a unit, without those that are sharded already."""
+    inner = [one for one in unit.modules() if isinstance(one, FSDPModule)]
+    sharded = {module for one in inner for module in one.modules()}
+    return [one for one in unit.modules() if one not in sharded]
 
 
 def _gather_first(units: list[Any], *_: Any) -> None:

@@ -68,8 +68,7 @@ class Strategy:
     def _checkpoint_activations(self, model: torch.nn.Module) -> None:
         from headway.strategies.units import checkpoint_activations, units_of
 
-        groups = units_of(uncompiled(model), self._settings.wrap)
-        checkpoint_activations(one for group in groups for one in group)
+        checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return `model` with gradients that are the same on all ranks."""

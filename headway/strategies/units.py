@@ -16,11 +16,10 @@ _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 _NOT_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict)  # forward() is that of their members
 
 
-def units_of(model: Module, wrap: str = "auto") -> list[list[Module]]:
+def units_of(model: Module, wrap: str = "auto") -> list[Module]:
     """Return the units below `model`, inner ones first; what is in none belongs to the model.
 
-    A unit is one module as a rule. Modules that share a parameter are one unit together; those
-    that share one with the rest of the model are no unit.
+    A module that shares a parameter with one outside of it is no unit.
 
     Args:
         wrap: `auto` for the blocks of one class that a ModuleList or Sequential repeats; the names
@@ -30,17 +29,27 @@ def units_of(model: Module, wrap: str = "auto") -> list[list[Module]]:
         UsageError: the model has no module of a class that `wrap` names.
     """
     if wrap == "auto":
-        chosen = list(_repeated(model))
+        chosen = {*_repeated(model)}
     elif wrap.isdecimal():
         chosen = _of_size(model, int(wrap))
     else:
         chosen = _of_classes(model, wrap.split(","))
-    return _without_ties(model, _inner_first(model, chosen))
+    return [
+        one
+        for one in reversed([*model.modules()])
+        if one in chosen - {model} and {*one.parameters()}.isdisjoint(_outside(model, one))
+    ]
 
 
-def _inner_first(model: Module, chosen: Sequence[Module]) -> list[Module]:
-    wanted = {*chosen} - {model}
-    return [one for one in reversed([*model.modules()]) if one in wanted]
+def _outside(model: Module, unit: Module) -> Iterator[torch.nn.Parameter]:
+    """Yield the parameters that `model` uses outside of `unit`."""
+    seen, left = {unit}, [model]
+    while left:
+        module = left.pop()
+        if module not in seen:
+            seen.add(module)
+            yield from module.parameters(recurse=False)
+            left += module.children()
 
 
 def _repeated(model: Module) -> Iterator[Module]:
@@ -60,7 +69,7 @@ def _repeated(model: Module) -> Iterator[Module]:
             yield from inner
 
 
-def _of_classes(model: Module, names: Sequence[str]) -> list[Module]:
+def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
     found = {type(one).__name__ for one in model.modules()}
     for name in names:
         if name not in found:
@@ -73,16 +82,16 @@ def _of_classes(model: Module, names: Sequence[str]) -> list[Module]:
                 if guess
                 else "name a class that print(model) shows, or leave wrap at auto",
             )
-    return [
+    return {
         one
         for one in model.modules()
         if type(one).__name__ in names and not isinstance(one, _NOT_CALLED)
-    ]
+    }
 
 
-def _of_size(model: Module, minimum: int) -> list[Module]:
+def _of_size(model: Module, minimum: int) -> set[Module]:
     """Return the innermost modules that have this many parameters beside those of other units."""
-    chosen: list[Module] = []
+    chosen: set[Module] = set()
 
     def visit(module: Module) -> int:
         """Return the number of parameters in `module` that are in no unit."""
@@ -90,55 +99,11 @@ def _of_size(model: Module, minimum: int) -> list[Module]:
         count = own + sum(visit(child) for child in module.children())
         if count < minimum or isinstance(module, _NOT_CALLED):
             return count
-        chosen.append(module)
+        chosen.add(module)
         return 0
 
     visit(model)
     return chosen
-
-
-def _without_ties(model: Module, units: list[Module]) -> list[list[Module]]:
-    """Return the units, of which those that share parameters are joined or left out."""
-    groups = [[one] for one in units]
-    while True:
-        tie = next(_ties(model, groups), None)
-        if tie is None:
-            return groups
-        if model in tie or _is_nested(tie):
-            outermost = [one for one in tie if not _is_within(one, [*tie - {one}])]
-            dropped = tie - {*outermost} if model not in tie else tie
-            groups = [left for one in groups if (left := [m for m in one if m not in dropped])]
-        else:
-            joined = [one for one in groups if tie & {*one}]
-            at = groups.index(joined[-1])  # inner units stay before outer ones
-            groups[at] = [member for one in joined for member in one]
-            groups = [one for one in groups if one not in joined]
-
-
-def _ties(model: Module, groups: Sequence[Sequence[Module]]) -> Iterator[set[Module]]:
-    """Yield the units that share a parameter, unless they are one group; the model is one, too."""
-    group_of = {member: number for number, one in enumerate(groups) for member in one}
-    homes: dict[torch.Tensor, set[Module]] = {}
-
-    def visit(module: Module, home: Module) -> None:
-        home = module if module in group_of else home
-        for parameter in module.parameters(recurse=False):
-            homes.setdefault(parameter, set()).add(home)
-        for child in module.children():
-            visit(child, home)
-
-    visit(model, model)
-    for tie in homes.values():
-        if len({group_of.get(one) for one in tie}) > 1:
-            yield tie
-
-
-def _is_nested(modules: set[Module]) -> bool:
-    return any(_is_within(one, [*modules - {one}]) for one in modules)
-
-
-def _is_within(module: Module, others: Sequence[Module]) -> bool:
-    return any(module is one for other in others for one in other.modules())
 
 
 def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:

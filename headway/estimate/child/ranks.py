@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,7 +125,7 @@ def replace_choice_of_strategy(note: Callable[[str], None]) -> None:
 
 def shard(
     model: torch.nn.Module,
-    units: Iterable[Sequence[torch.nn.Module]],
+    units: Iterable[torch.nn.Module],
     optimizers: Iterable[torch.optim.Optimizer],
     mesh: DeviceMesh,
 ) -> None:
@@ -141,7 +141,7 @@ def shard(
     device = next(iter(whole.values())).device
     replace_wherever_imported("_get_device_from_mesh", lambda _: device)
     for unit in units:
-        fully_shard(unit[0] if len(unit) == 1 else list(unit), mesh=mesh)
+        fully_shard(unit, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
     shards = dict(model.named_parameters(remove_duplicate=False))
     replaced = {id(whole[name]): shards[name] for name in whole}

@@ -220,7 +220,7 @@ class Run:
         self._reshaped.append(model)
         units = units_of(model, "auto")
         if attempt.checkpointed:
-            checkpoint_activations([block for unit in units for block in unit])
+            checkpoint_activations(units)
         if self._mesh is not None:
             self._models.classify()
             ranks.shard(model, units, self._models.optimizers(), self._mesh)
