@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -12,6 +12,7 @@ import torch
 
 from headway.distributed.handler import KwargsHandler
 from headway.errors import UsageError, did_you_mean
+from headway.strategies.units import units_of
 
 
 class DynamoBackend(str, Enum):
@@ -100,53 +101,32 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
     """
     if not plugin.compiles or uncompiled(model) is not model:
         return model
-    blocks = list(repeated_blocks(model)) if plugin.use_regional_compilation else []
-    if compile_blocks(blocks, plugin):
+    if plugin.use_regional_compilation and compile_blocks(units_of(model), plugin):
         return model
-    arguments = plugin.to_kwargs()
-    _require_backend(arguments["backend"])
-    return cast(torch.nn.Module, torch.compile(model, **arguments))
+    return cast(torch.nn.Module, torch.compile(model, **_arguments(plugin)))
 
 
 def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin) -> bool:
-    """Compile blocks in place as `plugin` says; return whether there were any to compile."""
-    if not plugin.compiles or not blocks:
-        return False
-    arguments = plugin.to_kwargs()
-    _require_backend(arguments["backend"])
-    compile_in_place(blocks, arguments)
-    return True
-
-
-def compile_in_place(modules: Iterable[torch.nn.Module], arguments: dict[str, Any]) -> None:
-    """Compile what each module does when it is called, with code that equal modules share.
+    """Compile blocks in place, with code that equal ones share; return whether there were any.
 
     `Module.compile()` does nothing for torch's own classes, such as Linear, whose frames dynamo
     skips; so this sets the private attribute that it would set.
     """
-    call = torch.compile(_call, **arguments)
-    for module in modules:
-        module._compiled_call_impl = partial(call, module)
+    if not plugin.compiles or not blocks:
+        return False
+    call = torch.compile(_call, **_arguments(plugin))
+    for block in blocks:
+        block._compiled_call_impl = partial(call, block)
+    return True
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
-    """Return whether `compile_in_place`, or `Module.compile()`, has compiled this module."""
+    """Return whether `compile_blocks`, or `Module.compile()`, has compiled this module."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-
-def repeated_blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Return the outermost modules in lists of several that are all of one class."""
-    members = list(model.children())
-    is_list = isinstance(model, (torch.nn.ModuleList, torch.nn.Sequential)) and len(members) > 1
-    if is_list and len({type(one) for one in members}) == 1:
-        yield from members
-    else:
-        for one in members:
-            yield from repeated_blocks(one)
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
@@ -155,14 +135,15 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     return inner if isinstance(inner, torch.nn.Module) else model
 
 
-def _require_backend(backend: object) -> None:
-    if not isinstance(backend, str):
-        return
-    known = torch.compiler.list_backends(exclude_tags=())
-    if backend not in known:
+def _arguments(plugin: TorchDynamoPlugin) -> dict[str, Any]:
+    """Return the arguments for `torch.compile`; UsageError for a backend that it does not have."""
+    arguments = plugin.to_kwargs()
+    backend, known = arguments["backend"], torch.compiler.list_backends(exclude_tags=())
+    if isinstance(backend, str) and backend not in known:
         guess = did_you_mean(backend, known)
         raise UsageError(
             f"backend is {backend!r}, which torch.compile does not have",
             where="the script's dynamo_backend or TorchDynamoPlugin(...)",
             fix=f"did you mean {guess!r}?" if guess else f"pass one of {', '.join(known)}",
         )
+    return arguments

@@ -34,9 +34,13 @@ class DDPCommunicationHookType(Enum):
         return self.value
 
 
-_NO_HOOK = DDPCommunicationHookType.NO
-_POWER_SGD = (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD)
-_WRAPPERS = (_NO_HOOK, DDPCommunicationHookType.FP16, DDPCommunicationHookType.BF16)
+_NO, _FP16, _BF16, _POWER_SGD = (
+    DDPCommunicationHookType.NO,
+    DDPCommunicationHookType.FP16,
+    DDPCommunicationHookType.BF16,
+    DDPCommunicationHookType.POWER_SGD,
+)
+_HOOKS = (_NO, _FP16, _BF16, _POWER_SGD)  # torch's batched PowerSGD fails in its _orthogonalize
 
 
 @dataclass
@@ -66,20 +70,20 @@ class DistributedDataParallelKwargs(KwargsHandler):
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
-    comm_hook: DDPCommunicationHookType | str = _NO_HOOK
-    comm_wrapper: DDPCommunicationHookType | str = _NO_HOOK
+    comm_hook: DDPCommunicationHookType | str = _NO
+    comm_wrapper: DDPCommunicationHookType | str = _NO
     comm_state_option: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.comm_hook = _hook_type("comm_hook", self.comm_hook, tuple(DDPCommunicationHookType))
-        self.comm_wrapper = _hook_type("comm_wrapper", self.comm_wrapper, _WRAPPERS)
-        if self.comm_wrapper is not _NO_HOOK and self.comm_hook is _NO_HOOK:
+        self.comm_hook = _hook_type("comm_hook", self.comm_hook, _HOOKS)
+        self.comm_wrapper = _hook_type("comm_wrapper", self.comm_wrapper, (_NO, _FP16, _BF16))
+        if self.comm_wrapper is not _NO and self.comm_hook is _NO:
             raise UsageError(
                 f"comm_wrapper is {self.comm_wrapper}, but there is no comm_hook to wrap",
                 where=_CALL,
                 fix=f"pass comm_hook=DDPCommunicationHookType.{self.comm_wrapper.name} instead",
             )
-        if self.comm_state_option and self.comm_hook not in _POWER_SGD:
+        if self.comm_state_option and self.comm_hook is not _POWER_SGD:
             raise UsageError(
                 f"comm_state_option is for PowerSGD, but comm_hook is {self.comm_hook}",
                 where=_CALL,
@@ -97,7 +101,6 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
         Raises:
             MachineError: torch has the hook for other devices only, such as BF16 for GPUs.
-            UsageError: the hook is batched PowerSGD, which fails in torch.
 
         Examples:
             >>> import torch
@@ -108,16 +111,19 @@ class DistributedDataParallelKwargs(KwargsHandler):
             >>> DistributedDataParallelKwargs(comm_hook="fp16").register_comm_hook(model)
             >>> dist.destroy_process_group()
         """
-        if self.comm_hook is _NO_HOOK:
+        if self.comm_hook is _NO:
             return
-        if self.comm_hook is DDPCommunicationHookType.BATCHED_POWER_SGD:
-            raise UsageError(
-                "comm_hook is batched_power_sgd, which stops at an assertion in torch"
-                " (_orthogonalize) once its first steps without compression are over",
-                where=_CALL,
-                fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD",
-            )
-        state, hook = self._state_and_hook(model)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        state: Any = model.process_group
+        hook: Callable[..., Any]
+        if self.comm_hook is _POWER_SGD:
+            state = powerSGD_hook.PowerSGDState(state, **self.comm_state_option)
+            hook = powerSGD_hook.powerSGD_hook
+        else:
+            hook = getattr(default_hooks, f"{self.comm_hook}_compress_hook")
+        if self.comm_wrapper is not _NO:
+            hook = getattr(default_hooks, f"{self.comm_wrapper}_compress_wrapper")(hook)
         try:
             model.register_comm_hook(state, hook)
         except TypeError as error:
@@ -126,26 +132,6 @@ class DistributedDataParallelKwargs(KwargsHandler):
                 where=_CALL,
                 fix="pass comm_hook=DDPCommunicationHookType.FP16, or none",
             ) from error
-
-    def _state_and_hook(
-        self, model: torch.nn.parallel.DistributedDataParallel
-    ) -> tuple[Any, Callable[..., Any]]:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-        hooks: dict[Any, Callable[..., Any]] = {
-            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
-            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
-            DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
-        }
-        wrappers: dict[Any, Callable[..., Any]] = {
-            _NO_HOOK: lambda hook: hook,
-            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
-            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
-        }
-        hook = wrappers[self.comm_wrapper](hooks[self.comm_hook])
-        if self.comm_hook not in _POWER_SGD:
-            return model.process_group, hook
-        return powerSGD_hook.PowerSGDState(model.process_group, **self.comm_state_option), hook
 
 
 def _hook_type(

@@ -14,6 +14,7 @@ from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.compilation import TorchDynamoPlugin, compiled, uncompiled
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
+from headway.strategies.units import checkpoint_activations, units_of
 
 
 class StrategySettings(NamedTuple):
@@ -61,14 +62,9 @@ class Strategy:
         all ranks.
         """
         if trains and self._settings.activation_checkpointing:
-            self._checkpoint_activations(model)
+            checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
         model = precision.prepare_model(model if device is None else model.to(device))
         return compiled(self._share(model) if trains else model, self._settings.dynamo)
-
-    def _checkpoint_activations(self, model: torch.nn.Module) -> None:
-        from headway.strategies.units import checkpoint_activations, units_of
-
-        checkpoint_activations(units_of(uncompiled(model), self._settings.wrap))
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return `model` with gradients that are the same on all ranks."""

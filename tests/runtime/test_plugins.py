@@ -86,8 +86,9 @@ def test_handlers_for_several_ranks_have_nothing_to_do_with_one() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"comm_hook": "bf15"}, "comm_hook is 'bf15', not one of no, fp16"),
+        ({"comm_hook": "bf15"}, "comm_hook is 'bf15', not one of no, fp16, bf16, power_sgd"),
         ({"comm_wrapper": "power_sgd", "comm_hook": "fp16"}, "not one of no, fp16, bf16"),
+        ({"comm_hook": DDPCommunicationHookType.BATCHED_POWER_SGD}, "not one of no, fp16"),
         ({"comm_wrapper": DDPCommunicationHookType.FP16}, "no comm_hook to wrap"),
         ({"comm_hook": "fp16", "comm_state_option": {"start_powerSGD_iter": 2}}, "for PowerSGD"),
     ],
