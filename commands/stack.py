@@ -26,15 +26,10 @@ def main(argv: Sequence[str]) -> int:
         "Print the stacks of all ranks of a running `headway launch`, how long ago the last "
         "progress was, and which ranks keep the others waiting. Nothing in the ranks is "
         "interrupted. Ctrl-\\ in the launcher's own terminal does the same.",
-        usage="headway stack [--interrupt] [PID]",
+        usage="headway stack [PID]",
         appendix=f"\n{PID}\n",
     )
-    parser.flag(
-        "--interrupt",
-        help="send SIGQUIT to ranks that do not answer, as C code holds Python's global lock: "
-        "they print their stacks, and system calls in them are interrupted",
-    )
-    parsed, words = parser.parse_words(argv)
+    _, words = parser.parse_words(argv)
     if len(words) > 1:
         parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
     run = _run_of(_process(words[0])) if words else _only_run()
@@ -44,14 +39,14 @@ def main(argv: Sequence[str]) -> int:
             where=f"process {run.pid}",
             fix=f"let it go on: `fg` in its shell, or `kill -CONT {run.pid}`",
         )
-    print(_stacks(run.pid, parsed.interrupt))
+    print(_stacks(run.pid))
     return 0
 
 
-def _stacks(pid: int, interrupts: bool) -> str:
+def _stacks(pid: int) -> str:
     failure = "the launcher ended before it answered"
     try:
-        text = ask_for_stacks(pid, interrupts, _TIMEOUT_S)
+        text = ask_for_stacks(pid, _TIMEOUT_S)
         if text is not None:
             return text
     except TimeoutError:

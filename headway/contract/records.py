@@ -146,7 +146,6 @@ class Answer(NamedTuple):
     progress: ProgressSnapshot
     num_modules: int  # that have been imported, or are being imported
     stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; the most recent call last
-    handles_quit: bool  # the script has its own handler of SIGQUIT
 
 
 class Crash(NamedTuple):

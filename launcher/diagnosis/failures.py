@@ -131,14 +131,6 @@ class Failure(NamedTuple):
             "fix": self.fix,
         }
 
-    def is_repeat_of(self, earlier: object) -> bool:
-        """Return whether the same exception came at the same place before."""
-        if not isinstance(earlier, Failure):
-            return False
-        if self.first.crash is None or earlier.first.crash is None:
-            return False
-        return self.first.crash.traceback == earlier.first.crash.traceback
-
 
 def find_failure(
     exits: Iterable[RankExit],
@@ -270,6 +262,3 @@ class ServerDeath(NamedTuple):
 
     def as_json(self) -> Mapping[str, object]:
         return {"reason": "server_ended", "cause": self.cause, "exit_code": self.exit_code}
-
-    def is_repeat_of(self, earlier: object) -> bool:
-        return isinstance(earlier, ServerDeath) and earlier.evidence.code == self.evidence.code

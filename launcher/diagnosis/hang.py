@@ -24,7 +24,6 @@ from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
     Stack,
     format_stack,
-    parse_stacks,
     parse_traceback,
     users_frame,
     users_stacks,
@@ -41,8 +40,9 @@ _FORMING = "init_process_group"  # torch's function that forms the first group
 class NoStack(Enum):
     """Why a rank that runs did not say where it is."""
 
-    NOT_PYTHON = "the program is not Python, or has only just started"
-    CLOSED = "its script has closed the descriptors that the launcher asks through"
+    UNCONNECTED = (
+        "it is not Python, has only just started, or has closed the launcher's descriptors"
+    )
     STOPPED = "its process is stopped"
     SILENT = "it does not answer: code in C holds Python's global lock, or it gets no CPU time"
 
@@ -71,7 +71,6 @@ class RankStatus(NamedTuple):
     groups: tuple[Group, ...] | None = None  # None: it could not be asked
     progress: ProgressSnapshot | None = None  # None: its script has no Accelerator
     process: ProcessState | None = None  # what the kernel says, where the rank does not answer
-    is_working: bool = False  # its main thread was at different places when it was asked twice
 
     @property
     def is_absent(self) -> bool:
@@ -95,11 +94,8 @@ class RankFacts(NamedTuple):
     ends: Sequence[Crash | End] = ()  # as it reported them
     groups: tuple[Group, ...] | None = None
     progress: ProgressSnapshot | None = None
-    answer: Answer | None = None  # the last one
-    before: Answer | None = None  # the one before that
-    is_closed: bool = False  # its script has closed the descriptors that it is asked through
+    answer: Answer | None = None  # the last one, while its descriptors are open
     process: ProcessState | None = None  # where it has been asked and does not answer
-    written: str = ""  # by faulthandler, on request
 
 
 def status_of(facts: RankFacts) -> RankStatus:
@@ -112,16 +108,10 @@ def status_of(facts: RankFacts) -> RankStatus:
     end = next((one for one in facts.ends if isinstance(one, End)), None)
     crash = next((one for one in facts.ends if isinstance(one, Crash)), None)
     if facts.code is None:
-        if facts.is_closed and not facts.ends:
-            return status._replace(groups=None, no_stack=NoStack.CLOSED)
         stacks, no_stack = _stacks_of(facts)
         is_waiting = any(group.waits_for is not None for group in facts.groups or ())
         if end is None or is_waiting or waits_for_threads(stacks):
-            answers = [one and one.stacks[:1] for one in (facts.before, facts.answer)]
-            is_working = facts.process is None and None not in answers and answers[0] != answers[1]
-            return status._replace(
-                stacks=stacks, no_stack=no_stack, process=facts.process, is_working=is_working
-            )
+            return status._replace(stacks=stacks, no_stack=no_stack, process=facts.process)
     if crash is not None:
         groups = facts.groups and tuple(map(_before_crash, facts.groups))
         return status._replace(stacks=(parse_traceback(crash.traceback),), groups=groups)
@@ -132,13 +122,10 @@ def status_of(facts: RankFacts) -> RankStatus:
 
 
 def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
-    if facts.is_closed:
-        return (), NoStack.CLOSED
     if facts.process is not None:
-        is_stopped = facts.process.is_stopped
-        return parse_stacks(facts.written), NoStack.STOPPED if is_stopped else NoStack.SILENT
+        return (), NoStack.STOPPED if facts.process.is_stopped else NoStack.SILENT
     if facts.answer is None:
-        return (), NoStack.NOT_PYTHON
+        return (), NoStack.UNCONNECTED
     return users_stacks(facts.answer.stacks), None
 
 
@@ -204,19 +191,6 @@ class Hang(NamedTuple):
             "fix": self.fix,
         }
 
-    def is_repeat_of(self, earlier: object) -> bool:
-        """Return whether the run hung in the same way before."""
-        return isinstance(earlier, Hang) and earlier._pattern == self._pattern
-
-    @property
-    def _pattern(self) -> object:
-        """The ranks that are behind, in what, and where."""
-        first = next((one for one in find_divergences(self.statuses) if one.ranks), None)
-        if first is None:
-            return None
-        behind = [one for one in self.statuses if one.rank in first.ranks]
-        return first.sentence, [(one.progress, one.place) for one in behind]
-
 
 def describe_stacks(statuses: Sequence[RankStatus]) -> str:
     """Return the stacks of all running ranks for a person, equal ones once."""
@@ -281,7 +255,7 @@ def find_divergences(statuses: Sequence[RankStatus]) -> list[Divergence]:
     found = [one for name in names if (one := _divergence_in(name, statuses)) is not None]
     waiting = {rank for one in found for rank in one.others}
     found.sort(key=lambda one: (not one.ranks, bool(waiting & {*one.ranks})))
-    return found or _not_in_first_group(statuses) or _behind_in_steps(statuses)
+    return found or _not_in_first_group(statuses)
 
 
 def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | None:
@@ -369,24 +343,6 @@ def _is_in(status: RankStatus, function: str) -> bool:
     return any(frame.function == function for stack in status.stacks[:1] for frame in stack)
 
 
-def _behind_in_steps(statuses: Sequence[RankStatus]) -> list[Divergence]:
-    """Compare the optimizer steps where the runtime counts them."""
-    steps = {one.rank: one.progress.step for one in statuses if one.progress is not None}
-    least, most = min(steps.values(), default=0), max(steps.values(), default=0)
-    if least == most:
-        return []
-    behind = tuple(rank for rank, step in steps.items() if step == least)
-    ahead = tuple(rank for rank in steps if rank not in behind)
-    return [
-        Divergence(
-            behind,
-            f"{_are(behind)} behind, after {least} optimizer steps",
-            ahead,
-            f"{_are(ahead)} ahead, after up to {most}",
-        )
-    ]
-
-
 def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
     those = [one for one in statuses if one.rank in ranks]
     return "".join(f", {place}" for place in dict.fromkeys(map(_place, those)) if place)
@@ -398,12 +354,7 @@ def _place(status: RankStatus) -> str:
         return f"its main thread is {status.process}" if status.process else ""
     progress = status.progress
     doing = "" if progress is None else f"in step {progress.step + 1} ({progress.phase}), "
-    working = " (and still executes code)" if status.is_working else ""
-    return f"{doing}at {status.place}{working}"
-
-
-def _are(ranks: Sequence[int]) -> str:
-    return f"{named(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+    return f"{doing}at {status.place}"
 
 
 def describe(statuses: Sequence[RankStatus], still_s: float) -> str:

@@ -1,21 +1,11 @@
-"""What the kernel says about a process: what its main thread does, and whether it handles SIGQUIT.
-
-Known on Linux only, from /proc.
-"""
+"""What the kernel says about a process: what its main thread does; on Linux only, from /proc."""
 
 from __future__ import annotations
 
-import signal
-import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.launcher.diagnosis.torch_messages import (
-    CAUGHT_SIGNALS,
-    STATE,
-    STATES,
-    STOPPED_STATES,
-)
+from headway.launcher.diagnosis.torch_messages import STATE, STATES, STOPPED_STATES
 
 
 class ProcessState(NamedTuple):
@@ -35,31 +25,10 @@ class ProcessState(NamedTuple):
 
 def read_state(pid: int) -> ProcessState:
     """Return what the main thread of process `pid` does at this moment."""
-    status = _status_of(pid)
-    waits_in = ""
+    letter = waits_in = ""
     with suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
         waits_in = file.read().strip()
-    return ProcessState(
-        letter=status.get(STATE, "")[:1],
-        waits_in="" if waits_in == "0" else waits_in,
-    )
-
-
-def handles_quit(pid: int) -> bool:
-    """Return whether a process has a handler for SIGQUIT, which ends it otherwise.
-
-    Without Linux the answer is yes.
-    """
-    if sys.platform != "linux":
-        return True
-    return bool(int(_status_of(pid).get(CAUGHT_SIGNALS, "0"), 16) >> (signal.SIGQUIT - 1) & 1)
-
-
-def _status_of(pid: int) -> dict[str, str]:
-    """Return the rows of /proc/PID/status; none where the process is gone, or without Linux."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            rows = [line.split(":", 1) for line in file]
-    except OSError:
-        return {}
-    return {row[0]: row[1].strip() for row in rows}
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        rows = dict(line.split(":", 1) for line in file)
+        letter = rows[STATE].strip()[:1]
+    return ProcessState(letter, "" if waits_in == "0" else waits_in)

@@ -57,8 +57,8 @@ class RunSocket:
     """Answers requests, by threads of its own, until `close`."""
 
     def __init__(self, run: Run) -> None:
-        self.describe: Callable[[bool], str] = lambda _: "no rank has started yet"
-        """Returns where the ranks are; the argument: may silent ones be interrupted by a signal?"""
+        self.describe: Callable[[], str] = lambda: "no rank has started yet"
+        """Returns where the ranks are."""
         self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
         """Returns what the ranks have told of their steps, for JSON."""
         self._run = run
@@ -112,7 +112,7 @@ class RunSocket:
             request = json.loads(connection.recv(_LONGEST_REQUEST))
             answer: dict[str, Any] = {"run": self._run._asdict()}
             if "stacks" in request:
-                answer["stacks"] = self.describe(request["stacks"] == "interrupt")
+                answer["stacks"] = self.describe()
             if "figures" in request:
                 answer["figures"] = self.figures()
             connection.sendall(json.dumps(answer).encode())
@@ -139,17 +139,16 @@ class _NoAnswer(Exception):
     """A launcher of this user has not answered in time; the argument is its pid."""
 
 
-def ask_for_stacks(pid: int, interrupts: bool, timeout_s: float) -> str | None:
-    """Return what the launcher `pid` says of its ranks; None if it has ended.
+def ask_for_stacks(pid: int, timeout_s: float) -> str | None:
+    """Return what the launcher `pid` reports of its ranks; None if it has ended.
 
-    With `interrupts`, ranks that do not answer are interrupted by a signal. Raises TimeoutError.
+    Raises TimeoutError.
     """
     for address in _addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:
             try:
-                request = {"stacks": "interrupt" if interrupts else "ask"}
-                return _ask(address, request, timeout_s)[1].get("stacks")
+                return _ask(address, {"stacks": "all"}, timeout_s)[1].get("stacks")
             except _NoAnswer:
                 raise TimeoutError from None
     return None

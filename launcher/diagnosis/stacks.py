@@ -71,11 +71,6 @@ def users_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
     return tuple(stack for stack in users if stack)
 
 
-def is_complete(text: str) -> bool:
-    """Return whether stacks end with the main thread's first call, the bootstrap code."""
-    return text.endswith("\n") and f'"{CODE_OF_DASH_C}"' in text.splitlines()[-1]
-
-
 def waits_for_threads(stacks: Sequence[Stack]) -> bool:
     """Return whether the script is at its end, and Python joins its non-daemon threads."""
     file, function = JOINING_THREADS

@@ -86,8 +86,7 @@ CODE_OF_DASH_C = "<string>"  # the file name of what `python -c` runs
 # Python 3.11, Lib/threading.py: what the main thread calls at the end, to join the others
 JOINING_THREADS = ("threading.py", "_shutdown")
 
-# Linux, proc(5): fields of /proc/PID/status
-CAUGHT_SIGNALS = "SigCgt"
+# Linux, proc(5): a field of /proc/PID/status
 STATE = "State"
 STATES = {
     "R": "running",

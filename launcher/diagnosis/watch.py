@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -31,15 +30,13 @@ from headway.contract.records import (
 )
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
-from headway.launcher.diagnosis.process_state import handles_quit, read_state
-from headway.launcher.diagnosis.stacks import describe_crash, is_complete
+from headway.launcher.diagnosis.process_state import read_state
+from headway.launcher.diagnosis.stacks import describe_crash
 
 _ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
-_STACKS_WITHIN_S = 2.0  # faulthandler, after its signal
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
-_QUIET_S = 0.5  # stacks that have not grown for so long are complete, whatever they end with
 _READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes of one descriptor at a time, more than a pipe or socket usually holds
 _MAX_REFUSED = 100  # lines of one rank; then nothing more that it sends is looked at
@@ -85,19 +82,11 @@ class Watch:
             self._is_stopping = False
             self._progress_at = time.monotonic()
 
-    def add(
-        self,
-        rank: int,
-        pid: int,
-        channel: int,
-        stacks: int,
-        send_signal: Callable[[int], object],
-    ) -> None:
+    def add(self, rank: int, pid: int, channel: int, stacks: int) -> None:
         """Read a new rank's channel and pipe of stacks; both are closed when it ends."""
         with self._lock:
-            self._ranks[rank] = RankChannel(
-                rank, pid, channel, stacks, send_signal, partial(self._note_figures, rank)
-            )
+            note_figures = partial(self._note_figures, rank)
+            self._ranks[rank] = RankChannel(rank, pid, channel, stacks, note_figures)
             self._progress_at = time.monotonic()
             for fd in (channel, stacks):
                 os.set_blocking(fd, False)
@@ -171,25 +160,23 @@ class Watch:
 
         Takes up to three seconds if a rank does not answer.
         """
-        ranks = self._ask_and_wait()
+        with self._lock:
+            ranks = [one for _, one in sorted(self._ranks.items())]
+        self._ask_all()
+        deadline = time.monotonic() + _ANSWER_WITHIN_S
+        # other threads may use the ranks meanwhile
+        while any(one.is_silent for one in ranks) and time.monotonic() < deadline:
+            if self._is_closing:
+                break
+            time.sleep(_POLL_S)
+            self._read_all()
         with self._lock:
             return [one.status for one in ranks]
 
-    def describe(self, interrupt: bool = False) -> str:
-        """Return where the ranks are, for a person; takes some seconds where one does not answer.
-
-        With `interrupt`, ranks that do not answer get SIGQUIT, on which faulthandler writes their
-        stacks; it interrupts system calls of the script.
-        """
+    def describe(self) -> str:
+        """Return where the ranks are, for a person; takes seconds if one does not answer."""
         progress_at = self._progress_at
-        ranks = self._ask_and_wait()
-        if interrupt:
-            with self._lock:
-                for one in ranks:
-                    one.interrupt()
-            self._wait(_STACKS_WITHIN_S, lambda: any(one.owes_stacks for one in ranks))
-        with self._lock:
-            statuses = [one.status for one in ranks]
+        statuses = self.statuses()
         now = time.monotonic()
         entered_at = now - (time.time() - newest_entry(statuses))
         progress_at = max(progress_at, self._last_output_at(), entered_at)
@@ -210,24 +197,10 @@ class Watch:
         with suppress(KeyError):  # the rank closed its end before
             self._selector.unregister(fd)
 
-    def _ask_all(self) -> list[RankChannel]:
+    def _ask_all(self) -> None:
         with self._lock:
-            ranks = [one for _, one in sorted(self._ranks.items())]
-            for one in ranks:
+            for one in self._ranks.values():
                 one.ask()
-            return ranks
-
-    def _ask_and_wait(self) -> list[RankChannel]:
-        ranks = self._ask_all()
-        self._wait(_ANSWER_WITHIN_S, lambda: any(one.is_silent for one in ranks))
-        return ranks
-
-    def _wait(self, for_s: float, is_pending: Callable[[], bool]) -> None:
-        """Read what the ranks send while `is_pending`; other threads may use them meanwhile."""
-        deadline = time.monotonic() + for_s
-        while is_pending() and time.monotonic() < deadline and not self._is_closing:
-            time.sleep(_POLL_S)
-            self._read_all()
 
     def _read_all(self) -> None:
         with self._lock:
@@ -274,10 +247,7 @@ class Watch:
 
 
 class RankChannel:
-    """One rank and what it has sent on its status channel, and by faulthandler, through `stacks`.
-
-    `send_signal` does nothing once its process has ended.
-    """
+    """One rank: what it has sent on its status channel, and faulthandler through `stacks`."""
 
     def __init__(
         self,
@@ -285,7 +255,6 @@ class RankChannel:
         pid: int,
         channel: int,
         stacks: int,
-        send_signal: Callable[[int], object],
         note_figures: Callable[[Figures], None] = lambda _: None,
     ) -> None:
         self.rank = rank
@@ -297,28 +266,22 @@ class RankChannel:
         self.is_asked = False  # and has not answered yet
         self.will_save = False  # once it is asked to stop
         self.kept: dict[str, Kept] = {}  # the last of each kind
-        self._pid, self._send_signal = pid, send_signal
+        self._pid = pid
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
         self._is_ready = False  # to be asked
         self._answer: Answer | None = None
-        self._before: Answer | None = None  # the answer before that
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
         self._figures: Figures | None = None  # the last ones, or how far it has been since
-        self._text = ""  # what faulthandler wrote
-        self._grew_at = 0.0  # the text
-        self._is_interrupted = False  # by the signal for stacks
+        self._crash = b""  # what faulthandler wrote
 
     def read(self) -> bool:
         """Read what has come, up to a limit; return whether it shows progress."""
         if self.code is not None:
             return False
         sent = self._read_available(self.fds[0])
-        written = self._read_available(self.fds[1])
-        if written:
-            self._text += written.decode(errors="replace")
-            self._grew_at = time.monotonic()
+        self._crash += self._read_available(self.fds[1])
         shows_progress = False
         if self._num_refused < _MAX_REFUSED:  # else still read: the rank must not wait for it
             for record in self._reader.read(sent):
@@ -374,11 +337,11 @@ class RankChannel:
 
     def _take_in_answer(self, answer: Answer) -> bool:
         self.is_asked = False
-        self._before, self._answer, self._groups = self._answer, answer, answer.groups
+        before, self._answer, self._groups = self._answer, answer, answer.groups
         if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
             self._progress = answer.progress
             self._note_steps(answer.progress)
-        return self._before is not None and _movement(answer) != _movement(self._before)
+        return before is not None and _movement(answer) != _movement(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
         """Note steps of which the rank's figures have not told."""
@@ -393,33 +356,15 @@ class RankChannel:
                 os.write(self.fds[0], b"?")
                 self.is_asked = True
 
-    def interrupt(self) -> None:
-        """Have faulthandler write the stacks of a rank that does not answer, by SIGQUIT."""
-        handled = self._answer is not None and self._answer.handles_quit
-        if self.is_silent and not handled and handles_quit(self._pid):
-            self._text, self._is_interrupted = "", True
-            self._send_signal(signal.SIGQUIT)
-
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered yet."""
-        return self.code is None and self.is_asked and not self._is_closed
-
-    @property
-    def _is_closed(self) -> bool:
-        """Return whether the rank's script has closed all descriptors, and cannot be asked."""
-        return self.code is None and self.fds[0] in self.closed
-
-    @property
-    def owes_stacks(self) -> bool:
-        """Whether faulthandler has not finished to write its stacks."""
-        is_quiet = self._text and time.monotonic() - self._grew_at > _QUIET_S
-        return self.is_silent and self._is_interrupted and not (is_quiet or is_complete(self._text))
+        """Whether it has not answered yet; a script that closes all descriptors cannot."""
+        return self.code is None and self.is_asked and self.fds[0] not in self.closed
 
     @property
     def crash_stack(self) -> list[str]:
         """Where its process crashed, if faulthandler wrote it."""
-        return describe_crash(self._text)
+        return describe_crash(self._crash.decode(errors="replace"))
 
     @property
     def step(self) -> int:
@@ -429,18 +374,16 @@ class RankChannel:
     @property
     def status(self) -> RankStatus:
         """What is known of it now."""
+        is_closed = self.code is None and self.fds[0] in self.closed
         return status_of(
             RankFacts(
                 self.rank,
                 self.code,
                 self.ends,
-                self._groups,
+                None if is_closed and not self.ends else self._groups,
                 self._progress,
-                self._answer,
-                self._before,
-                is_closed=self._is_ready and self._is_closed,
-                process=read_state(self._pid) if self.is_silent else None,
-                written=self._text if self._is_interrupted else "",
+                None if is_closed else self._answer,
+                read_state(self._pid) if self.is_silent else None,
             )
         )
 

@@ -262,12 +262,13 @@ class Agent(LocalElasticAgent):
         lasted_s = time.monotonic() - self._began_at
         made_progress = lasted_s > MAX_DELAY_S or self.watch.step() > 0
         if (ordered := self.handler.restart) is not None:
-            line, delay_s = self._restarts.as_ordered(ordered, made_progress)
+            cause, number, where = ordered.cause, ordered.number, " on all machines"
         else:
-            number = worker_group.spec.max_restarts - self._remaining_restarts
             failure = self.find_failure()
             assert failure is not None, "nobody else restarts ranks"
-            line, delay_s = self._restarts.after(failure, number, made_progress)
+            cause, where = failure.cause, ""
+            number = worker_group.spec.max_restarts - self._remaining_restarts
+        line, delay_s = self._restarts.after(cause, number, made_progress, where=where)
         say(line)
         self.on_restart(line)
         self.handler.pause(delay_s)

@@ -116,10 +116,10 @@ class RankProcesses(PContext):
                 for fd in streams.theirs:
                     os.close(fd)
             self._terminals += streams.terminals
-            self.handles[local_rank] = handle = ProcessHandle(pid)
+            self.handles[local_rank] = ProcessHandle(pid)
             self.local_ranks[pid] = local_rank
             self._output.add(rank, streams.pipes)
-            self._watch.add(rank, pid, streams.channel, streams.stacks, handle.send)
+            self._watch.add(rank, pid, streams.channel, streams.stacks)
 
     _start = start
 

@@ -1,8 +1,7 @@
 """Runs in a rank and answers the launcher's questions, by a thread that disturbs nothing.
 
 The thread reads the stacks of all threads and torch's flight recorder, which has the collectives
-that this rank has entered. It needs Python's global lock: while C code holds that, faulthandler can
-still write the stacks, on SIGQUIT, which is sent only on request. No torch is imported here.
+that this rank has entered. It needs Python's global lock, which C code may hold. Imports no torch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 def start(channel: int, stacks: int) -> None:
     """Open the status channel, and start the thread that answers: all that arrives is a question.
 
-    faulthandler writes to `stacks` when the process crashes, and on SIGQUIT.
+    faulthandler writes to `stacks` when the process crashes.
     """
     # a script may close low descriptors that it did not open, and reuse their numbers
     channel, stacks = _move_to_high_number(channel), _move_to_high_number(stacks)
@@ -48,7 +47,6 @@ def start(channel: int, stacks: int) -> None:
     progress.connect(Channel(channel))
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks)
-    faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
     helper = _Helper(channel, progress)
     helper.start()
     os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
@@ -160,7 +158,6 @@ def _answer(progress: Progress) -> None:
             progress=progress.snapshot(),
             num_modules=len(sys.modules),
             stacks=_read_stacks(progress.own_threads),
-            handles_quit=signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL,
         )
     )
 

@@ -142,20 +142,17 @@ for _ in range(5):
 if dist.get_rank() == 1:
     print("begin", flush=True)
     while True:
-        ctypes.PyDLL(None).sleep(1000)  # stuck
+        ctypes.PyDLL(None).sleep(1000)
 dist.all_reduce(x)
 """
 
 
-def test_a_rank_stuck_in_c_code_is_named_by_what_is_known_and_interrupted_only_on_request() -> None:
+def test_a_rank_stuck_in_c_code_is_named_by_what_the_kernel_knows() -> None:
     running = start("--cpu", "--num-processes", "2", script(GIL, "train.py"))
     try:
         _wait_for_line(running, "begin")
         told = _stacks_once(str(running.pid), "rank 1 does not answer, and had not entered")
         assert "its main thread is sleeping" in told
-        place = line_of("stuck", GIL).partition(" in ")[0].replace(":", '", line ')
-        assert place not in told
-        assert place in _stack("--interrupt", str(running.pid)).stdout
     finally:
         running.terminate()
         running.communicate(timeout=120)

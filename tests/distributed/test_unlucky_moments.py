@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.launcher.diagnosis.process_state import handles_quit
 from headway.launcher.diagnosis.watch import Watch
 from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
 from tests.waiting import wait_for_lines, wait_until
@@ -27,9 +26,14 @@ def run_python(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
 
 
+def _catches_quit(pid: int) -> bool:
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(rows["SigCgt"], 16) >> (signal.SIGQUIT - 1) & 1)
+
+
 def test_a_launcher_that_is_asked_for_stacks_all_the_time_starts_all_the_same() -> None:
     process = start("-q", "--cpu", "--num-processes", "2", script("print('done')"))
-    wait_until(lambda: handles_quit(process.pid), process, every_s=0)
+    wait_until(lambda: _catches_quit(process.pid), process, every_s=0)
     asked = 0
     while process.poll() is None:
         process.send_signal(signal.SIGQUIT)
@@ -240,7 +244,7 @@ def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang(is_stopping: 
     try:
         watch.begin_attempt()
         time.sleep(1.5)  # torch is being imported
-        watch.add(0, os.getpid(), fds[0], fds[2], int)
+        watch.add(0, os.getpid(), fds[0], fds[2])
         if is_stopping:
             watch.begin_to_stop()  # a rank may take its time to save
         time.sleep(0.5)

@@ -216,14 +216,6 @@ def test_a_stopped_rank_is_the_cause_only_if_nothing_else_failed() -> None:
     assert find_failure([ended(0, 75, 1)], ranks=[0], world_size=1) is None
 
 
-def test_only_the_same_exception_at_the_same_place_is_a_repeat() -> None:
-    first = failure(ended(1, 1, 1, crash=BOOM))
-    assert failure(ended(2, 1, 9, crash=BOOM._replace(time=9))).is_repeat_of(first)
-    assert not failure(ended(1, 1, 1, crash=PEER)).is_repeat_of(first)
-    assert not failure(ended(1, -9, 1)).is_repeat_of(failure(ended(1, -9, 1)))
-    assert not first.is_repeat_of(None)
-
-
 def test_ranks_that_failed_alike_are_no_victims() -> None:
     found = failure(*(ended(rank, 2, rank) for rank in (3, 0, 1)))
     assert found.aftermath == "; so did ranks 1, 3; rank 2 stopped after rank 0 failed"

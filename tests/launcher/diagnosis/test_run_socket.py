@@ -31,7 +31,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="peer credentials 
 def running() -> Iterator[Run]:
     run = Run(os.getpid(), "train.py", 2, 0, 1, 1e9)
     opened = RunSocket(run)
-    opened.describe = lambda interrupts: f"where they are, {interrupts}"
+    opened.describe = lambda: "where they are"
     try:
         yield run
     finally:
@@ -104,8 +104,8 @@ def test_a_launcher_that_ends_before_it_answers_is_not_said_to_be_slow(
 def test_a_launch_is_listed_and_asked_until_it_ends() -> None:
     with running() as run:
         assert ours() == [run]
-        assert ask_for_stacks(run.pid, interrupts=True, timeout_s=20) == "where they are, True"
-        assert ask_for_stacks(run.pid + 1, interrupts=False, timeout_s=20) is None
+        assert ask_for_stacks(run.pid, timeout_s=20) == "where they are"
+        assert ask_for_stacks(run.pid + 1, timeout_s=20) is None
     assert ours() == []
 
 
@@ -234,7 +234,7 @@ def test_stack_without_a_pid_asks_the_only_launch(
     with running() as run:
         only(monkeypatch, run)
         assert main(["stack"]) == 0
-    assert capsys.readouterr().out == "where they are, False\n"
+    assert capsys.readouterr().out == "where they are\n"
 
 
 def test_stack_without_a_pid_lists_several_launches(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -25,9 +24,8 @@ from headway.contract.records import (
     Ready,
     Record,
 )
-from headway.launcher.diagnosis import watch as watching
 from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
-from headway.launcher.diagnosis.watch import RankChannel, Watch
+from headway.launcher.diagnosis.watch import Watch
 from tests.waiting import wait_until
 
 
@@ -37,11 +35,10 @@ class Rank:
     def __init__(self) -> None:
         self.figures: list[Figures] = []
         self.watch = Watch(None, lambda: 0.0, lambda _, figures: self.figures.append(figures))
-        self.signals: list[int] = []  # that its process was sent
         ours, self.channel = socket.socketpair()
         reading, self.stacks = os.pipe()
         self.watch.begin_attempt()
-        self.watch.add(0, os.getpid(), ours.detach(), reading, self.signals.append)
+        self.watch.add(0, os.getpid(), ours.detach(), reading)
 
     def tell(self, *records: Record) -> None:
         self.channel.sendall(b"".join(map(encode, records)))
@@ -51,30 +48,6 @@ class Rank:
         self.watch.close()
         self.channel.close()
         os.close(self.stacks)
-
-
-@pytest.mark.parametrize(
-    ("handled", "signals"), [(None, [signal.SIGQUIT]), (False, [signal.SIGQUIT]), (True, [])]
-)
-def test_the_signal_for_stacks_goes_to_the_ranks_process_unless_its_script_handles_it(
-    handled: bool | None, signals: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "handles_quit", lambda _: True)
-    monkeypatch.setattr(os, "kill", None)  # not to its number
-    sent: list[int] = []
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe()
-    with ours, theirs, open(reading, "rb") as stacks, open(writing, "wb"):
-        for fd in (ours.fileno(), reading):
-            os.set_blocking(fd, False)
-        one = RankChannel(0, os.getpid(), ours.fileno(), stacks.fileno(), sent.append)
-        theirs.sendall(encode(Ready()))
-        if handled is not None:
-            theirs.sendall(encode(Answer((), ProgressSnapshot(), 1, (), handled)))
-        one.read()
-        one.ask()
-        one.interrupt()
-    assert sent == signals
 
 
 @pytest.fixture
@@ -153,7 +126,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
     place = Frame("train.py", 3, "main")
     groups = (Group("0", (0, 1), (collective,)),)
     rank.tell(Ready())
-    rank.tell(Answer(groups, ProgressSnapshot(), 1, ((place,),), False))
+    rank.tell(Answer(groups, ProgressSnapshot(), 1, ((place,),)))
 
     def close_when_asked() -> None:
         rank.channel.recv(1)
@@ -164,7 +137,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
     while closing.is_alive():
         (status,) = rank.watch.statuses()
     (status,) = rank.watch.statuses()
-    assert status.no_stack is NoStack.CLOSED
+    assert status.no_stack is NoStack.UNCONNECTED
     assert status.groups is None
     assert not status.is_absent
 
@@ -173,7 +146,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
 def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Rank) -> None:
     rank.tell(Ready())
     (status,) = rank.watch.statuses()
-    while status.no_stack is NoStack.NOT_PYTHON:
+    while status.no_stack is NoStack.UNCONNECTED:
         (status,) = rank.watch.statuses()
     assert status.no_stack is NoStack.SILENT
     assert status.process is not None
