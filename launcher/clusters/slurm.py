@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import NamedTuple, NoReturn
 
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import ConfigError, LaunchError
-from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
+from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
@@ -67,28 +66,10 @@ def _numbers(ranges: str) -> Iterator[str]:
             yield f"{number:0{len(first)}}"
 
 
-_ANSWERS_WITHIN_S = 10.0
-
-
-def address_of_node(name: str) -> str | None:
-    """Return the address by which SLURM itself reaches a node; None where it does not say.
-
-    The names of nodes need not be those of hosts: NodeAddr in slurm.conf.
-    """
-    command = ["scontrol", "--oneliner", "show", "node", name]
-    try:
-        shown = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_ANSWERS_WITHIN_S
-        )
-    except (OSError, subprocess.TimeoutExpired):  # in a container there may be no scontrol
-        return None
-    found = re.search(r" NodeAddr=(\S+)", shown.stdout)
-    return found[1] if found else None
-
-
 _JOB_NODES = "SLURM_JOB_NODELIST"
 _STEP = "SLURM_STEP_ID"
 _TERMINAL = "SLURM_PTY_PORT"
+_COMPONENTS = "SLURM_HET_SIZE"
 _STEP_NODES = "SLURM_STEP_NODELIST"
 _STEP_TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts and shells
@@ -97,15 +78,10 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts
 class Allocation(NamedTuple):
     """The machines of a job, or of the step of an interactive shell in it."""
 
-    groups: tuple[tuple[str, ...], ...]  # names, for each component of a heterogeneous job
-    cpus: tuple[tuple[int, ...], ...]  # of the job on each machine, in the same order
+    nodes: tuple[str, ...]
+    cpus: int  # of the job, on the machine that has the fewest
     is_here: bool  # this process is on one of the machines
     shell_nodes: str = ""  # the list of the step that this shell is a task of, if it is
-
-    @property
-    def num_machines(self) -> int:
-        """How many machines there are."""
-        return sum(map(len, self.groups))
 
 
 def is_step(environ: Environ) -> bool:
@@ -121,16 +97,13 @@ def allocation_of(environ: Environ) -> Allocation:
 
     Raises ValueError or KeyError where SLURM's variables cannot be read, or one is missing.
     """
-    size = int(environ.get("SLURM_HET_SIZE", "1"))
-    ends = [f"_HET_GROUP_{number}" for number in range(size)] if size > 1 else [""]
-    lists = [environ[_JOB_NODES + end] for end in ends]
-    if _is_numbered(environ):
-        lists, ends = [environ[_STEP_NODES]], [""]
+    is_shell = _is_numbered(environ)
+    nodes = environ[_STEP_NODES if is_shell else _JOB_NODES]
     return Allocation(
-        groups=tuple(tuple(read_nodelist(nodes)) for nodes in lists),
-        cpus=tuple(tuple(read_repeated(environ[f"SLURM_JOB_CPUS_PER_NODE{end}"])) for end in ends),
+        nodes=tuple(read_nodelist(nodes)),
+        cpus=min(read_repeated(environ["SLURM_JOB_CPUS_PER_NODE"])),
         is_here="SLURMD_NODENAME" in environ,
-        shell_nodes=lists[0] if _is_numbered(environ) else "",
+        shell_nodes=nodes if is_shell else "",
     )
 
 
@@ -141,6 +114,10 @@ def _is_numbered(environ: Environ) -> bool:
 
 
 def _derive(environ: Environ) -> Entries:
+    if environ.get(_COMPONENTS, "1") != "1":
+        what = "heterogeneous jobs of SLURM are not supported"
+        fix = "submit a job of one component, or pass --cluster none"
+        return {"num_machines": faulty("num_machines", "1", _COMPONENTS, what, fix)}
     try:
         return _of_step(environ) if is_step(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
@@ -150,20 +127,18 @@ def _derive(environ: Environ) -> Entries:
 def _of_job(environ: Environ) -> Entries:
     """Return what is known before a step is made: one has to be, unless one machine is enough."""
     allocation = allocation_of(environ)
-    entries = {"num_machines": Entry(str(allocation.num_machines), said_by(_JOB_NODES))}
-    if allocation.num_machines > 1:
-        entries["main_address"] = Entry(allocation.groups[0][0], said_by(_JOB_NODES))
+    entries = {"num_machines": Entry(str(len(allocation.nodes)), said_by(_JOB_NODES))}
+    if len(allocation.nodes) > 1:
+        entries["main_address"] = Entry(allocation.nodes[0], said_by(_JOB_NODES))
     return {**entries, **_processes(tasks_asked_for(environ), 0)}
 
 
 def tasks_asked_for(environ: Environ) -> str:
     """Return how many tasks a job asks for on each machine, as SLURM writes it.
 
-    Empty if it asks for none, where SLURM may give as many as there are CPUs, and if it is a
-    heterogeneous job, which has such a number for each of its components.
+    Empty if it asks for none, where SLURM may give as many as there are CPUs.
     """
-    is_asked = "SLURM_NTASKS" in environ and "SLURM_HET_SIZE" not in environ
-    return environ.get("SLURM_TASKS_PER_NODE", "") if is_asked else ""
+    return environ.get("SLURM_TASKS_PER_NODE", "") if "SLURM_NTASKS" in environ else ""
 
 
 def _of_step(environ: Environ) -> Entries:
@@ -171,7 +146,7 @@ def _of_step(environ: Environ) -> Entries:
     entries = {
         "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], said_by("SLURM_STEP_NUM_NODES")),
         "machine_rank": Entry(environ["SLURM_NODEID"], said_by("SLURM_NODEID")),
-        "main_address": Entry(_first_node(environ), said_by(_STEP_NODES)),
+        "main_address": Entry(read_nodelist(environ[_STEP_NODES])[0], said_by(_STEP_NODES)),
         "main_port": Entry(port_from(step), said_by(_STEP, "a port from those of job and step")),
     }
     task = _task(environ)
@@ -193,19 +168,6 @@ def _processes(tasks_per_node: str, index: int) -> Entries:
     if not any(count > 1 for count in counts):
         return {}
     return {"num_processes": Entry(str(counts[index]), said_by("SLURM_TASKS_PER_NODE"))}
-
-
-def _first_node(environ: Environ) -> str:
-    """Return the node with SLURM_NODEID 0.
-
-    The step's list is sorted, but the nodes are counted in the order of a job's components.
-    """
-    nodes = read_nodelist(environ[_STEP_NODES])
-    for group in range(int(environ.get("SLURM_HET_SIZE", "0"))):
-        for node in read_nodelist(environ[f"{_JOB_NODES}_HET_GROUP_{group}"]):
-            if node in nodes:
-                return node
-    return nodes[0]
 
 
 def _task(environ: Environ) -> Ranks | None:
@@ -314,12 +276,10 @@ def run_step(step: Step) -> NoReturn:
 
 
 def _check_number(allocation: Allocation, settings: Settings) -> None:
-    there, asked = allocation.num_machines, settings.num_machines
-    is_heterogeneous = len(allocation.groups) > 1
-    if asked > there or (is_heterogeneous and asked < there):
-        kind = "heterogeneous job, which is used as a whole," if is_heterogeneous else "job"
+    there, asked = len(allocation.nodes), settings.num_machines
+    if asked > there:
         raise ConfigError(
-            f"num_machines is {asked}, but this {kind} has {there}",
+            f"num_machines is {asked}, but this job has {there}",
             where=settings.where("num_machines"),
             fix="leave num_machines out: it is then the number of the job",
         )
@@ -331,11 +291,8 @@ def _srun(allocation: Allocation, machines: int) -> list[str]:
     The launchers end each other: those of ranks that still save must not be killed by srun. Other
     steps, a shell's or a second launch's, may use the same CPUs and GPUs.
     """
-    cpus = min(count for group in allocation.cpus for count in group)
     words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
-    words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
-    if len(allocation.groups) > 1:
-        return [*words, f"--het-group=0-{len(allocation.groups) - 1}"]
+    words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={allocation.cpus}"]
     words += [f"--nodes={machines}", f"--ntasks={machines}"]
     if allocation.shell_nodes:
         words.append(f"--nodelist={allocation.shell_nodes}")

@@ -13,9 +13,9 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.contract.notes import say
 from headway.contract.records import Figures
+from headway.contract.run import KEY_VARIABLE
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
-from headway.launcher.clusters.slurm import SLURM, address_of_node
 from headway.launcher.machines import connect, messages
 from headway.launcher.machines.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.machines.hub import Hub
@@ -27,12 +27,7 @@ from headway.launcher.machines.rendezvous import (
     connect_to_store,
     open_store,
 )
-from headway.launcher.machines.run_key import (
-    HOW_TO_SET,
-    RunKey,
-    run_key_of_machine_0,
-    wait_for_run_key,
-)
+from headway.launcher.machines.run_key import HOW_TO_SET, run_key
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -90,7 +85,6 @@ class MachinesRendezvous(Rendezvous):
         if self._probe is not None:
             self._probe.close()
             self._probe = None
-        self._membership.note_all_joined()
         address = self._store_address(member)
         if not self._is_machine_0:
             self._store = connect_to_store(address, joined.store_port, self._look)
@@ -264,12 +258,11 @@ class Membership:
         self.hub: Hub | None = None
         self._settings = settings
         self._facts = facts_of(plan, torch.__version__)
-        self._environ = environ
+        self._key = run_key(environ)
         self._least, self._most = settings.num_machines.least, int(settings.num_machines)
         self._rank: int | None = settings.machine_rank
         self._join_timeout_s = join_timeout_s
         self._timeout_s = float(settings.machine_timeout_s)
-        self._key: RunKey | None = None
         self._main = connect.host_port(self.address, self.port)
         self._this = "this machine" if self._rank is None else f"machine {self._rank}"
 
@@ -293,19 +286,15 @@ class Membership:
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
         noticed = set[bool]()  # both kinds of waiting are
-        host = ""  # another address of machine 0, for an unknown name
         while True:
             is_closed = False
             try:
-                link = connect.connect_to(host or self.address, self.port)
+                link = connect.connect_to(self.address, self.port)
             except UnicodeError as error:
                 raise self._cannot_reach(f"it is no host name: {error}") from None
             except OSError as error:
                 reason = error.strerror or str(error)
-                if isinstance(error, socket.gaierror) and not host:
-                    host = self._look_up(self.address) or self.address
             else:
-                self._key = wait_for_run_key(self._environ)
                 member = self._offer(link, word)
                 if not member.is_closed_unanswered:
                     return member
@@ -328,8 +317,7 @@ class Membership:
 
     def _offer(self, link: socket.socket, word: Callable[[], str]) -> Member:
         """Return the member on a connection that has an answer, or was closed without one."""
-        assert self._key is not None
-        member = self.member = Member(link, self._key.key, self._timeout_s, word)
+        member = self.member = Member(link, self._key, self._timeout_s, word)
         member.send(self._introduction())
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
         until = time.monotonic() + min(self._join_timeout_s, _ANSWERS_WITHIN_S)
@@ -364,7 +352,7 @@ class Membership:
             )
         return LaunchError(
             f"machine 0 at {self._main} does not know the key of {self._this}",
-            where=f"the run's key here: {self._key.origin if self._key is not None else 'none'}",
+            where=f"environment {KEY_VARIABLE}" + ("" if self._key else ", which is not set"),
             fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
         )
 
@@ -380,11 +368,6 @@ class Membership:
     def _place(self) -> str:
         return f"main_address {self.address}, main_port {self.port}"
 
-    def note_all_joined(self) -> None:
-        """Remove the file with the run's key where nobody can join any more."""
-        if self._key is not None and self._least == self._most:
-            self._key.forget()
-
     def leave(self) -> None:
         """Leave the run; machine 0 first waits until the others have, at most the grace period."""
         if self.member is not None:
@@ -392,8 +375,6 @@ class Membership:
             self.member.close()
         if self.hub is not None:
             self.hub.close(self._settings.grace_period_s)
-        if self._key is not None:
-            self._key.forget()
 
     def _introduction(self) -> messages.Join:
         return messages.Join(
@@ -413,7 +394,6 @@ class Membership:
             if self._rank is None:
                 return None
             raise
-        self._key = run_key_of_machine_0(self._environ, say)
         coordinator = Coordinator(
             least=self._least,
             most=self._most,
@@ -426,8 +406,5 @@ class Membership:
         )
         coordinator.seen = seen
         connect.allow_open_files(self._most)
-        self.hub = Hub(listener, self._key.key, coordinator, self._timeout_s, say)
+        self.hub = Hub(listener, self._key, coordinator, self._timeout_s, say)
         return self.hub.own_end
-
-    def _look_up(self, name: str) -> str | None:
-        return address_of_node(name) if self._settings.cluster == SLURM.name else None

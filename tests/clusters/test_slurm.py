@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from headway.launcher.clusters.row import port_from
 from headway.launcher.clusters.slurm import read_nodelist
-from headway.launcher.machines.messages import new_greeting
 from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for
 from tests.distributed.launching import is_alive, script
 from tests.distributed.test_preemption import WORKER, require_exact
@@ -93,49 +90,6 @@ def test_the_jobs_of_an_array_are_runs_of_their_own(slurm: Slurm) -> None:
     jobs.wait()
     outputs = [path.read_text() for path in Path.cwd().glob("out-*.txt")]
     assert [places(output) for output in outputs] == [on_two_nodes(1)] * 2, outputs
-
-
-def test_a_heterogeneous_job_is_one_run_that_begins_at_its_first_component(slurm: Slurm) -> None:
-    header = f"#SBATCH --nodelist={NODES[1]}\n#SBATCH hetjob\n#SBATCH --nodelist={NODES[0]}\n"
-    output = slurm.submit(header + launch("-q", "--cpu", script(SUM))).wait()
-    assert places(output) == [f"{NODES[1]} 0 0 2 1 sum 3", f"{NODES[0]} 1 0 2 1 sum 3"], output
-
-
-LATE = """
-if [ $SLURM_NODEID = 1 ]; then until [ -e go ]; do sleep 0.1; done; fi
-exec "$@"
-"""
-
-
-@pytest.mark.long
-def test_the_machines_of_srun_by_hand_share_a_key_that_is_gone_once_all_have_joined(
-    slurm: Slurm,
-) -> None:
-    """Without it, nobody can join who reaches the port of machine 0."""
-    text = "import os, time\nopen('up_' + os.environ['RANK'], 'w')\n" + (
-        "while not os.path.exists('end'): time.sleep(0.1)"
-    )
-    command = f"srun --nodes=2 sh {script(LATE, 'late.sh')} {launch('-q', '--cpu', script(text))}"
-    job = slurm.submit(command, "--nodes=2")
-
-    def keys() -> list[Path]:
-        return [*Path.cwd().glob(".headway-*.key")]
-
-    assert wait_for(lambda: bool(keys())), job.output
-    [path] = keys()
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert len(key := path.read_text()) == 64
-    Path("go").touch()
-    assert wait_for(lambda: all(Path(f"up_{rank}").exists() for rank in range(2))), job.output
-    assert not keys()
-    port = int(port_from(f"{job.number}.0"))
-    with socket.create_connection((NODES[0], port), 60) as stranger:
-        stranger.sendall(new_greeting(b"").line())
-        assert wait_for(lambda: "refused a connection" in job.output), job.output
-    Path("end").touch()
-    assert job.wait().count("refused a connection") == 1
-    assert job.states == {"COMPLETED"}
-    assert key not in job.output
 
 
 SLEEPS = """

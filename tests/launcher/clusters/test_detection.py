@@ -44,20 +44,6 @@ STEP = {
     "SLURM_LAUNCH_NODE_IPADDR": "192.0.2.1",
 }
 
-HETEROGENEOUS = {  # 2 tasks on n3, the first component; 1 on each of the others
-    **STEP,
-    "SLURMD_NODENAME": "n1",
-    "SLURM_HET_SIZE": "2",
-    "SLURM_JOB_NODELIST": "n[1-3]",
-    "SLURM_JOB_NODELIST_HET_GROUP_0": "n3",
-    "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
-    "SLURM_STEP_NODELIST": "n[1-3]",
-    "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2),2",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "2",
-}
-
 MPIRUN = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_RANK": "1",
@@ -105,11 +91,9 @@ def test_who_says_which_machine_this_is_has_started_it_as_one() -> None:
     assert task_of(environ, typed) is None
 
 
-def test_a_heterogeneous_job_begins_at_its_first_component() -> None:
-    assert place(settings_in(HETEROGENEOUS))[:3] == (3, 1, "n3")
-    assert task(HETEROGENEOUS) == Ranks(rank=2, local_rank=0, world_size=4, local_world_size=1)
-    one_component = {**HETEROGENEOUS, "SLURM_STEP_NODELIST": "n[1-2]"}
-    assert settings_in(one_component).main_address == "n1"
+def test_a_heterogeneous_job_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="heterogeneous"):
+        settings_in({**STEP, "SLURM_HET_SIZE": "2"})
 
 
 def test_a_step_on_one_node_is_a_run_on_one_machine() -> None:

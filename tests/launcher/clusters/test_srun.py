@@ -60,20 +60,6 @@ def test_the_smallest_machine_says_how_many_cpus_each_task_has() -> None:
     assert "--cpus-per-task=2" in command({**BATCH, "SLURM_JOB_CPUS_PER_NODE": "8,2"})
 
 
-def test_a_heterogeneous_job_is_used_as_a_whole() -> None:
-    environ = {
-        **BATCH,
-        "SLURM_HET_SIZE": "2",
-        "SLURM_JOB_NODELIST_HET_GROUP_0": "n3",
-        "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
-        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "4",
-        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "2(x2)",
-    }
-    assert {"--het-group=0-1", "--cpus-per-task=2"} <= {*command(environ)}
-    with pytest.raises(ConfigError):
-        command(environ, num_machines="2")
-
-
 def test_fewer_machines_than_the_job_has_can_be_asked_for_and_not_more() -> None:
     three = {**BATCH, "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "4(x3)"}
     assert "--nodes=2" in command(three, num_machines="2")

@@ -12,7 +12,6 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import LaunchError
-from headway.launcher.clusters.slurm import address_of_node
 from headway.launcher.machines import connect
 from headway.launcher.machines.connect import listen_as_machine_0
 from headway.launcher.plan.build import build_plan
@@ -26,11 +25,6 @@ from tests.launcher.machines.hubs import open_hub
 pytest.importorskip("torch")
 from headway.launcher.machines import rounds
 from headway.launcher.machines.rounds import Membership
-
-SCONTROL = """#!/bin/sh
-[ "$*" = "--oneliner show node n1" ] || exit 1
-echo "NodeName=n1 Arch=x86_64 CoresPerSocket=1 NodeAddr=127.0.0.1 NodeHostName=vm Version=22.05.8"
-"""
 
 
 def machine_1(port: int, join_timeout_s: float, **settings: str) -> Membership:
@@ -120,38 +114,6 @@ def test_what_speaks_something_else_is_an_error_at_once() -> None:
             one.join(str)
         one.leave()
         speaking.join()
-
-
-@pytest.mark.processes
-def test_a_node_is_reached_at_the_address_that_slurm_has_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(SCONTROL)
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert address_of_node("n2") is None
-
-    def no_such_name(place: tuple[str, int], timeout: float) -> socket.socket:
-        if place[0] == "n1":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return usual(place, timeout)
-
-    usual = socket.create_connection
-    monkeypatch.setattr(socket, "create_connection", no_such_name)
-    listener = socket.create_server(("127.0.0.1", 0))
-    hub, _ = open_hub(listener)
-    one = machine_1(listener.getsockname()[1], 60, main_address="n1", cluster="slurm")
-    assert one.join(str).accepted is not None
-    one.leave()
-    hub.own_end.close()
-    hub.close(60)
-
-
-@pytest.mark.processes
-def test_a_missing_scontrol_says_nothing_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert address_of_node("n1") is None
 
 
 def test_a_main_address_that_is_none_of_machine_0_is_noted_since_machines_may_be_mixed_up(
