@@ -234,8 +234,7 @@ class Agent(LocalElasticAgent):
 
     def await_children(self) -> None:
         """After a success, wait for what the ranks have left running."""
-        ranks = self._ranks.ranks_by_pid() if self._ranks else {}
-        wait_for_left_processes(self._starter, ranks, self.plan.settings.grace_period_s)
+        wait_for_left_processes(self._starter, self.plan.settings.grace_period_s)
 
     def find_failure(self) -> Failure | Hang | ServerDeath | None:
         """Return how the last attempt failed on this machine, None if it did not."""

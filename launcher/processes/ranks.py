@@ -94,9 +94,6 @@ class RankProcesses(PContext):
     def pids(self) -> dict[int, int]:
         return {local_rank: pid for pid, local_rank in self.local_ranks.items()}
 
-    def ranks_by_pid(self) -> dict[int, int]:
-        return {pid: self._ranks[one] for pid, one in self.local_ranks.items()}
-
     def start(self) -> None:
         """Start the ranks; unlike torch's, this leaves the launcher's signal handlers alone."""
         self._output.begin(self._attempt, self._ranks.values())
@@ -125,6 +122,7 @@ class RankProcesses(PContext):
 
     def collect(self, timeout_s: float = 0) -> None:
         """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
+        self._starter.resume_guardian()
         with suppress(queue.Empty):
             while True:
                 self._starter.woken.get(timeout_s > 0, timeout_s or None)

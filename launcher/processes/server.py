@@ -31,7 +31,6 @@ from headway.contract.forking import (
     adopt_orphans,
     become_new,
     die_with_parent,
-    open_pidfd,
     reap,
     set_title,
     wake_on_child_end,
@@ -92,13 +91,12 @@ def main() -> None:
 
 def _warm_up() -> None:
     """Import torch, and exempt its objects from garbage collection."""
-    with preloaded.recorded_filters():
-        import torch.distributed
+    import torch.distributed
 
-        run = read_run()
-        if run is not None and is_kind(run.device):
-            with suppress(ImportError):  # a rank reports it
-                kind_of(run.device).load()
+    run = read_run()
+    if run is not None and is_kind(run.device):
+        with suppress(ImportError):  # a rank reports it
+            kind_of(run.device).load()
     assert torch
     gc.collect()
     gc.freeze()
@@ -111,7 +109,7 @@ class _Server:
         self._launcher = launcher
         self._job = job
         self._wake_fds = wake_on_child_end()
-        self._ranks: dict[int, int | None] = {}  # by pid, its pidfd
+        self._ranks: set[int] = set()  # pids
         self._selector = selectors.DefaultSelector()
         for fd in (launcher.fileno(), self._wake_fds[0]):
             self._selector.register(fd, selectors.EVENT_READ)
@@ -119,9 +117,7 @@ class _Server:
     def serve(self) -> Rank | None:
         """Return None when the launcher has ended, or the rank in a forked child."""
         while True:
-            ready = {key.fd: key.data for key, _ in self._selector.select()}
-            for pid in filter(None, ready.values()):  # in the order in which they ended
-                self._end_or_unwatch(pid)
+            ready = {key.fd for key, _ in self._selector.select()}
             if self._wake_fds[0] in ready:
                 self._reap()
             if self._launcher.fileno() not in ready:
@@ -149,29 +145,12 @@ class _Server:
             os.close(theirs)
         if pid is None:
             return None
-        self._ranks[pid] = fd = open_pidfd(pid)
-        if fd is not None:
-            self._selector.register(fd, selectors.EVENT_READ, pid)
+        self._ranks.add(pid)
         _answer(self._launcher, Started(pid))
         return pid
 
-    def _end_or_unwatch(self, pid: int) -> None:
-        """Report the end of a rank; one that a tracer holds is left to `_reap`."""
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            self._end(pid, status)
-        else:
-            self._unwatch(pid)
-
-    def _unwatch(self, pid: int) -> None:
-        fd = self._ranks[pid]
-        if fd is not None:
-            self._selector.unregister(fd)
-            os.close(fd)
-        self._ranks[pid] = None
-
     def _reap(self) -> None:
-        """Reap adopted orphans, and ranks that have ended since."""
+        """Reap adopted orphans, and report the ranks that have ended."""
         os.read(self._wake_fds[0], 4096)
         with suppress(ChildProcessError):
             for pid, status in reap():
@@ -180,8 +159,7 @@ class _Server:
 
     def _end(self, pid: int, status: int) -> None:
         ended = time.time()
-        self._unwatch(pid)
-        del self._ranks[pid]
+        self._ranks.remove(pid)
         left_processes = not self._ranks and has_children()
         code = os.waitstatus_to_exitcode(status)
         _answer(self._launcher, Ended(pid, code, ended, left_processes))
@@ -190,9 +168,8 @@ class _Server:
         """Close in a forked child what is the server's."""
         self._selector.close()
         self._launcher.close()
-        for fd in (*self._wake_fds, *self._ranks.values()):
-            if fd is not None:
-                os.close(fd)
+        for fd in self._wake_fds:
+            os.close(fd)
 
 
 def _receive(server: socket.socket) -> Rank | None:

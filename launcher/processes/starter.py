@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -21,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headway.contract.forking import ProcessHandle, adopt_orphans, open_pidfd
-from headway.contract.notes import named, say, waiting_for
+from headway.contract.forking import ProcessHandle, adopt_orphans
+from headway.contract.notes import say, waiting_for
 from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.plan.plan import LaunchPlan
@@ -68,7 +67,6 @@ class Starter:
         self._started: queue.SimpleQueue[int | LaunchError | None] = queue.SimpleQueue()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
-        self._watcher: threading.Thread | None = None
         self._left_processes = False
         self._is_closing = False
         self._socket, theirs = socket.socketpair()
@@ -161,9 +159,13 @@ class Starter:
         if self._left_processes:
             end_processes(lambda: self.left_processes() or None, 0)
 
-    def resume_server(self) -> None:
-        """Let a suspended server go on; it could neither report nor end anything."""
+    def resume_guardian(self) -> None:
+        """Resume a suspended guardian, which has to end what a server leaves that was killed."""
         self._guardian.send_signal(signal.SIGCONT)
+
+    def resume_server(self) -> None:
+        """Resume a suspended server; it could neither report nor end anything."""
+        self.resume_guardian()
         if self._server is not None:
             self._server.send(signal.SIGCONT)
 
@@ -177,8 +179,6 @@ class Starter:
         if self._guardian.wait() != 0:
             end_descendants(0)  # which this process has adopted
         self._reader.join()
-        if self._watcher is not None:
-            self._watcher.join()
         self._socket.close()
         if self._server is not None:
             self._server.close()
@@ -193,7 +193,6 @@ class Starter:
                 elif isinstance(record, Serving):
                     self._server_pid = record.pid
                     self._server = ProcessHandle(record.pid)
-                    self._watch_server(record.pid)
                 elif isinstance(record, Started):
                     alive.add(record.pid)
                     self._left_processes = False
@@ -220,36 +219,13 @@ class Starter:
             fix="start the launch again",
         )
 
-    def _watch_server(self, pid: int) -> None:
-        """Let a suspended guardian go on when its server ends: it has to end what is left."""
-        server = open_pidfd(pid)
-        if server is None:
-            return
-
-        def resume_guardian() -> None:
-            ended = select.poll()
-            ended.register(server, select.POLLIN)
-            ended.poll()
-            os.close(server)
-            self._guardian.send_signal(signal.SIGCONT)
-
-        watcher = threading.Thread(target=resume_guardian, name="headway-guardian", daemon=True)
-        try:
-            watcher.start()
-            self._watcher = watcher
-        except RuntimeError:  # too many threads
-            os.close(server)
-
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end
         self.woken.put(None)
 
 
-def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s: float) -> None:
-    """Return once they have all ended, or after `grace_s` seconds; print once which they are.
-
-    `ranks` has the ranks by pid.
-    """
+def wait_for_left_processes(starter: Starter, grace_s: float) -> None:
+    """Return once they have all ended, or after `grace_s` seconds; print once which they are."""
     began = time.monotonic()
     notice = ""
     while left := starter.left_processes():
@@ -260,17 +236,10 @@ def wait_for_left_processes(starter: Starter, ranks: Mapping[int, int], grace_s:
             say(f"{grace_s:.0f} s are over: ending {_names(left)}")
             return
         if waited_s >= _SAY_AFTER_S and not notice:
-            notice = f"waiting up to {grace_s:.0f} s for {_described(left, ranks)}"
+            notice = f"waiting up to {grace_s:.0f} s for what the ranks left: {_names(left)}"
             say(notice)
         next_s = grace_s if notice else min(_SAY_AFTER_S, grace_s)
         psutil.wait_procs(left, timeout=next_s - waited_s)
-
-
-def _described(left: Sequence[Process], ranks: Mapping[int, int]) -> str:
-    """Return 1 process that rank 0 left: sleep (pid 4242)."""
-    owners = sorted({rank for one in left if (rank := _rank_of(one, ranks)) is not None})
-    count = f"{len(left)} process{'es' * (len(left) > 1)}"
-    return f"{count} that {named(owners) if owners else 'the ranks'} left: {_names(left)}"
 
 
 def _names(left: Sequence[Process]) -> str:
@@ -281,19 +250,6 @@ def _names(left: Sequence[Process]) -> str:
         with suppress(psutil.Error):  # it has ended
             names.append(f"{one.name()} (pid {one.pid})")
     return ", ".join(names) + ", ..." * (len(left) > _MAX_NAMES)
-
-
-def _rank_of(process: Process, ranks: Mapping[int, int]) -> int | None:
-    """Return the rank that started a process: that of its session, else that of its variables."""
-    import psutil
-
-    with suppress(OSError):
-        session = os.getsid(process.pid)
-        if session in ranks:
-            return ranks[session]
-    with suppress(psutil.Error, KeyError, ValueError):
-        return int(process.environ()["RANK"])
-    return None
 
 
 def refuse_limits(num_ranks: int) -> None:

@@ -284,18 +284,13 @@ def _num_processes(command: Sequence[str]) -> str:
     return words[words.index("--num-processes") + 1]
 
 
-def _serve_ranks(usual_modules: Collection[str], filters: list[Any]) -> None:
+def _serve_ranks(usual_modules: Collection[str]) -> None:
     """Run a fork server as Python runs its command, but for the import of torch."""
-    from_torch = {**preloaded._filters}
     for name in [*sys.modules]:
         if name not in usual_modules or name.startswith(("headway", "tests")):
             del sys.modules[name]
-    warnings.resetwarnings()
-    warnings.filters[:] = filters  # type: ignore[index]
     from headway.launcher.processes import server
-    from headway.launcher.rank import preloaded as anew
 
-    anew._filters.update(from_torch)
     server._warm_up = lambda: None
     server.main()
 
@@ -303,16 +298,13 @@ def _serve_ranks(usual_modules: Collection[str], filters: list[Any]) -> None:
 def main() -> None:
     """Serve; in a fork, run its command line."""
     _environ_of_fork.update(os.environ)
-    filters = [*warnings.filters]
-    with preloaded.recorded_filters():
-        import torch.distributed
+    import torch.distributed
+
     with warnings.catch_warnings():  # one of them sets filters
         import torch._dynamo
         import torch.distributed.checkpoint.state_dict
     tempfile.tempdir = None  # which they have asked for
     usual_modules = [*sys.modules]
-    for package in ("numpy", "torch"):  # as they are where no fork server hides the import
-        preloaded._set_filters(preloaded._filters[package])
 
     import torch.distributed.elastic.agent.server.local_elastic_agent
     import torch.distributed.elastic.rendezvous
@@ -323,7 +315,7 @@ def main() -> None:
     _skip_destructors()
     command = serve(socket.socket(fileno=int(sys.argv[1])))
     if _has_server(command) and reserve_server():
-        _serve_ranks(usual_modules, filters)
+        _serve_ranks(usual_modules)
     else:
         _run(command)
 

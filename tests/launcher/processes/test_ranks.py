@@ -30,6 +30,7 @@ class Run:
         starter: Any = SimpleNamespace(
             ends=self.ended,
             woken=queue.SimpleQueue(),
+            resume_guardian=nothing,
             resume_server=nothing,
             end_left_processes=nothing,
         )
