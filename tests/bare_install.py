@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("nvidia", "demo", "examples", "docs")  # the others are for contributors
+EXTRAS = ("demo", "examples", "docs")  # the others are for contributors
 
 TRAIN = """
 import sys

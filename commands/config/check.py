@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from headway.commands.flags import Parser
 from headway.contract.origin import Layer, Origin
@@ -93,12 +92,9 @@ def launch_problems(
 
 def with_idle_gpus(machine: Machine) -> Machine:
     """Return the machine with all GPUs idle; which are busy is for a launch to find out."""
-    idle: dict[str, Any] = {"use": GpuUse(0, 0, ()), "claimed_by": ""}
-    gpus = (
-        gpu._replace(slices=tuple(part._replace(**idle) for part in gpu.slices), **idle)
-        for gpu in machine.gpus
+    return machine._replace(
+        gpus=tuple(gpu._replace(use=GpuUse(0, 0, ()), claimed_by="") for gpu in machine.gpus)
     )
-    return machine._replace(gpus=tuple(gpus))
 
 
 def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:

@@ -72,8 +72,7 @@ class DeviceSpec(NamedTuple):
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
         """Return whether enough GPUs may become idle."""
         coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_disabled]
-        is_one_slice = self.idle == 1 or not any(gpu.slice_of for gpu in gpus)
-        return self.idle is not None and is_one_slice and self.idle <= len(coming)
+        return self.idle is not None and self.idle <= len(coming)
 
     def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
         found, problems = _find(self.named or (), gpus)

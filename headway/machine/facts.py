@@ -26,7 +26,7 @@ class GpuUse(NamedTuple):
     """How a GPU was used at the time of the snapshot."""
 
     memory_bytes: int
-    utilization_percent: int | None  # None: not reported, as for MIG slices
+    utilization_percent: int | None  # None: not reported, as in MIG mode
     pids: tuple[int, ...]  # with a CUDA context; a container hides processes outside it
 
 
@@ -36,8 +36,6 @@ class MigSlice(NamedTuple):
     name: str
     uuid: str
     memory_bytes: int
-    use: GpuUse | None = None
-    claimed_by: str = ""
 
 
 class Gpu(NamedTuple):
@@ -52,7 +50,7 @@ class Gpu(NamedTuple):
     is_mig: bool = False  # only its slices can be used
     slices: tuple[MigSlice, ...] = ()
     slice_of: str = ""  # of a slice: the whole GPU's uuid
-    use: GpuUse | None = None  # None: not queried
+    use: GpuUse | None = None  # None: not queried, or of a slice, where nvidia-smi has none
     claimed_by: str = ""  # another launch that has claimed this GPU as idle
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
 
@@ -76,7 +74,7 @@ class Gpu(NamedTuple):
         """Return the devices that CUDA shows for this GPU: itself, or its MIG slices."""
         if not self.slices:
             return (self,)
-        whole = self._replace(is_mig=False, slices=(), slice_of=self.uuid)
+        whole = self._replace(is_mig=False, slices=(), slice_of=self.uuid, use=None)
         return tuple(whole._replace(**part._asdict()) for part in self.slices)
 
 

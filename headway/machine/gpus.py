@@ -1,13 +1,9 @@
-"""GPUs: detected by NVML, else by nvidia-smi, AMD's by the kernel; and how to make them usable.
-
-nvidia-ml-py (`headway[nvidia]`) takes milliseconds and nvidia-smi tenths of a second, for the same
-facts. nvidia-smi comes with every driver, so the package is optional.
-"""
+"""GPUs: NVIDIA's, listed by nvidia-smi, AMD's, by the kernel; and how to make them usable."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headway.devices.kind import numbers
@@ -28,9 +24,6 @@ from headway.machine.source import Source
 NVIDIA = "proc/driver/nvidia/version"
 KFD = "sys/class/kfd/kfd/topology/nodes"
 WHEELS = "https://download.pytorch.org/whl"
-_NVML_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}  # NVML_COMPUTEMODE_*
-_UNCORRECTED, _VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
-
 # texts of nvidia-smi, which may change with a new version of it
 _SMI_MIG_IS_ON = "Enabled"
 """--query-gpu=mig.mode.current. Source: its manual page, driver 525 and later."""
@@ -52,9 +45,7 @@ def with_gpus(
     """Return the snapshot with its GPUs, or with the reason why none was found."""
     if source.names_in(KFD) and not source.read(NVIDIA):
         return _with_amd_gpus(machine, environ, source)
-    nvml = source.nvml()
-    found = None if nvml is None else _Nvml(nvml, source, full).ask()
-    return machine._replace(**(found or _NvidiaSmi(source, full).ask()))
+    return machine._replace(**_NvidiaSmi(source, full).ask())
 
 
 def how_to_use_gpus(machine: Machine, device: str = "") -> list[Remedy]:
@@ -109,80 +100,6 @@ def _matching_torch(machine: Machine) -> list[Remedy]:
     return [install]
 
 
-class _Nvml:
-    """NVIDIA's management library, through nvidia-ml-py."""
-
-    def __init__(self, nvml: Any, source: Source, full: bool) -> None:
-        self._nvml = nvml
-        self._source = source
-        self._full = full
-
-    def ask(self) -> dict[str, Any] | None:
-        """Return the fields of the machine that NVML reports, or None if it fails."""
-        nvml = self._nvml
-        try:
-            nvml.nvmlInit()
-            driver = nvml.nvmlSystemGetDriverVersion()
-            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-            gpus = tuple(self._gpu(handle) for handle in handles)
-            nvml.nvmlShutdown()
-        except nvml.NVMLError:
-            return None
-        reason = "found by NVML" if gpus else "the NVIDIA driver lists no GPU"
-        return {"gpus": gpus, "gpus_reason": reason, "driver": driver}
-
-    def _gpu(self, handle: Any) -> Gpu:
-        nvml = self._nvml
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        mode = _NVML_MODES.get(self._may(nvml.nvmlDeviceGetComputeMode, handle), DEFAULT)
-        is_mig = bool((self._may(nvml.nvmlDeviceGetMigMode, handle) or (0, 0))[0])
-        gpu = Gpu(
-            name=nvml.nvmlDeviceGetName(handle),
-            uuid=nvml.nvmlDeviceGetUUID(handle),
-            memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
-            capability=(major, minor),
-            compute_mode=mode,
-            is_mig=is_mig,
-            slices=self._slices(handle) if is_mig else (),
-            use=self._use(handle) if self._full or mode == EXCLUSIVE else None,
-        )
-        if not self._full:
-            return gpu
-        return gpu._replace(
-            numa_node=_numa_node(self._source, nvml.nvmlDeviceGetPciInfo(handle).busId),
-            ecc_errors=self._may(nvml.nvmlDeviceGetTotalEccErrors, handle, _UNCORRECTED, _VOLATILE),
-        )
-
-    def _slices(self, handle: Any) -> tuple[MigSlice, ...]:
-        nvml = self._nvml
-        slices = []
-        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            part = self._may(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            if part is not None:  # indices without a slice are skipped
-                name, uuid = nvml.nvmlDeviceGetName(part), nvml.nvmlDeviceGetUUID(part)
-                memory = nvml.nvmlDeviceGetMemoryInfo(part).total
-                use = self._use(part) if self._full else None
-                slices.append(MigSlice(name, uuid, memory, use))
-        return tuple(slices)
-
-    def _use(self, handle: Any) -> GpuUse:
-        nvml = self._nvml
-        rates = self._may(nvml.nvmlDeviceGetUtilizationRates, handle)
-        processes = self._may(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-        return GpuUse(
-            memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,
-            utilization_percent=None if rates is None else rates.gpu,
-            pids=tuple(process.pid for process in processes),
-        )
-
-    def _may(self, call: Callable[..., Any], *args: object) -> Any:
-        """Return the result of `call`, or None if this GPU does not support it."""
-        try:
-            return call(*args)
-        except self._nvml.NVMLError:
-            return None
-
-
 class _NvidiaSmi:
     """The tool that comes with NVIDIA's driver."""
 
@@ -224,7 +141,7 @@ class _NvidiaSmi:
         gpu = Gpu(
             name=answer["name"],
             uuid=uuid,
-            memory_bytes=int(answer["memory.total"]) * 2**20,
+            memory_bytes=_bytes(answer["memory.total"]),
             capability=(int(major), int(minor)),
             compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
             is_mig=is_mig,
@@ -233,7 +150,7 @@ class _NvidiaSmi:
         if self._full or gpu.compute_mode == EXCLUSIVE:
             gpu = gpu._replace(
                 use=GpuUse(
-                    int(answer["memory.used"]) * 2**20,
+                    _bytes(answer["memory.used"]),
                     _number(answer["utilization.gpu"]),
                     self._pids(uuid),
                 )
@@ -314,3 +231,8 @@ def _number(text: str) -> int | None:
     """Return a whole number, or None for other text such as [N/A]."""
     text = text.strip()
     return int(text) if text.removeprefix("-").isdecimal() else None
+
+
+def _bytes(mebibytes: str) -> int:
+    """Return a size; 0 where it is unknown, as of memory that a GPU shares with the CPU."""
+    return (_number(mebibytes) or 0) * 2**20

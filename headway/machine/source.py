@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 
 class Source:
@@ -43,14 +42,6 @@ class Source:
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
-
-    def nvml(self) -> Any | None:
-        """Return nvidia-ml-py, or None if it is not installed."""
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        return pynvml
 
     def torch_version_file(self) -> str:
         """Return the text of the installed torch's version.py without importing torch."""

@@ -65,15 +65,7 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
 def with_claims(machine: Machine) -> Machine:
     """Return the machine with `claimed_by` set for GPUs that other launches have claimed."""
     return machine._replace(
-        gpus=tuple(
-            gpu._replace(
-                claimed_by=_claimed_by(gpu.uuid),
-                slices=tuple(
-                    part._replace(claimed_by=_claimed_by(part.uuid)) for part in gpu.slices
-                ),
-            )
-            for gpu in machine.gpus
-        )
+        gpus=tuple(gpu._replace(claimed_by=_claimed_by(gpu.uuid)) for gpu in machine.gpus)
     )
 
 

@@ -3,7 +3,7 @@
     python -m tests.machines.recorded     writes the snapshots, tests/machines/*.json, anew
 
 The real probes read these answers. They are put together after the documentation of /proc, cgroups,
-sysctl and NVML, as no such machine was at hand.
+sysctl and nvidia-smi, as no such machine was at hand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from headway.machine.detection import detect_machine
@@ -25,88 +24,12 @@ FOLDER = Path(__file__).parent
 GIB = 2**30
 
 
-class NvmlError(Exception):
-    """What every call raises that the driver does not answer."""
-
-
-class Nvml:
-    """nvidia-ml-py's calls, answered from a list of GPUs."""
-
-    NVMLError = NvmlError
-
-    def __init__(self, driver: str, gpus: Sequence[dict[str, Any]]) -> None:
-        self.driver = driver
-        self.gpus = gpus
-        self.is_open = False
-
-    def nvmlInit(self) -> None:
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:
-        self.is_open = False
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return self.driver
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> dict[str, Any]:
-        return self.gpus[index]
-
-    def nvmlDeviceGetCudaComputeCapability(self, gpu: dict[str, Any]) -> tuple[int, int]:
-        capability: tuple[int, int] = gpu["capability"]
-        return capability
-
-    def nvmlDeviceGetName(self, gpu: dict[str, Any]) -> str:
-        return str(gpu["name"])
-
-    def nvmlDeviceGetUUID(self, gpu: dict[str, Any]) -> str:
-        return str(gpu["uuid"])
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: dict[str, Any]) -> SimpleNamespace:
-        return SimpleNamespace(total=gpu["memory"], used=gpu.get("used", 4 * 2**20))
-
-    def nvmlDeviceGetComputeMode(self, gpu: dict[str, Any]) -> int:
-        return int(gpu.get("mode", 0))
-
-    def nvmlDeviceGetMigMode(self, gpu: dict[str, Any]) -> list[int]:
-        if gpu["capability"] < (8, 0):
-            raise NvmlError("Not Supported")
-        return [int("slices" in gpu)] * 2
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: dict[str, Any]) -> int:
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: dict[str, Any], index: int) -> Any:
-        if index >= len(gpu["slices"]):
-            raise NvmlError("Not Found")
-        return gpu["slices"][index]
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: dict[str, Any]) -> SimpleNamespace:
-        if gpu["uuid"].startswith("MIG"):
-            raise NvmlError("Not Supported")
-        return SimpleNamespace(gpu=gpu.get("utilization", 0), memory=0)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu: dict[str, Any]) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpu.get("pids", ())]
-
-    def nvmlDeviceGetPciInfo(self, gpu: dict[str, Any]) -> SimpleNamespace:
-        return SimpleNamespace(busId=gpu["bus"])
-
-    def nvmlDeviceGetTotalEccErrors(self, gpu: dict[str, Any], kind: int, counter: int) -> int:
-        if "ecc" not in gpu:
-            raise NvmlError("Not Supported")
-        return int(gpu["ecc"])
-
-
 class Recording(NamedTuple):
     """Everything that the probes ask of one machine."""
 
     files: Mapping[str, str] = {}
     cores: int = 8
     torch: str = ""
-    nvml: Nvml | None = None
     platform: str = "linux"
     architecture: str = "x86_64"
     tools: Mapping[str, str] = {}  # what a tool prints, by its name
@@ -137,9 +60,6 @@ class Recorded(Source):
 
     def usable_cores(self) -> int:
         return self.recording.cores
-
-    def nvml(self) -> Nvml | None:
-        return self.recording.nvml
 
     def torch_version_file(self) -> str:
         return self.recording.torch
@@ -207,7 +127,7 @@ def linux(
 
 
 def gpus(count: int, name: str, gib: int, capability: tuple[int, int], **facts: Any) -> list[Any]:
-    """Return GPUs as the stand-in for NVML holds them."""
+    """Return GPUs as `nvidia_smi` takes them."""
     return [
         {
             "name": name,
@@ -225,6 +145,30 @@ def h100s(count: int) -> list[Any]:
     return gpus(count, "NVIDIA H100 80GB HBM3", 80, (9, 0), ecc=0)
 
 
+def nvidia_smi(driver: str, cards: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return what nvidia-smi prints of these GPUs, as its manual page has it."""
+    rows, apps, listed = [], [], []
+    for index, card in enumerate(cards):
+        mig = "[N/A]" if card["capability"] < (8, 0) else "Disabled"
+        cells = (
+            *(card["name"], card["uuid"], card["memory"] // 2**20),
+            ".".join(map(str, card["capability"])),
+            {0: "Default", 2: "Prohibited", 3: "Exclusive_Process"}[card.get("mode", 0)],
+            "Enabled" if "slices" in card else mig,
+            *(card.get("used", 4 * 2**20) // 2**20, card.get("utilization", 0)),
+            *(card.get("ecc", "[N/A]"), card["bus"], driver),
+        )
+        rows.append(", ".join(map(str, cells)))
+        apps += [f"{card['uuid']}, {pid}" for pid in card.get("pids", ())]
+        listed.append(f"GPU {index}: {card['name']} (UUID: {card['uuid']})")
+        listed += [
+            f"  MIG {profile}     Device  {number}: (UUID: {uuid})"
+            for number, (profile, uuid) in enumerate(card.get("slices", ()))
+        ]
+    said = {"--query-gpu": rows, "--query-compute-apps": apps, "-L": listed}
+    return {f"nvidia-smi {flag}": "\n".join(lines) for flag, lines in said.items()}
+
+
 def server(cards: list[Any], **changes: Any) -> Recording:
     """Return a Linux server with these GPUs."""
     driver = changes.pop("driver", "580.82.07")
@@ -236,7 +180,7 @@ def server(cards: list[Any], **changes: Any) -> Recording:
         files=files | changes.pop("files", {}),
         cores=64,
         torch=torch("2.13.0+cu130", cuda="13.0"),
-        nvml=Nvml(driver, cards),
+        tools=nvidia_smi(driver, cards),
         shm=256 * GIB,
     )
     return whole._replace(**changes)
@@ -283,11 +227,8 @@ A100 = gpus(1, "NVIDIA A100-SXM4-40GB", 40, (8, 0), ecc=0)
 MIG = {
     **A100[0],
     "slices": [
-        {"name": f"NVIDIA A100-SXM4-40GB MIG {profile}", "uuid": uuid, "memory": gib * GIB}
-        for profile, uuid, gib in (
-            ("3g.20gb", "MIG-a1b2c3d4-0000-5000-8000-000000000001", 20),
-            ("2g.10gb", "MIG-a1b2c3d4-0000-5000-8000-000000000002", 10),
-        )
+        ("3g.20gb", "MIG-a1b2c3d4-0000-5000-8000-000000000001"),
+        ("2g.10gb", "MIG-a1b2c3d4-0000-5000-8000-000000000002"),
     ],
 }
 RTX = gpus(2, "NVIDIA GeForce RTX 4090", 24, (8, 9))

@@ -20,7 +20,6 @@ from headway.settings.setting import Raw
 from headway.settings.table import TABLE, Settings
 from tests.machines.recorded import (
     RECORDINGS,
-    Nvml,
     Recorded,
     Recording,
     h100s,
@@ -230,15 +229,14 @@ def found(recording: Recording) -> list[Check]:
 
 
 GPUS = RECORDINGS["gpu_4"]
-CARDS = GPUS.nvml.gpus if GPUS.nvml else ()
 TROUBLED = {
     **RECORDINGS,
     "no torch": GPUS._replace(torch=""),
     "old torch on a Mac": mac("13.5", torch=torch("1.12.1")),
     "older torch on a Mac": mac("12.6", torch=torch("1.11.0")),
     "low limits": GPUS._replace(limits={"NOFILE": 256, "NPROC": 100, "MEMLOCK": -1}),
-    "MIG without slices": GPUS._replace(nvml=Nvml("580.82.07", [{**CARDS[0], "slices": []}])),
-    "CUDA 11 driver": GPUS._replace(nvml=Nvml("470.82.01", CARDS)),
+    "MIG without slices": server([{**h100s(1)[0], "slices": []}]),
+    "CUDA 11 driver": server(h100s(4), driver="470.82.01"),
     **{
         f"{name}={text}": GPUS._replace(environ={name: text})
         for name, text in {

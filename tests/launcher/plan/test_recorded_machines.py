@@ -121,7 +121,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("gpu_4", {"devices": "^0-3"}, ("no GPU can be used: devices is ^0,^1,^2",)),
     ("gpu_mig", {"num_processes": "2"}, ("only one MIG slice",)),
     ("gpu_mig", {"devices": "2"}, ("devices is '2', but CUDA shows each process only one MIG",)),
-    ("gpu_mig", {"devices": "idle:2"}, ("only one MIG slice",)),
+    ("gpu_mig", {"devices": "idle:1"}, ("its driver does not report its use",)),
     ("gpu_mig", {"devices": "0,1"}, ("only one MIG slice",)),
     ("mac_12_2", {"device": "gpu"}, ("macOS 12.2 is older than 12.3", "update macOS")),
     ("mac_m2", {"num_processes": "2"}, ("MPS supports only one process", "device cpu")),
