@@ -1,23 +1,20 @@
 """Gives whatever imports `accelerate` Headway's runtime, in this process.
 
-The modules of Accelerate's runtime are never executed: their names are those of `headway.compat`.
-All others are the installed Accelerate's own, in which the names that Headway has are Headway's.
+The modules of the installed Accelerate's runtime are never executed: their names are those of
+`headway.compat`. All others are its own, in which the names that Headway has are Headway's.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, DistributionFinder
-from importlib.util import spec_from_loader
-from pathlib import Path
+from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
-import headway.compat
 from headway.errors import UsageError
 from headway.migration.homes import COMPAT, ORIGINAL, is_module, joined
 from headway.migration.topics import refused_when_called, topic_of_name
@@ -36,11 +33,11 @@ def replace_accelerate() -> None:
     """Make all imports of `accelerate` in this process give Headway's runtime, from now on.
 
     Scripts and libraries (transformers' Trainer, TRL, diffusers) stay as they are. What has nothing
-    to do with the runtime, such as device maps, is the installed Accelerate's; without one it is
-    refused when it is called. `headway launch --replace-accelerate` does the same in all ranks.
+    to do with the runtime, such as device maps, is the installed Accelerate's. `headway launch
+    --replace-accelerate` does the same in all ranks.
 
     Raises:
-        UsageError: Accelerate itself has been imported already.
+        UsageError: Accelerate is not installed, or has been imported already.
 
     Examples:
         >>> import headway
@@ -59,11 +56,17 @@ def replace_accelerate() -> None:
             " (trl, peft, diffusers), or start the script with"
             " `headway launch --replace-accelerate`",
         )
+    if find_spec(ORIGINAL) is None:
+        raise UsageError(
+            "accelerate is not installed, so there is nothing to replace",
+            where="replace_accelerate",
+            fix="pip install accelerate; or change the script's imports with `headway adopt`",
+        )
     sys.meta_path.insert(0, _Replacement())
 
 
 class _Replacement(MetaPathFinder):
-    """Finds `accelerate` and its modules; says that it is installed where it is not."""
+    """Finds `accelerate` and its modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -72,18 +75,12 @@ class _Replacement(MetaPathFinder):
             return None
         module = fullname.removeprefix(ORIGINAL).removeprefix(".")
         found = _found_by_others(self, fullname, path, target)
-        if module in RUNTIME or (found is None and is_module(module)):
-            is_package = module in ("", "utils", "commands", "test_utils")
-            return spec_from_loader(fullname, _Runtime(module), is_package=is_package)
-        if found is not None:
-            found.loader = _Kept(module, found.loader)
+        if found is None:
+            return None
+        if module in RUNTIME:
+            return spec_from_loader(fullname, _Runtime(module))
+        found.loader = _Kept(module, found.loader)
         return found
-
-    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
-        """Yield a distribution for libraries that ask which version of Accelerate there is."""
-        is_asked = context.name in (None, ORIGINAL)
-        if is_asked and _found_by_others(self, ORIGINAL, None, None) is None:
-            yield _StandIn()
 
 
 def _found_by_others(
@@ -96,18 +93,6 @@ def _found_by_others(
             if spec is not None:
                 return spec if spec.has_location else None
     return None
-
-
-class _StandIn(Distribution):
-    """Accelerate as a distribution, of the version whose behaviour is that of `headway.compat`."""
-
-    def read_text(self, filename: str) -> str | None:
-        if filename != "METADATA":
-            return None
-        return f"Metadata-Version: 2.1\nName: {ORIGINAL}\nVersion: {headway.compat.__version__}\n"
-
-    def locate_file(self, path: Any) -> Path:
-        return Path(headway.compat.__path__[0], path)
 
 
 class _Kept(Loader):
@@ -154,8 +139,6 @@ class _Runtime(Loader):
 
         vars(module)["__getattr__"] = get
         vars(module)["__dir__"] = lambda: sorted({*vars(module), *dir(_compat(self._module))})
-        if not self._module:
-            vars(module)["__version__"] = headway.compat.__version__
 
     def _value(self, name: str, asked: str) -> Any:
         if is_module(f"{self._module}.{name}".removeprefix(".")):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.compat.forwarding import forward
 from headway.distributed.meeting import meet
-from headway.errors import CheckpointError, UsageError
+from headway.errors import CheckpointError
 
 if TYPE_CHECKING:
     from headway.checkpoint.training_state import Checkpoint
@@ -38,7 +38,6 @@ def save_fsdp_model(
     output_dir: Folder,
     model_index: int = 0,
     adapter_only: bool = False,
-    use_dcp: bool = True,
 ) -> None:
     """Save the weights of a model into `output_dir/pytorch_model_fsdp_0`; every rank calls this.
 
@@ -47,14 +46,12 @@ def save_fsdp_model(
         accelerator: the one that has prepared `model`.
         model_index: the number in the name of the folder.
         adapter_only: of a peft model, save what is trained alone.
-        use_dcp: False is refused: files are written by torch.distributed.checkpoint.
 
     Raises:
         CheckpointError: a rank could not save; an earlier folder still stands.
     """
     from headway.training.models import is_peft_model
 
-    _require_dcp(use_dcp)
     training = accelerator.parts.training.only(model)
     [inner] = training.inner_models
     weights = training.strategy.own_state_dict(inner)
@@ -71,7 +68,6 @@ def load_fsdp_model(
     input_dir: Folder,
     model_index: int = 0,
     adapter_only: bool = False,
-    use_dcp: bool = True,
 ) -> LoadResult:
     """Load what `save_fsdp_model` saved; every rank calls this.
 
@@ -80,7 +76,6 @@ def load_fsdp_model(
     """
     from headway.training.models import is_peft_model
 
-    _require_dcp(use_dcp)
     training = accelerator.parts.training.only(model)
     [inner] = training.inner_models
     is_part = adapter_only and is_peft_model(inner)
@@ -97,14 +92,12 @@ def save_fsdp_optimizer(
     model: Any,
     output_dir: Folder,
     optimizer_index: int = 0,
-    use_dcp: bool = True,
 ) -> None:
     """Save what an optimizer remembers into `output_dir/optimizer_0`; every rank calls this.
 
     Raises:
         CheckpointError: a rank could not save; an earlier folder still stands.
     """
-    _require_dcp(use_dcp)
     training = accelerator.parts.training.only(model, optimizer)
     _save(training, Path(output_dir, f"optimizer_{optimizer_index}"), [])
 
@@ -117,7 +110,6 @@ def load_fsdp_optimizer(
     input_dir: Folder,
     optimizer_index: int = 0,
     adapter_only: bool = False,
-    use_dcp: bool = True,
 ) -> None:
     """Load what `save_fsdp_optimizer` saved; every rank calls this.
 
@@ -126,7 +118,6 @@ def load_fsdp_optimizer(
     """
     from headway.checkpoint.training_state import Optimizers
 
-    _require_dcp(use_dcp)
     training = accelerator.parts.training.only(model, optimizer)
     folder = _named(input_dir, f"optimizer_{optimizer_index}")
     _load(training, folder, [], [Optimizers(training)])
@@ -173,12 +164,3 @@ def _named(folder: Folder, name: str) -> Path:
     """Return the folder of this name in another one, which may be it already."""
     given = Path(folder)
     return given if given.name == name else given / name
-
-
-def _require_dcp(use_dcp: bool) -> None:
-    if not use_dcp:
-        raise UsageError(
-            "use_dcp is False",
-            where="the script's call that saves or loads a sharded model or optimizer",
-            fix="leave it out: each rank writes its own part in any case",
-        )
