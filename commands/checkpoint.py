@@ -34,7 +34,7 @@ ACTIONS = ("ls", "verify", "prune", "export")
 _ONLY_OF = {"keep": "prune", "leftovers": "prune", "model": "export", "json": "ls"}
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
-                   complete, incomplete, closed (to this user) or damaged, as far as sizes show
+                   complete, incomplete or unreadable, as far as sizes show
 verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
                    all that a folder has; 1 if one is damaged
 prune FOLDER       remove all but the newest --keep checkpoints

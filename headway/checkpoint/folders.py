@@ -25,7 +25,6 @@ from headway.checkpoint.manifest import (
     NAME,
     Manifest,
     files_below,
-    is_below_link,
     read_manifest,
     unlisted_files,
     verify,
@@ -37,7 +36,6 @@ FOLDER = "checkpoints"
 """Below a project's folder, for checkpoints that the script does not name."""
 
 _NUMBERED, _STEP = "checkpoint_", "step_"
-_ABANDONED_AFTER_S = 600.0
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # also for another name: on btrfs, say
@@ -433,25 +431,21 @@ def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointEr
 
 
 def remove_abandoned(project: Path) -> None:
-    """Remove what saves that did not end have left, if nothing has been written there for long."""
+    """Remove what saves of earlier runs have left; one run at a time saves to a project."""
     for left in leftovers_in(project / FOLDER):
-        with suppress(OSError):
-            written_at = max(one.stat().st_mtime for one in (left, *left.rglob("*")))
-            if time.time() - written_at > _ABANDONED_AFTER_S:
-                remove(left)
+        remove(left)
 
 
 class State(str, Enum):
     """How a checkpoint looks from its manifest, and the sizes of its files; their bytes may differ.
 
-    INCOMPLETE: files are missing, or its save has not ended. CLOSED: this user may not read its
-    manifest, or look into its folders. DAMAGED: its manifest is none, or a file has another size.
+    INCOMPLETE: files are missing or have other sizes, or its save has not ended. UNREADABLE: its
+    manifest cannot be read; to verify the checkpoint says why.
     """
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
-    CLOSED = "closed"
-    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
 
 
 class Listed(NamedTuple):
@@ -475,39 +469,17 @@ def _look_at(path: Path) -> Listed:
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return Listed(path, State.CLOSED if _is_closed(path / NAME) else State.DAMAGED, None)
-    states = {
-        State.DAMAGED if is_below_link(path, file.path) else _state_of(path / file.path, file.size)
-        for file in manifest.files
-    }
-    worst = next((one for one in reversed(State) if one in states), State.COMPLETE)
-    return Listed(path, worst, manifest)
+        return Listed(path, State.UNREADABLE, None)
+    is_whole = all(_has_size(path / file.path, file.size) for file in manifest.files)
+    return Listed(path, State.COMPLETE if is_whole else State.INCOMPLETE, manifest)
 
 
-def _is_closed(path: Path) -> bool:
-    """Return whether there is a file that this user may not read, as far as permissions show."""
-    try:
-        os.lstat(path)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    is_effective = os.access in os.supports_effective_ids
-    return not os.access(path, os.R_OK, effective_ids=is_effective, follow_symlinks=False)
-
-
-def _state_of(path: Path, size: int) -> State:
-    """Return the state of one file that is to have so many bytes."""
+def _has_size(path: Path, size: int) -> bool:
     try:
         status = os.lstat(path)
-    except FileNotFoundError:
-        return State.INCOMPLETE
-    except PermissionError:
-        return State.CLOSED
     except OSError:
-        return State.DAMAGED
-    is_right = stat.S_ISREG(status.st_mode) and status.st_size == size
-    return State.COMPLETE if is_right else State.DAMAGED
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 # ---------------------------------------------------------------------- names, disks

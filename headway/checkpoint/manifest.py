@@ -18,7 +18,7 @@ from headway.contract.typed import parse, plain, read
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
-FORMAT = 4
+FORMAT = 5
 """The version of the layout of checkpoints. A checkpoint of any other is refused."""
 
 _LONGEST = 64 * 2**20  # bytes of a manifest; a million files
@@ -44,7 +44,6 @@ class Manifest(NamedTuple):
     headway: str  # versions
     torch: str
     python: str
-    commit: str  # of the script's git repository; empty outside of one
     saved_at: float  # seconds since the epoch; later than that of older ones in the same folder
     launched_at: float  # when the launch that saved it began, which restarts keep; 0: none did
     step: int  # optimizer steps done
@@ -237,7 +236,7 @@ def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 def _problem_with(folder: Path, file: File) -> str:
     """Return how a file differs from what the manifest says; empty if it does not."""
-    if is_below_link(folder, file.path):
+    if _is_below_link(folder, file.path):
         return "it is below a link"
     with _opened(folder / file.path) as handle:
         status = os.fstat(handle)
@@ -249,7 +248,7 @@ def _problem_with(folder: Path, file: File) -> str:
     return "" if found == file else _OTHER_CHECKSUM
 
 
-def is_below_link(folder: Path, path: str) -> bool:
+def _is_below_link(folder: Path, path: str) -> bool:
     """Return whether a link is among the folders from a checkpoint to one of its files."""
     parents = PurePosixPath(path).parent.parts
     return os.path.realpath(folder.joinpath(*parents)) != os.path.join(

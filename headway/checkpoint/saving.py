@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import platform
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -107,11 +103,7 @@ def prepare_checkpoint(
     """
     rank, _ = rank_and_size()
 
-    def begun() -> str:
-        _git_commit()  # asked for by the thread that trains: see there
-        return begin(target).name
-
-    name = on_rank_0(begun)
+    name = on_rank_0(lambda: begin(target).name)
     # absolute, as a hook or the script may change its working directory before all is written
     target = agree(target.absolute)
     pending = target.with_name(name)
@@ -199,7 +191,6 @@ def commit_files(
         headway=__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        commit=_git_commit(),
         saved_at=next_time(target.parent),
         launched_at=progress.launched_at,
         step=progress.step,
@@ -211,22 +202,6 @@ def commit_files(
     keep_unlisted(target, pending)
     commit(pending, target)
     return manifest.saved_at
-
-
-@functools.cache
-def _git_commit() -> str:
-    """Return the commit of the script's git repository; empty outside of one, or without git.
-
-    It is asked for once, and not while a checkpoint is written in the background: a loader's worker
-    that is forked while another thread starts a process inherits the pipe by which that thread
-    waits for its program, and keeps it waiting for as long as the worker lives.
-    """
-    script = getattr(sys.modules["__main__"], "__file__", None) or "."
-    command = ["git", "-C", os.path.dirname(os.path.abspath(script)), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

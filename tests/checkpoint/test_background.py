@@ -60,24 +60,6 @@ def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
     assert addresses[0] == addresses[1]
 
 
-def test_no_process_is_started_while_a_checkpoint_is_written_beside_the_training(
-    accelerator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-
-    class Popen(subprocess.Popen[Any]):
-        def __init__(self, *words: Any, **options: Any) -> None:
-            threads.append(threading.current_thread())
-            super().__init__(*words, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", Popen)
-    saving._git_commit.cache_clear()
-    for _ in range(2):
-        accelerator.save_state(wait=False)
-    accelerator.wait_for_checkpoint()
-    assert threads == [threading.main_thread()]
-
-
 @pytest.mark.parametrize("how", ["wait", "save", "load", "end"])
 def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
     how: str, accelerator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
