@@ -1,4 +1,4 @@
-"""Draw docs/top.svg and docs/page.png, of a real run with a slow rank.
+"""Draw docs/footer.svg, docs/top.svg and docs/page.png, of a real run with a slow rank.
 
     make pictures      from the root of the repository, on Linux; needs unshare, ip and chromium
 
@@ -66,6 +66,7 @@ def main() -> None:
         make_stage(Path(folder))
         with start(LAUNCH, "--steps", "400", rows=14, columns=100) as launch:
             read(20, launch)
+            write("footer.svg", LAUNCH, launch)
             with start("top", rows=24, columns=100) as top:
                 read(5, launch, top)
                 write("top.svg", "top", top)

@@ -274,7 +274,7 @@ _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each o
     "mps_fallback": _mps_fallback,
     "strategy": _always(DDP, "every rank has the whole model"),
     "wrap": _always(AUTO, "the blocks that the model repeats"),
-    "status": _always(AUTO, "a line each minute"),
+    "status": _always(AUTO, "a line below a terminal's output, one a minute in a file"),
     "threads_per_process": _threads,
     "num_machines": _always(Machines(1), "one machine"),
     "machine_rank": _machine_rank,

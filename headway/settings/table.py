@@ -264,9 +264,9 @@ class Settings:
     status = Setting[str](
         read_status,
         AUTO,
-        "print how the run is doing, where ranks report optimizer steps: a line each minute "
-        "(auto), or after each time like 30s; or off",
-        metavar="off|auto|30s",
+        "how the run is doing, where ranks tell of optimizer steps: a line below the output of a "
+        "terminal, and elsewhere one each minute (auto); a line after each time like 60s; or off",
+        metavar="off|auto|60s",
         obeyed_by=Obeyer.LAUNCHER,
     )
     log_dir = Setting[str | None](

@@ -17,14 +17,16 @@ from headway.launcher.output.sinks import Sink, is_same_file
 _NOTICE_S = 1.0  # a wait for a reader is announced after this
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # SGR codes; red is for errors
 _NAMES = {1: "stdout", 2: "stderr"}
-_STATUS_EVERY_S = 60.0
+_BELOW_FROM_S, _BELOW_EVERY_S = 10.0, 1.0  # the status line, on a terminal
+_LINE_EVERY_S = 60.0  # and elsewhere
 _NEVER = float("inf")
 
 
 class Console:
     """The launcher's stdout and stderr, shared by all ranks; used by one thread after `begin`.
 
-    With `ranks`, only those are shown; with `is_raw`, every byte is passed on as it is.
+    With `ranks`, only those are shown; with `is_raw`, every byte is passed on as it is. `moves`:
+    the terminal obeys movements of its cursor.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Console:
         colored: bool,
         ranks: Collection[int] | None,
         is_raw: bool = False,
+        moves: bool = False,
     ) -> None:
         self.is_raw = is_raw
         self.on_change: Callable[[], None] = lambda: None
@@ -50,6 +53,8 @@ class Console:
         if not is_same_file(sys.stdout, sys.stderr):
             error = Sink(self._fds[2], sys.stderr.isatty(), self._note_change)
         self._sinks = {1: out, 2: error}
+        terminals = (one for one in (error, out) if one.is_terminal)
+        self._sink_below = next(terminals, None) if moves and not is_raw else None
         self._lost: set[Sink] = set()
         self._first = 0  # the lowest rank that is shown
 
@@ -70,6 +75,16 @@ class Console:
     def shows(self, rank: int) -> bool:
         """Return whether the output of this rank is shown."""
         return self._ranks is None or rank in self._ranks
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether there is a terminal on which lines have their places."""
+        return self._sink_below is not None
+
+    def show_below(self, text: str) -> None:
+        """Let a line be below all output on the terminal, until the next one; empty: none."""
+        if self._sink_below is not None:
+            self._sink_below.show_below(text)
 
     def is_terminal(self, target: int) -> bool:
         return self._sinks[target].is_terminal
@@ -135,6 +150,7 @@ class Console:
 
         The output for a stream that accepts nothing for `patience_s` seconds is discarded.
         """
+        self.show_below("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
             if not sink.wait(time.monotonic() + min(_NOTICE_S, patience_s)):
@@ -194,10 +210,11 @@ class Console:
 
 
 class StatusLine:
-    """Prints how the run is doing in a line every `every_s` seconds (None: a minute).
+    """Shows how the run is doing in one line, at its times: what `describe` returns, if anything.
 
-    The line is what `describe` returns, if anything. The thread that reads the ranks' output calls
-    it.
+    It is a line of its own every `every_s` seconds; with None it is below the output of a terminal
+    from the tenth second on, and comes once a minute elsewhere. The thread that reads the ranks'
+    output calls it.
     """
 
     def __init__(
@@ -205,15 +222,20 @@ class StatusLine:
     ) -> None:
         self._console = console
         self._describe = describe
-        self._every_s = every_s or _STATUS_EVERY_S
-        self.due = time.monotonic() + self._every_s
+        self._is_below = every_s is None and console.has_terminal
+        self._every_s = _BELOW_EVERY_S if self._is_below else every_s or _LINE_EVERY_S
+        self.due = time.monotonic() + (_BELOW_FROM_S if self._is_below else self._every_s)
 
     def show_due(self, now: float) -> None:
-        """Print the line, if it is time."""
-        if now >= self.due:
-            self.due = now + self._every_s
-            if line := self._describe():
-                self._console.warn(line)
+        """Show the line, if it is time."""
+        if now < self.due:
+            return
+        self.due = now + self._every_s
+        line = self._describe()
+        if self._is_below:
+            self._console.show_below(line)
+        elif line:
+            self._console.warn(line)
 
 
 class _OwnText(io.TextIOBase):

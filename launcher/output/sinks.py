@@ -1,4 +1,4 @@
-"""The launcher's own stdout and stderr, each written by a thread of its own.
+"""The launcher's own stdout and stderr, each written by a thread of its own; a line below them.
 
 Writing may block for as long as a reader likes; nothing else may. `Sink.show` only adds to a queue,
 and whoever reads the ranks' pipes asks `is_full` first: the pipes fill, and the ranks wait, as they
@@ -16,8 +16,16 @@ from collections.abc import Callable
 from typing import TextIO
 
 MAX_QUEUED = 2**20  # bytes; with more, the ranks wait
+_REDRAW_S = 0.05  # the line below is drawn again after output no more often
+_NEVER = float("inf")
 _PIECE = 2**16  # bytes written at once, so that a slow reader is told from one that has stopped
 _REDRAWN = re.compile(rb"\r(?!\n|$)")
+_COLORS = re.compile(rb"\x1b\[[0-9;]*[mK]")
+_LONGEST = 4096  # bytes of an unfinished line that are looked at
+_SAVE, _RESTORE = b"\x1b7", b"\x1b8"
+_TO_LINE_BELOW = b"\x1b[B\r"
+_MAKE_ROOM = b"\x1bD\x1b[A"  # scrolls where the cursor is in the last line, and comes back
+_ERASE = b"\x1b[J"  # from the cursor on, also what a narrower terminal has wrapped
 
 Owner = tuple[int, int]
 """A rank, and 1 or 2 for its stdout or stderr."""
@@ -42,6 +50,9 @@ class Sink:
         self._size = 0  # bytes queued, and not yet written
         self._moved_at = 0.0  # the last byte was accepted, or the first one queued
         self._is_abandoned = False
+        self._below = LineBelow(fd) if is_terminal else None
+        self._redraw_at = _NEVER  # the line below, on the monotonic clock
+        self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="headway-sink", daemon=True)
         self._thread.start()
 
@@ -87,6 +98,14 @@ class Sink:
                     self._add(b"\n")
                 self._add(data)
 
+    def show_below(self, text: str) -> None:
+        """Let a line be below all else on the terminal, until the next one; empty: none."""
+        with self._changed:
+            if self._below is not None:
+                self._below.text = text
+                self._redraw_at = 0.0
+                self._changed.notify_all()
+
     def end_line(self) -> None:
         """Queue the end of a line that a rank has left unfinished."""
         with self._changed:
@@ -105,7 +124,7 @@ class Sink:
     def wait(self, until: float) -> bool:
         """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""
         with self._changed:
-            while self._size:
+            while self._size or (self._below is not None and self._below.is_left_over):
                 left_s = until - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(min(left_s, threading.TIMEOUT_MAX)):
                     return False
@@ -142,18 +161,48 @@ class Sink:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._queue or self._is_abandoned):
-                    self._changed.wait()
+                while not (self._queue or self._is_abandoned or self._wait_s() == 0):
+                    self._changed.wait(self._wait_s())
                 if self._is_abandoned:
                     return
-                data = memoryview(b"".join(self._queue))
+                output = b"".join(self._queue)
+                data = memoryview(output)
                 self._queue.clear()
             try:
+                if self._below is not None:
+                    self._write_own(self._below.erase())
                 while data and not self._is_abandoned:
                     data = data[self._write(data[:_PIECE]) :]
+                if self._below is not None:
+                    self._draw_below(self._below, output)
             except OSError as error:
                 self.abandon(error)
                 self._on_change()
+
+    def _wait_s(self) -> float | None:
+        """Return how long there is nothing to do for the line below; None: for ever."""
+        if self._redraw_at == _NEVER:
+            return None
+        return min(max(self._redraw_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+
+    def _draw_below(self, below: LineBelow, output: bytes) -> None:
+        """Draw the line below again, at once unless that was just done."""
+        below.note(output)
+        now, may_at = time.monotonic(), self._drawn_at + _REDRAW_S
+        with self._changed:
+            is_late = not below.text or now >= may_at
+            self._redraw_at = _NEVER if is_late else may_at
+            drawing = below.draw() if is_late else b""
+            self._changed.notify_all()  # it may have been taken away for good
+        if drawing:
+            self._drawn_at = now
+            self._write_own(drawing)
+
+    def _write_own(self, data: bytes) -> None:
+        """Write what is not counted: the line below."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[write_some(self._fd, rest) :]
 
     def _write(self, data: memoryview) -> int:
         written = write_some(self._fd, data)
@@ -195,3 +244,64 @@ def is_same_file(one: TextIO, other: TextIO) -> bool:
     """Return whether two streams are one file, terminal or pipe."""
     first, second = os.fstat(one.fileno()), os.fstat(other.fileno())
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
+class LineBelow:
+    """A line below all that a terminal shows: the bytes that draw it, and that take it away again.
+
+    It is there only while the cursor is where a line begins, or behind a progress bar, which stays
+    in place; a prompt has the terminal for itself. So does a shell, while the run is in the
+    background.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.text = ""  # empty: there is to be nothing
+        self._fd = fd
+        self._rest = b""  # of the unfinished line
+        self._to_erase = b""  # while it is drawn
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether it is drawn and should not be."""
+        return bool(self._to_erase) and not self.text
+
+    def erase(self) -> bytes:
+        """Return what takes it away, before something is written; empty if it is not there."""
+        bytes_, self._to_erase = self._to_erase, b""
+        return bytes_
+
+    def note(self, written: bytes | memoryview) -> None:
+        """Take what was written since."""
+        self._rest = (self._rest + bytes(written)).rpartition(b"\n")[2][-_LONGEST:]
+
+    def draw(self) -> bytes:
+        """Return what draws it, after `erase`; empty where it has no place now."""
+        rest = _COLORS.sub(b"", self._rest)
+        is_bar = b"\r" in rest and b"\x1b" not in rest
+        if not self.text or not (is_bar or not rest) or not self._is_in_foreground():
+            return b""
+        try:
+            columns = os.get_terminal_size(self._fd).columns
+        except OSError:  # it has been closed
+            return b""
+        text = _fit(self.text, max(columns - 1, 0)).encode("ascii", "replace")
+        if is_bar:
+            self._to_erase = _SAVE + _TO_LINE_BELOW + _ERASE + _RESTORE
+            return _MAKE_ROOM + _SAVE + _TO_LINE_BELOW + text + _RESTORE
+        self._to_erase = b"\r" + _ERASE
+        return text + b"\r"
+
+    def _is_in_foreground(self) -> bool:
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # it is not the terminal that controls this process
+            return False
+
+
+def _fit(text: str, columns: int) -> str:
+    """Leave out parts between the first and the last one, the longest first, until it fits."""
+    parts = text.split("  ")
+    while len(text) > columns and len(parts) > 2:
+        parts.remove(max(parts[1:-1], key=len))
+        text = "  ".join(parts)
+    return text[:columns]

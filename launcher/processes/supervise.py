@@ -69,6 +69,7 @@ def supervise(
         colored=colored,
         ranks=() if is_debugged else settings.ranks,
         is_raw=is_raw,
+        moves=environ.get("TERM", "dumb") != "dumb",
     )
     figures = RunFigures()
     status = None
