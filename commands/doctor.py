@@ -61,15 +61,6 @@ LIVE = ("torch runs", "profile")
 TORCH_TIMEOUT_S = 120
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
-MIN_OPEN_FILES = 4096  # workers and the tensors that they share need descriptors
-MIN_PROCESSES = 1024
-
-SLOW_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING": "kernel launches are synchronous",
-    "NCCL_P2P_DISABLE": "GPUs communicate through host memory",
-    "NCCL_SHM_DISABLE": "ranks on this machine communicate over the network",
-    "NCCL_IB_DISABLE": "InfiniBand is not used",
-}
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 ASK_TORCH = """\
@@ -129,8 +120,7 @@ def machine_problems(machine: Machine) -> list[Check]:
         checks += [
             _cores(machine, machine.host),
             *_shared_memory(machine.host),
-            *_limits(machine.host),
-            *_variables(machine.host),
+            _variables(machine.host),
         ]
     return checks
 
@@ -223,57 +213,14 @@ def _shared_memory(host: Host) -> Iterator[Check]:
     yield Check("/dev/shm", WARNING, what, [run("docker run --shm-size=8g"), mount])
 
 
-def _limits(host: Host) -> Iterator[Check]:
-    low = []
-    for name, limit, least, flag in (
-        ("open files", host.open_files, MIN_OPEN_FILES, "-n 65536"),
-        ("processes", host.processes, MIN_PROCESSES, "-u 65536"),
-    ):
-        if limit is not None and 0 <= limit < least:
-            low.append((f"{limit} {name}", f"ulimit {flag}"))
-    if host.infiniband and host.locked_bytes is not None and host.locked_bytes >= 0:
-        low.append((f"{host.locked_bytes // 1024} KiB of locked memory", "ulimit -l unlimited"))
-    for what, command in low:
-        yield Check("limits", WARNING, f"the limit is only {what}", [run(command)])
-    if not low:
-        yield Check("limits", OK, "open files, processes, locked memory")
-
-
-def _variables(host: Host) -> Iterator[Check]:
-    variables, found = host.variables, []
-    stale = [name for name in LAUNCH_VARIABLES if name in variables]
-    if stale:
-        what = (
-            f"{', '.join(stale)}: left over from another launch; plain python would wait for its "
-            "ranks"
-        )
-        found.append((WARNING, what, f"unset {' '.join(stale)}"))
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if _names_no_interface(name, host):
-            what = (
-                f"{name}={variables[name]}: no such network interface; there are "
-                f"{', '.join(host.interfaces)}"
-            )
-            found.append((ERROR, what, f"unset {name}"))
-    for name, effect in SLOW_VARIABLES.items():
-        if variables.get(name, "0") not in ("", "0"):
-            found.append((WARNING, f"{name}={variables[name]}: {effect}", f"unset {name}"))
-    for status, what, command in found:
-        yield Check("variables", status, what, [run(command)])
-    if not found:
-        yield Check("variables", OK, f"{len(variables)} that affect training")
-
-
-def _names_no_interface(variable: str, host: Host) -> bool:
-    """Return whether there is none; NCCL takes prefixes, "=" exact names, "^" exclusions."""
-    text = host.variables.get(variable, "")
-    if not text or text.startswith("^") or not host.interfaces:
-        return False
-    is_exact = variable.startswith("GLOO") or text.startswith("=")
-    names = text.removeprefix("=").split(",")
-    return not any(
-        one in names or (not is_exact and one.startswith(tuple(names))) for one in host.interfaces
+def _variables(host: Host) -> Check:
+    stale = [name for name in LAUNCH_VARIABLES if name in host.variables]
+    if not stale:
+        return Check("variables", OK, f"{len(host.variables)} that affect training")
+    what = (
+        f"{', '.join(stale)}: left over from another launch; plain python would wait for its ranks"
     )
+    return Check("variables", WARNING, what, [run(f"unset {' '.join(stale)}")])
 
 
 def _live_checks(machine: Machine) -> Iterator[Check]:

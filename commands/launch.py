@@ -19,15 +19,8 @@ from headway.commands.program import program_from
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import NEWEST
 from headway.devices.table import kind_of
-from headway.errors import (
-    CheckpointError,
-    Code,
-    ConfigError,
-    Problem,
-    WorkerFailed,
-)
+from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan, summary
@@ -173,7 +166,7 @@ def _make_plan(launch: _Launch) -> None:
     if launch.is_here:
         from headway.launcher.processes.log_folder import log_dir_problems
 
-        problems += log_dir_problems(settings) + _resume_problems(settings)
+        problems += log_dir_problems(settings)
     plan = build_plan(
         settings,
         launch.machine,
@@ -189,28 +182,6 @@ def _make_plan(launch: _Launch) -> None:
     )
     stronger = overridden(launch.profiles) if parsed.profile else []
     launch.plan = plan._replace(notes=(*plan.notes, *stronger))
-
-
-def _resume_problems(settings: Settings) -> list[Problem]:
-    """Return why a launch cannot go on from `resume`; its files are looked at by the script."""
-    if settings.resume in (None, *NEWEST) or "resume" in settings.unread:
-        return []
-    from pathlib import Path
-
-    from headway.checkpoint.folders import resolve_checkpoint
-    from headway.checkpoint.manifest import read_manifest
-    from headway.libraries.folders import is_of_library
-
-    path = Path(settings.resume).expanduser()
-    if is_of_library(path):
-        return []
-    try:
-        read_manifest(resolve_checkpoint(path))
-    except CheckpointError as error:
-        (problem,) = error.problems
-        where = f"{settings.origin('resume')}; {problem.where}"
-        return [problem._replace(where=where, code=Code.BAD_VALUE, names=("resume",))]
-    return []
 
 
 def _print_plan(launch: _Launch) -> int | None:

@@ -32,8 +32,7 @@ GROUPS = {
         "adopt": "list what scripts take from Accelerate, and change their imports",
     },
     "watch": {
-        "ps": "list your running launches on this machine",
-        "top": "show the ranks of running launches, where their time goes, and which one is slow",
+        "top": "list running launches, show their ranks, where time goes, and which one is slow",
         "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
     },
     "look back": {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
@@ -23,8 +21,6 @@ UNKNOWN = "unknown"
 """How a run ended that nobody saw."""
 _LEAST_STEPS = 20  # of a run in which a rank can be called slow
 _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took")
-_NARROW_HEAD = ("run", "script", "ranks", "ended", "took")  # of a terminal with fewer columns
-_WIDE = 120
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,11 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.json:
         print(json.dumps([as_json(record) for record in records], indent=2))
     else:
-        is_narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE
-        head = _NARROW_HEAD if is_narrow else _HEAD
-        rows = [_row(record, _script(record, records)) for record in records]
-        shown_rows = [[row[_HEAD.index(name)] for name in head] for row in rows]
-        print_table(head, shown_rows, shortened="script")
+        print_table(_HEAD, [_row(record, _script(record, records)) for record in records])
         if records and (line := command_line(records[-1])):
             say(f"the newest again: {line}")
     for line in refused:

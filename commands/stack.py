@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import psutil
 
 from headway.commands.flags import Parser, bad_words
-from headway.commands.ps import print_runs
+from headway.commands.tables import print_table
+from headway.commands.top import HEAD, row_of
 from headway.errors import LaunchError
 from headway.launcher.diagnosis.run_socket import Run, ask_for_stacks, list_runs
 
@@ -59,7 +60,7 @@ def _process(text: str) -> psutil.Process:
         return psutil.Process(int(text))
     except (ValueError, psutil.NoSuchProcess):
         raise bad_words(
-            f"{text!r} is not the id of a running process", fix="`headway ps` lists your launches"
+            f"{text!r} is not the id of a running process", fix="`headway top` lists your launches"
         ) from None
 
 
@@ -68,7 +69,7 @@ def _only_run() -> Run:
     if len(runs) == 1:
         return runs[0]
     if runs:
-        print_runs(runs)
+        print_table(HEAD, [row_of(run) for run in runs])
         raise bad_words(
             f"{len(runs)} launches run on this machine",
             fix=f"pass the process id of one: `headway stack {runs[-1].pid}`",

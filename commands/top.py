@@ -10,14 +10,16 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.commands.flags import Parser, bad_words
-from headway.commands.ps import HEAD, row_of
-from headway.commands.tables import print_table
+from headway.commands.tables import print_table, when
 from headway.contract.records import shown
 from headway.contract.sizes import size
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+HEAD = ("pid", "program", "ranks", "since")
+"""Of a table of launches."""
 
 _EVERY_S = 1.0
 _NO_STEP = "no rank has told of an optimizer step yet"
@@ -54,9 +56,10 @@ def main(argv: Sequence[str]) -> int:
         "top",
         "Show your running launches on this machine, and one row for each rank of one of them: "
         "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
-        "Where the time of a step goes is known of scripts that use an Accelerator.",
+        "Where the time of a step goes is known of scripts that use an Accelerator. A single "
+        "process has no launcher, and is shown only with `headway launch --supervise`.",
         usage="headway top [RUN] [--json]",
-        appendix="\nRUN: the process id of a launch, as in `headway ps`; by default the newest\n",
+        appendix="\nRUN: the process id of a launch, as in its table; by default the newest\n",
     )
     parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
     parsed, words = parser.parse_words(argv)
@@ -87,9 +90,16 @@ def _chosen(word: str | None) -> list[Watched]:
     if not found:
         raise bad_words(
             f"{word!r} is not the process id of a running launch of yours",
-            fix="`headway ps` lists them",
+            fix="`headway top` lists them",
         )
     return found
+
+
+def row_of(run: Run) -> tuple[str, ...]:
+    """Return the cells of a launch."""
+    if run.is_suspended:
+        return str(run.pid), "-", "its launcher is suspended", when(run.began_at)
+    return str(run.pid), shown(run.program), run.ranks, when(run.began_at)
 
 
 class _Table(NamedTuple):

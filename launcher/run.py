@@ -109,7 +109,7 @@ def interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
 
 
 def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
-    """Answer `headway ps` and `headway stack`; a launch that cannot is run all the same."""
+    """Answer `headway top` and `headway stack`; a launch that cannot is run all the same."""
     from headway.launcher.diagnosis.run_socket import Run, RunSocket
 
     settings = plan.settings

@@ -80,7 +80,7 @@ def import_file(argv: Sequence[str]) -> int:
     if len(words) != 1:
         parser.error("one file of `accelerate config` is required")
     where = shown(words[0])
-    text = read_text(words[0], "configuration", may_be_pipe=True)
+    text = read_text(words[0], "configuration")
     config = _texts_at(compose(text, Origin(Layer.IMPORTED, where)), where)
     imported = from_accelerate(config if isinstance(config, dict) else {}, where)
     origin = Origin(Layer.IMPORTED, reason=where)

@@ -75,7 +75,7 @@ def read_hostfile(path: str, where: str) -> Hosts:
 
     `where` says what named it, for messages.
     """
-    lines = read_text(path, "hostfile", where=where, may_be_pipe=True).splitlines()
+    lines = read_text(path, "hostfile", where=where).splitlines()
     try:
         named = [line.partition("#")[0].split() for line in lines]
         return _distinct([_read_line(words) for words in named if words])

@@ -193,19 +193,13 @@ def text_at(path: str) -> str:
     return read_text(path) if is_there(path) else ""
 
 
-def read_text(
-    path: str, kind: str = "profile", *, where: str = "", may_be_pipe: bool = False
-) -> str:
-    """Return the text of a file of at most MAX_BYTES.
+def read_text(path: str, kind: str = "profile", *, where: str = "") -> str:
+    """Return the text of a file or pipe of at most MAX_BYTES.
 
-    `kind` and `where` say what the file is and what named it, for messages. If it `may_be_pipe`, a
-    terminal or a pipe is read as well.
+    `kind` and `where` say what the file is and what named it, for messages.
     """
     where = where or shown(path)
     try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode) or not (may_be_pipe or stat.S_ISREG(mode)):
-            raise ConfigError(f"the {kind} is not a file", where=where, fix="pass a regular file")
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:

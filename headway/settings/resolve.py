@@ -25,7 +25,6 @@ from headway.settings.setting import (
     VARIABLE_PREFIX,
     Machines,
     Setting,
-    SetTwice,
     Shape,
     Value,
 )
@@ -149,8 +148,6 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
         Layer.ASSIGNMENT: f"write {row.name}={example}",
         Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.as_flag(row.metavar)}",
     }.get(entry.origin.layer, f"write `{row.name}: {example}`" + ", or remove it" * is_optional)
-    if isinstance(error, SetTwice):
-        fix = "keep one value of each"
     what = f"{row.name} is {written!r}, {error}"
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 

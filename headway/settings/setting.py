@@ -372,10 +372,6 @@ def read_host(raw: Raw) -> str:
     return host
 
 
-class SetTwice(ValueError):
-    """A map gives a name more than one value."""
-
-
 def read_variables(raw: Raw) -> dict[str, str]:
     """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
     words = [] if isinstance(raw, Mapping) else _words(raw)
@@ -421,5 +417,5 @@ def _pairs(raw: Raw, words: Sequence[str]) -> dict[str, str]:
     names = [name for name, _ in pairs]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         verb = "is" if len(twice) == 1 else "are"
-        raise SetTwice(f"in which {', '.join(twice)} {verb} set twice")
+        raise ValueError(f"in which {', '.join(twice)} {verb} set twice: keep one value of each")
     return dict(pairs)

@@ -1,4 +1,4 @@
-"""The socket on which a launcher answers `headway ps`, `stack` and `top` of the same user.
+"""The socket on which a launcher answers `headway stack` and `top` of the same user.
 
 On Linux its name is in the abstract namespace: it needs no folder, nobody can put a file in its
 place, and the kernel removes it with the launcher. Both ends ask the kernel who the other one is.
@@ -28,6 +28,7 @@ _PREFIX = "headway-run"
 _TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
 _PAUSE_S = 0.1
 _LONGEST_REQUEST = 4096  # bytes
+_NONE: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}  # of a suspended launch
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
@@ -129,10 +130,14 @@ def _run_at(address: str) -> Run | None:
     try:
         return _ask(address, {}, _TIMEOUT_S)[0]
     except _NoAnswer as late:
-        (pid,) = late.args
-        if not read_state(pid).is_stopped:
-            return None
-        return Run(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
+        return _suspended(*late.args)
+
+
+def _suspended(pid: int) -> Run | None:
+    """Return the launch of a launcher that does not answer; None unless it is suspended."""
+    if not read_state(pid).is_stopped:
+        return None
+    return Run(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
 
 
 class _NoAnswer(Exception):
@@ -158,10 +163,12 @@ def ask_for_figures() -> list[tuple[Run, dict[str, Any]]]:
     """Return this user's launches on this machine, the oldest first, each with its figures."""
     answers = []
     for address in _addresses():
-        with suppress(_NoAnswer):
+        try:
             run, answer = _ask(address, {"figures": "all"}, _TIMEOUT_S)
-            if run is not None:
-                answers.append((run, answer["figures"]))
+        except _NoAnswer as late:
+            run, answer = _suspended(*late.args), {"figures": _NONE}
+        if run is not None:
+            answers.append((run, answer["figures"]))
     return sorted(answers, key=lambda one: one[0].began_at)
 
 

@@ -90,14 +90,6 @@ def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
     assert f"{FOLDER / 'checkpoint_11'}: ok" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", [FOLDER, FOLDER.parent, FOLDER / "checkpoint_10"])
-def test_a_launch_resumes_from_a_checkpoint_or_the_folder_of_a_project(path: Path) -> None:
-    Path("train.py").touch()
-    launch = ["launch", "--dry-run", "--cpu", "--resume"]
-    assert main([*launch, str(path), "train.py"]) == 0
-    assert main([*launch, str(path / "no"), "train.py"]) == ConfigError.exit_code
-
-
 def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

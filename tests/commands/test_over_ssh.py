@@ -120,7 +120,7 @@ def test_a_hostfile_may_come_from_a_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("/dev/zero", "larger"), (".", "is not a file"), ("missing", "No such")]
+    ("path", "reason"), [("/dev/zero", "larger"), (".", "Is a directory"), ("missing", "No such")]
 )
 def test_a_hostfile_that_cannot_be_read_is_refused(path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

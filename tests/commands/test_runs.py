@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.main import main
 from headway.contract.records import METRICS, Kept
 from headway.history import store
 from headway.history.record import Restart
@@ -48,27 +47,6 @@ def test_scripts_of_one_name_are_told_apart_by_their_paths() -> None:
     for script in ("/work/a/main.py", "/work/b/main.py", "/work/train.py"):
         write_run(script=script, program=os.path.basename(script))
     assert [row[3] for row in rows_listed()] == ["/work/a/main.py", "/work/b/main.py", "train.py"]
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_long_name_of_a_script_is_shortened_to_the_width_of_a_terminal(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = f"first_{'x' * 240}_last.py"
-    write_run(program=long, script=f"/work/{long}")
-    write_run()
-    assert long in run("runs")[1]  # a program that reads it has it whole
-    capsys.readouterr()
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")  # a dumb one has 80 columns for rich, whatever is said
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main(["runs"]) == 0
-    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    lines = [line.rstrip() for line in shown.splitlines()]
-    rows = [line for line in lines if line.lstrip().startswith("2024")]
-    assert len(rows) == 2
-    assert max(map(len, lines)) <= columns
-    assert re.search(r" first_x+…x+_last\.py ", rows[0])
 
 
 def test_without_a_record_there_is_said_how_to_get_one() -> None:

