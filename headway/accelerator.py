@@ -25,13 +25,11 @@ from headway.distributed.handler import Handlers, KwargsHandler
 from headway.distributed.meeting import meet_to_end
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
-from headway.distributed.world import DistributedType, InitProcessGroupKwargs, leave_world
-from headway.errors import UsageError
+from headway.distributed.world import DistributedType, leave_world
 from headway.history import own
-from headway.precision.precision import AutocastKwargs, GradScalerKwargs, Precision
+from headway.precision.precision import AutocastKwargs, Precision
 from headway.state import share, share_accumulation
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
-from headway.strategies.ddp_settings import DistributedDataParallelKwargs
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.strategies.strategy import Strategy
 from headway.trackers.choice import Chosen
@@ -42,7 +40,7 @@ from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.models import extract_model_from_parallel
-from headway.training.preparer import Preparer, is_spread_by_device_map
+from headway.training.preparer import Preparer
 from headway.training.profiling import ProfileKwargs, profiled
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
@@ -353,15 +351,6 @@ class Accelerator(Process):
         """
         return skip_first_batches(dataloader, num_batches)
 
-    def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether `model` was spread over several devices by a `device_map`.
-
-        Examples:
-            >>> accelerator.verify_device_map(torch.nn.Linear(2, 1))
-            False
-        """
-        return is_spread_by_device_map(model)
-
     @property
     def device_placement(self) -> bool:
         """Whether models and batches are moved to `device`; a script may change it."""
@@ -411,26 +400,6 @@ class Accelerator(Process):
     def split_batches(self) -> bool:
         """See `DataLoaderConfiguration`."""
         return self.parts.preparer.data.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.dispatch_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.non_blocking
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """See `DataLoaderConfiguration`."""
-        return self.parts.preparer.data.use_stateful_dataloader
 
     # ------------------------------------------------------------------ train: Steps
 
@@ -644,24 +613,6 @@ class Accelerator(Process):
     def mixed_precision(self) -> str:
         """The precision in use: `no`, `fp16` or `bf16`."""
         return self.parts.training.precision.name
-
-    @property
-    def native_amp(self) -> bool:
-        """Whether `autocast()`, and models prepared from now on, compute under autocast.
-
-        A script may set it to False; `mixed_precision` stays what it is.
-        """
-        return self.parts.training.precision.uses_autocast
-
-    @native_amp.setter
-    def native_amp(self, uses_autocast: bool) -> None:
-        if uses_autocast and self.mixed_precision == "no":
-            raise UsageError(
-                "native_amp is set to True, but mixed_precision is 'no'",
-                where="the script's assignment to .native_amp",
-                fix="pass mixed_precision='bf16' to Accelerator()",
-            )
-        self.parts.training.precision.uses_autocast = uses_autocast
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -1178,31 +1129,6 @@ class Accelerator(Process):
         return self.parts.training.strategy.shards
 
     # ------------------------------------------------------------------ as the script has set it
-
-    @property
-    def ddp_handler(self) -> DistributedDataParallelKwargs | None:
-        """The handler of this kind in `kwargs_handlers`, if any."""
-        return self.parts.handlers.of(DistributedDataParallelKwargs)
-
-    @property
-    def scaler_handler(self) -> GradScalerKwargs | None:
-        """The handler of this kind in `kwargs_handlers`, if any."""
-        return self.parts.handlers.of(GradScalerKwargs)
-
-    @property
-    def init_handler(self) -> InitProcessGroupKwargs | None:
-        """The handler of this kind in `kwargs_handlers`, if any."""
-        return self.parts.handlers.of(InitProcessGroupKwargs)
-
-    @property
-    def autocast_handler(self) -> AutocastKwargs | None:
-        """The handler of this kind in `kwargs_handlers`, if any."""
-        return self.parts.handlers.of(AutocastKwargs)
-
-    @property
-    def profile_handler(self) -> ProfileKwargs | None:
-        """The handler of this kind in `kwargs_handlers`, if any."""
-        return self.parts.handlers.of(ProfileKwargs)
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
 

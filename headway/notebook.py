@@ -44,12 +44,10 @@ _OF_HEADWAY_LAUNCH = {
     "master_addr": _ADDRESS,
     "node_rank": 0,
     "num_nodes": 1,
-    "rdzv_backend": "static",
     "rdzv_endpoint": "",
     "rdzv_conf": None,
     "rdzv_id": "none",
     "max_restarts": 0,
-    "monitor_interval": 0.1,
     "log_line_prefix_template": None,
 }
 """Accelerate's arguments for several machines, restarts and labels, with their defaults."""
@@ -61,6 +59,8 @@ def notebook_launcher(
     num_processes: int | None = None,
     mixed_precision: str = "no",
     use_port: int | str = _ANY_PORT,
+    rdzv_backend: str = "static",
+    monitor_interval: float = 0.1,
     **of_headway_launch: Any,
 ) -> None:
     """Call `function(*args)` on several ranks, forked from this process, and wait for them.
@@ -73,6 +73,8 @@ def notebook_launcher(
             process.
         mixed_precision: the precision of each `Accelerator()` that chooses none itself.
         use_port: where the ranks meet; Accelerate's default stands for any free port.
+        rdzv_backend: without effect, like the next: the ranks of one machine meet, and the end of
+            one is seen, at once.
         of_headway_launch: Accelerate's arguments for several machines, restarts and labels are
             refused, unless they have their default values: `headway launch` has all of them.
 

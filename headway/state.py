@@ -6,18 +6,15 @@ from copy import copy
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
 
-import torch
 import torch.distributed as dist
 
-from headway.contract.run import Ranks, read_ranks, read_run
+from headway.contract.run import read_run
 from headway.data.active_loader import current_loop, open_loops
-from headway.devices.table import kind_of
 from headway.distributed.process import Process
 from headway.distributed.world import (
     DistributedType,
     InitProcessGroupKwargs,
     World,
-    best_device,
     group_backend,
     join_world,
     leave_world,
@@ -51,20 +48,6 @@ class _SharedProcess(Process):
     def backend(self) -> str | None:
         """How ranks exchange tensors on `device`, such as "nccl" or "gloo"; None with one rank."""
         return group_backend(self.device) if self.use_distributed else None
-
-    @property
-    def default_device(self) -> torch.device:
-        """The best kind of device here, whichever one this process uses."""
-        return torch.device(best_device(read_ranks() or Ranks()))
-
-    def set_device(self) -> None:
-        """Make `device` the one that torch uses where a script names none, as in `.cuda()`.
-
-        Examples:
-            >>> from headway import PartialState
-            >>> PartialState(cpu=True).set_device()
-        """
-        kind_of(self.device.type).make_current(self.device)
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a process group, by default that of all ranks; nothing if there is none.

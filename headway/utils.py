@@ -15,7 +15,6 @@ from headway.checkpoint.files import (
 )
 from headway.data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
 from headway.distributed.collectives import (
-    CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
     broadcast as broadcast,
     broadcast_object_list as broadcast_object_list,
     gather as gather,
@@ -26,21 +25,13 @@ from headway.distributed.collectives import (
 )
 from headway.distributed.environment import (
     clear_environment as clear_environment,
-    get_int_from_env as get_int_from_env,
-    parse_choice_from_env as parse_choice_from_env,
-    parse_flag_from_env as parse_flag_from_env,
     patch_environment as patch_environment,
-    str_to_bool as str_to_bool,
 )
 from headway.distributed.nested import (
     concatenate as concatenate,
     find_batch_size as find_batch_size,
-    find_device as find_device,
     honor_type as honor_type,
-    is_namedtuple as is_namedtuple,
-    is_torch_tensor as is_torch_tensor,
     listify as listify,
-    recursively_apply as recursively_apply,
     send_to_device as send_to_device,
     slice_tensors as slice_tensors,
 )
@@ -48,7 +39,6 @@ from headway.distributed.process import tqdm as tqdm
 from headway.distributed.rng import (
     RNGType as RNGType,
     set_seed as set_seed,
-    synchronize_rng_state as synchronize_rng_state,
     synchronize_rng_states as synchronize_rng_states,
 )
 from headway.distributed.world import DistributedType as DistributedType

@@ -5,7 +5,6 @@ Without a process group every function is complete for one rank.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -193,16 +192,6 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
     return object_list
 
 
-class CannotPadNestedTensorWarning(UserWarning):
-    """A tensor of torch.nested has no sizes that could be padded.
-
-    Examples:
-        >>> import warnings
-        >>> from headway.utils import CannotPadNestedTensorWarning
-        >>> warnings.simplefilter("ignore", CannotPadNestedTensorWarning)
-    """
-
-
 def pad_across_processes(
     tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
 ) -> Any:
@@ -210,8 +199,7 @@ def pad_across_processes(
 
     Args:
         tensor: tensors whose sizes may differ between ranks in `dim` only, alone or nested; one
-            that has no dimension `dim` is returned as it is, and so is, with a warning, one of
-            torch.nested.
+            that has no dimension `dim` is returned as it is.
         pad_index: the value to pad with.
         pad_first: pad at the beginning instead of the end.
 
@@ -230,10 +218,6 @@ def pad_across_processes(
     """
 
     def pad_one(one: torch.Tensor) -> torch.Tensor:
-        if one.is_nested:
-            text = "pad_across_processes() leaves a nested tensor as it is"
-            warnings.warn(text, CannotPadNestedTensorWarning, stacklevel=3)
-            return one
         if not -one.ndim <= dim < one.ndim or rank_and_size()[1] == 1:
             return one
         sizes = gather_alike(torch.tensor(one.shape[dim], device=one.device))

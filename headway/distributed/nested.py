@@ -130,30 +130,6 @@ def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
-def is_torch_tensor(tensor: object) -> bool:
-    """Return whether `tensor` is a torch.Tensor.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import is_torch_tensor
-        >>> is_torch_tensor(torch.ones(2)), is_torch_tensor([1.0, 1.0])
-        (True, False)
-    """
-    return isinstance(tensor, torch.Tensor)
-
-
-def is_namedtuple(data: object) -> bool:
-    """Return whether `data` is a tuple with named fields.
-
-    Examples:
-        >>> from collections import namedtuple
-        >>> from headway.utils import is_namedtuple
-        >>> is_namedtuple(namedtuple("Point", "x y")(1, 2)), is_namedtuple((1, 2))
-        (True, False)
-    """
-    return isinstance(data, tuple) and hasattr(data, "_fields") and hasattr(data, "_asdict")
-
-
 def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
     """Return the items of `generator` as the same kind of list or tuple as `obj`.
 
@@ -166,50 +142,8 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
         >>> honor_type((1, 2), (2 * one for one in [1, 2]))
         (2, 4)
     """
-    return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
-
-
-def recursively_apply(
-    func: Callable[..., Any],
-    data: Any,
-    *args: Any,
-    test_type: Callable[[Any], bool] = is_torch_tensor,
-    error_on_other_type: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """Return `data` with `func(leaf, *args, **kwargs)` in place of every leaf of a type.
-
-    Args:
-        data: a leaf, or leaves nested in lists, tuples and mappings, whose types are kept.
-        test_type: whether `func` takes a leaf.
-        error_on_other_type: refuse other leaves instead of keeping them as they are.
-
-    Raises:
-        WrongType: another leaf, with `error_on_other_type`.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import recursively_apply
-        >>> recursively_apply(torch.sum, {"loss": torch.ones(3), "name": "train"})
-        {'loss': tensor(3.), 'name': 'train'}
-    """
-
-    def apply(one: Any) -> Any:
-        if isinstance(one, (tuple, list, Mapping)):
-            return for_each_part(apply, one)
-        if test_type(one):
-            return func(one, *args, **kwargs)
-        if not error_on_other_type:
-            return one
-        raise WrongType(
-            f"{getattr(func, '__name__', repr(func))}() cannot be applied to a"
-            f" {type(one).__name__}, which"
-            f" {getattr(test_type, '__name__', test_type)}() does not take",
-            where="the script's recursively_apply(...)",
-            fix="pass nested lists, tuples and mappings of such objects only",
-        )
-
-    return apply(data)
+    is_namedtuple = hasattr(obj, "_fields")
+    return type(obj)(*generator) if is_namedtuple else type(obj)(generator)
 
 
 def slice_tensors(
@@ -228,7 +162,7 @@ def slice_tensors(
         >>> slice_tensors({"x": torch.arange(5), "name": "train"}, slice(0, 2))
         {'x': tensor([0, 1]), 'name': 'train'}
     """
-    return recursively_apply(lambda tensor: tensor[tensor_slice], data)
+    return for_each_tensor(lambda tensor: tensor[tensor_slice], data)
 
 
 def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
@@ -301,18 +235,6 @@ def find_batch_size(data: Any) -> int:
     )
 
 
-def find_device(data: Any) -> torch.device | None:
-    """Return the device of the first tensor in `data`; None without a tensor.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import find_device
-        >>> find_device({"name": "train", "x": [torch.ones(2)]})
-        device(type='cpu')
-    """
-    return next((one.device for one in leaves(data) if isinstance(one, torch.Tensor)), None)
-
-
 def listify(data: Any) -> Any:
     """Return `data` with every tensor as nested lists of numbers.
 
@@ -322,4 +244,4 @@ def listify(data: Any) -> Any:
         >>> listify({"x": torch.arange(4).reshape(2, 2)})
         {'x': [[0, 1], [2, 3]]}
     """
-    return recursively_apply(lambda tensor: tensor.detach().tolist(), data)
+    return for_each_tensor(lambda tensor: tensor.detach().tolist(), data)

@@ -53,30 +53,15 @@ def synchronize_rng_states(
         >>> synchronize_rng_states(["torch", "generator"], generator=torch.Generator())
     """
     for rng_type in rng_types:
-        synchronize_rng_state(_type_of(rng_type), generator)
+        _synchronize(_type_of(rng_type), generator)
 
 
-def synchronize_rng_state(
-    rng_type: RNGType | None = None, generator: torch.Generator | None = None
-) -> None:
-    """Give all ranks the state that one generator has on rank 0; see `synchronize_rng_states`.
-
-    Args:
-        rng_type: one of those, or None, which does nothing.
-        generator: the one that `generator` means.
-
-    Examples:
-        >>> from headway.utils import RNGType, synchronize_rng_state
-        >>> synchronize_rng_state(RNGType.TORCH)
-    """
-    if rng_type is None:
-        return
-    rng_type = _type_of(rng_type)
+def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
     if rng_type is RNGType.GENERATOR:
         if generator is None:
             raise UsageError(
                 "rng_type is 'generator', but there is no generator",
-                where="the script's synchronize_rng_state(...)",
+                where="the script's synchronize_rng_states(...)",
                 fix="pass generator=..., or use rng_type 'torch'",
             )
         generator.set_state(broadcast_object_list([generator.get_state()])[0])

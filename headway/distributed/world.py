@@ -245,12 +245,6 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
     return torch.device(name)
 
 
-def message_device() -> torch.device:
-    """Return the device for small tensors that ranks exchange: the CPU, where the group can."""
-    has_cpu = not dist.is_initialized() or "cpu" in _backends()
-    return torch.device("cpu") if has_cpu else group_device()
-
-
 def group_device() -> torch.device:
     """Return the device that this rank's group is for: its GPU, or the CPU."""
     backends = _backends()

@@ -108,6 +108,17 @@ TOPICS = (
         ("numa_affinity",),
     ),
     Topic(
+        "attributes that repeat what the script has passed",
+        "keep the handler; accelerator.dataloader_config and"
+        " accelerator.autocast(AutocastKwargs(enabled=False)) do the rest",
+        (),
+        _names("""
+            ddp_handler scaler_handler init_handler autocast_handler profile_handler native_amp
+            dispatch_batches use_seedable_sampler non_blocking
+            use_stateful_dataloader
+        """),
+    ),
+    Topic(
         "Accelerate's own use",
         "copy the function or the value from Accelerate into the script, if it needs it",
         ("test_utils", "utils_constants", "utils_rich", "utils_versions"),
@@ -121,6 +132,9 @@ TOPICS = (
             get_data_structure get_shape ignorant_find_batch_size initialize_tensors
             is_tensor_information is_torch_xpu_tensor move_to_device pad_input_tensors
             patch_optimizer_step test_launch verify_operation
+            CannotPadNestedTensorWarning find_device get_int_from_env is_namedtuple
+            is_rich_available is_torch_tensor parse_choice_from_env parse_flag_from_env
+            recursively_apply str_to_bool synchronize_rng_state
         """),
     ),
     Topic(

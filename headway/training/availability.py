@@ -13,7 +13,6 @@ from torch.torch_version import TorchVersion
 
 from headway.contract.precisions import PRECISIONS
 from headway.devices.table import MPS
-from headway.distributed.environment import parse_flag_from_env
 from headway.errors import UsageError
 from headway.machine.detection import detect_machine
 
@@ -165,7 +164,6 @@ is_weights_only_available = _whether(
     "torch loads files with `weights_only=True`: every one that Headway runs on", lambda: True
 )
 
-_has_rich = _package("rich")
 _has_tensorboard = _package("tensorboard")
 _has_tensorboardx = _package("tensorboardX")
 is_4bit_bnb_available = _package("bitsandbytes")
@@ -198,10 +196,6 @@ is_transformers_available = _package("transformers")
 is_triton_available = _package("triton")
 is_wandb_available = _package("wandb")
 
-is_rich_available = _whether(
-    "rich is installed, and `ACCELERATE_ENABLE_RICH` asks for it",
-    lambda: _has_rich() and parse_flag_from_env("ACCELERATE_ENABLE_RICH"),
-)
 is_tensorboard_available = _whether(
     "tensorboard or tensorboardX is installed", lambda: _has_tensorboard() or _has_tensorboardx()
 )

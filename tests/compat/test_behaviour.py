@@ -28,7 +28,7 @@ from headway.tracking import (
     TensorBoardTracker,
     register_tracker_class,
 )
-from headway.utils import CannotPadNestedTensorWarning, find_batch_size, reduce
+from headway.utils import find_batch_size, reduce
 
 pytestmark = [  # of torch
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -131,12 +131,6 @@ def test_a_loader_that_nobody_has_any_more_is_no_active_one() -> None:
     del loader, batches
     gc.collect()
     assert accelerator.gradient_state.active_dataloader is None
-
-
-def test_a_nested_tensor_is_not_padded_and_a_warning_says_so() -> None:
-    nested = torch.nested.nested_tensor([[1.0, 2.0], [1.0]])
-    with pytest.warns(CannotPadNestedTensorWarning):
-        assert pad_across_processes(nested) is nested
 
 
 def test_names_of_a_shared_tensor_that_are_not_written_are_logged(

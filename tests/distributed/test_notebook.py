@@ -134,7 +134,7 @@ def test_one_process_is_the_process_itself() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *({"num_nodes": 2}, {"max_restarts": 1}, {"rdzv_backend": "c10d"}, {"num_process": 2}),
+        *({"num_nodes": 2}, {"max_restarts": 1}, {"rdzv_endpoint": "a:1"}, {"num_process": 2}),
         *({"mixed_precision": "fp7"}, {"num_processes": 0}),
     ],
 )

@@ -29,7 +29,7 @@ from accelerate.utils import ProfileKwargs, TorchDynamoPlugin, broadcast, broadc
 from accelerate.utils import concatenate, convert_outputs_to_fp32, extract_model_from_parallel
 from accelerate.utils import find_batch_size, find_executable_batch_size, gather, gather_object
 from accelerate.utils import honor_type, is_peft_model, pad_across_processes, patch_environment
-from accelerate.utils import recursively_apply, reduce, release_memory, send_to_device, set_seed
+from accelerate.utils import reduce, release_memory, send_to_device, set_seed
 from accelerate.utils import synchronize_rng_states, tqdm, wait_for_everyone, write_basic_config
 accelerate.state.is_initialized(), accelerate.__version__
 Accelerator(

@@ -156,20 +156,6 @@ def test_autocast_is_the_handler_s() -> None:
         assert not torch.is_autocast_cache_enabled()
 
 
-def test_a_script_may_switch_autocast_off() -> None:
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    assert accelerator.native_amp
-    accelerator.native_amp = False
-    assert not rounds(accelerator.prepare(torch.nn.Linear(1, 1, bias=False)))
-    with accelerator.autocast():
-        assert not torch.is_autocast_enabled("cpu")
-    assert accelerator.mixed_precision == "bf16"
-    accelerator = Accelerator(cpu=True, mixed_precision="no")
-    assert not accelerator.native_amp
-    with pytest.raises(UsageError, match="mixed_precision is 'no'"):
-        accelerator.native_amp = True
-
-
 def steps_due(accelerator: Any) -> list[bool]:
     """Return when gradients are due in two epochs of five batches."""
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.zeros(5, 1))))
