@@ -187,18 +187,20 @@ class FSDP(Strategy):
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
-        units = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        units: list[Any] = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        hooks = [one.register_state_dict_pre_hook(_refuse_state_dict) for one in units]
         for one in units:
             one.unshard()
         try:
-            with whole_state_dicts(model):
-                yield
+            yield
         finally:
+            for hook in hooks:
+                hook.remove()
             for one in units:
                 one.reshard()
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        if not isinstance(model, FSDPModule):
+        if not any(isinstance(one, FSDPModule) for one in model.modules()):
             return super().state_dict(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(model, options=options)
@@ -332,6 +334,14 @@ def _refuse_copy(model: torch.nn.Module, _: Any) -> NoReturn:
     )
 
 
+def _refuse_state_dict(*_: Any) -> NoReturn:
+    raise UsageError(
+        "state_dict() of a sharded model in accelerator.whole(...)",
+        where="the script's state_dict()",
+        fix="call accelerator.get_state_dict(model) on every rank, outside of whole()",
+    )
+
+
 def _meet_to_clip(parameters: list[torch.Tensor]) -> None:
     require_sharded(parameters, "clip_grad_norm_")
     if not run_ahead(parameters):
@@ -390,45 +400,6 @@ class ForwardMethods:
 
     def _note_forward(self, is_running: bool, *_: Any) -> None:
         self._is_in_forward = is_running
-
-
-@contextmanager
-def whole_state_dicts(model: Module) -> Iterator[None]:
-    """Let `state_dict()` of gathered modules return copies of their whole weights.
-
-    Relies on `_state_dict_pre_hooks`, in which torch's FSDP has a hook that would shard the weights
-    before, and would do so on the ranks alone that call `state_dict()`.
-    """
-    modules = [*model.modules()]
-    sharding = [
-        {number: hook for number, hook in one._state_dict_pre_hooks.items() if _is_of_fsdp(hook)}
-        for one in modules
-    ]
-    copying = [
-        one.register_state_dict_post_hook(_copy_parameters)  # type: ignore[no-untyped-call]
-        for one in modules
-    ]
-    for module, hooks in zip(modules, sharding, strict=True):
-        for number in hooks:
-            del module._state_dict_pre_hooks[number]
-    try:
-        yield
-    finally:
-        for module, hooks in zip(modules, sharding, strict=True):
-            module._state_dict_pre_hooks.update(hooks)
-        for handle in copying:
-            handle.remove()
-
-
-def _is_of_fsdp(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
-
-
-def _copy_parameters(module: Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Copy what torch frees at the end of the context."""
-    for name in module._parameters:
-        if f"{prefix}{name}" in state:
-            state[f"{prefix}{name}"] = state[f"{prefix}{name}"].clone()
 
 
 _SUCCESSOR = "_headway_successor"  # of a parameter: the one that a prepared model has in its place
