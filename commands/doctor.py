@@ -149,8 +149,7 @@ def _device(machine: Machine) -> Iterator[Check]:
         fixes = [run("unset CUDA_VISIBLE_DEVICES"), advice("correct CUDA_VISIBLE_DEVICES")]
         yield Check("device", WARNING, f"{machine.mask_fault}: {machine.describe_gpus()}", fixes)
     elif machine.system == "Darwin" and not machine.mps:
-        is_broken = bool(machine.mps_fix) and not machine.mps_is_disabled
-        status = ERROR if is_broken else WARNING
+        status = ERROR if machine.mps_fix else WARNING
         fix = advice(machine.mps_fix or "none needed: training runs on the CPU")
         yield Check("device", status, f"MPS is not available: {machine.mps_reason}", [fix])
     elif machine.driver_is_silent:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.precisions import PRECISIONS
-from headway.contract.strategies import AUTO, STRATEGIES, read_wrap
+from headway.contract.strategies import AUTO
 from headway.contract.typed import read
-from headway.devices.table import KINDS, is_kind
+from headway.devices.table import KINDS
 from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
@@ -125,7 +125,7 @@ def decode(text: str) -> RunContract:
         fields = json.loads(text)
         version = fields.pop("version")
         if version == VERSION:
-            return read(RunContract, fields, limits=_limits)
+            return read(RunContract, fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         version = None
     raise LaunchError(
@@ -134,24 +134,6 @@ def decode(text: str) -> RunContract:
         where=f"environment {VARIABLE}={text[:60]!r}",
         fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
     )
-
-
-_POSSIBLE: Mapping[str, Callable[[Any], bool]] = {
-    "device": lambda name: name in ("auto", *DEVICES) or is_kind(name),
-    "mixed_precision": lambda name: name in PRECISIONS,
-    "gradient_accumulation_steps": lambda steps: steps > 0,
-    "began_at": lambda time: 0 <= time < float("inf"),
-    "time_limit": lambda seconds: 0 < seconds < 2**63,
-    "strategy": lambda name: name in (AUTO, *STRATEGIES),
-    "shard_size": lambda ranks: ranks > 0,
-    "wrap": lambda text: read_wrap(text) == text,
-}
-"""Which values of its type a field may have."""
-
-
-def _limits(field: str, value: Any) -> str:
-    """Say that a field cannot have this value, if it cannot."""
-    return "" if field not in _POSSIBLE or _POSSIBLE[field](value) else "is not possible"
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from headway.devices.kind import numbers
 from headway.errors import Remedy, advice, described, run
-from headway.machine.facts import Machine, is_on
+from headway.machine.facts import Machine
 from headway.machine.source import Source
 
 OLDEST_MACOS = (((1, 12), "12.3"), ((2, 5), "13.0"), ((2, 9), "14.0"))
@@ -32,16 +32,12 @@ _REINSTALL = [
 ]
 
 
-def with_mps(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
+def with_mps(machine: Machine, source: Source) -> Machine:
     """Return the snapshot of a Mac with the facts about MPS."""
     answers = ask_sysctl(source)
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
-    if is_on(environ, "DISABLE_MPS"):
-        reason = f"DISABLE_MPS={environ['DISABLE_MPS']} disables it"
-        fix = described([run("unset DISABLE_MPS")])
-        return machine._replace(mps_reason=reason, mps_fix=fix, mps_is_disabled=True)
     obstacle, remedies = find_obstacle(machine, answers)
     if obstacle is not None:
         return machine._replace(mps=False, mps_reason=obstacle, mps_fix=described(remedies))

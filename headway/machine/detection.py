@@ -41,7 +41,7 @@ def detect_machine(
     if machine.system == "Darwin":
         from headway.machine.apple import with_mps
 
-        machine = with_mps(_with_torch(machine, source), environ, source)
+        machine = with_mps(_with_torch(machine, source), source)
     else:
         machine = _with_listed_gpus(machine, environ, source)
         if not machine.gpus and _has_driver(machine, source):

@@ -138,7 +138,6 @@ class Machine(NamedTuple):
     mps: bool = False
     mps_reason: str = "not a Mac"
     mps_fix: str = ""  # how to make MPS available, if possible
-    mps_is_disabled: bool = False  # by DISABLE_MPS
     torch: Torch | None = None
     torch_reason: str = "not read: planning does not need it here"
     cuda_visible_devices: str | None = None

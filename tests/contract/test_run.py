@@ -44,14 +44,7 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
     "changes",
     [
         *({name: {"x": True}} for name in RunContract._fields),  # of another type
-        {"device": "toaster"},
-        {"mixed_precision": "fp7"},
-        {"gradient_accumulation_steps": -1},
         {"gradient_accumulation_steps": True},
-        {"began_at": float("nan")},
-        {"began_at": float("inf")},
-        {"time_limit": -1},
-        {"time_limit": 10**400},
         {"origins": {"device": {"layer": "USER_PROFILE", "line": "3"}}},
     ],
     ids=str,

@@ -260,7 +260,6 @@ RECORDINGS: dict[str, Recording] = {
     "mac_13_new_torch": mac("13.7.4"),
     "mac_torch_without_mps": mac(torch=torch("1.11.0")),
     "mac_virtual": mac(sysctl={"kern.hv_vmm_present": "1"}),
-    "mac_disable_mps": mac(environ={"DISABLE_MPS": "1"}),
     "cpu_torch_on_gpu_box": server(h100s(2), torch=torch("2.13.0+cpu")),
     "driver_too_old": server(h100s(2), driver="535.129.03"),
     "container_half_core_2gib": Recording(

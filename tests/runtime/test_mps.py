@@ -38,7 +38,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, machine: str, is_available: bool) -
     [
         *(("mac_m2", ALONE, asked, "mps") for asked in ("auto", "gpu", "mps")),
         ("mac_m2", TWO, "auto", "cpu"),  # a GPU for one rank alone
-        ("mac_disable_mps", ALONE, "auto", "cpu"),
         ("mac_virtual", ALONE, "auto", "cpu"),
     ],
 )

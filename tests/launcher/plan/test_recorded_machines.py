@@ -125,7 +125,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("gpu_mig", {"devices": "0,1"}, ("only one MIG slice",)),
     ("mac_12_2", {"device": "gpu"}, ("macOS 12.2 is older than 12.3", "update macOS")),
     ("mac_m2", {"num_processes": "2"}, ("MPS supports only one process", "device cpu")),
-    ("mac_disable_mps", {"device": "mps"}, ("DISABLE_MPS=1", "fix:  `unset DISABLE_MPS`")),
     ("laptop_cpu", {"device": "mps"}, ("not a Mac", "--device cpu")),
 )
 
@@ -165,14 +164,7 @@ def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
 # ------------------------------------------------------------------ Apple silicon
 
 
-@pytest.mark.parametrize("word", ["0", "false", "no", ""])
-def test_a_switch_that_says_no_means_no(word: str) -> None:  # for Ludwig "0" means yes
-    assert detect_machine({"DISABLE_MPS": word}, Recorded(mac())).mps
-
-
 def test_a_switch_that_means_nothing_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="DISABLE_MPS is 'maybe'"):
-        detect_machine({"DISABLE_MPS": "maybe"}, Recorded(mac()))
     with pytest.raises(ConfigError, match="not a boolean"):
         planned("mac_m2", {"PYTORCH_ENABLE_MPS_FALLBACK": "maybe"})
 
@@ -183,7 +175,6 @@ def test_a_switch_that_means_nothing_is_an_error() -> None:
         ("mac_m2", {}, {"device": "cpu"}, "flag --device"),
         ("mac_m2", {}, {"device": "cpu", "layer": Layer.ENVIRONMENT}, "environment --device"),
         ("mac_m2", {"ACCELERATE_USE_CPU": "1"}, {}, "environment ACCELERATE_USE_CPU=1"),
-        ("mac_disable_mps", {}, {}, "DISABLE_MPS=1"),
         ("mask_empty", {}, {}, "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
     ],
 )
