@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -19,11 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from headway import Accelerator
 from headway.state import AcceleratorState
 from headway.utils import DataLoaderConfiguration, set_seed
-from tests.distributed import launching
-from tests.distributed.in_ranks import WORLD, environment, run_in_ranks
+from tests.distributed.in_ranks import WORLD, run_in_ranks
 
 pytestmark = pytest.mark.distributed
-KILLED = Path(__file__).with_name("killed_training.py")
 LONG = pytest.mark.long
 
 
@@ -199,34 +196,6 @@ def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: P
             require_the_same(resumed, undisturbed)
     begun = {2: ranks[0][1]}
     require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], begun, tmp_path)
-
-
-def run_with_kills(folder: Path, kills: int, *words: int) -> None:
-    """Run `killed_training.py` with these ranks, workers, accumulation steps and seed."""
-    ranks, workers, accumulation, seed = words
-    numbers = map(str, (ranks, workers, accumulation, kills, seed))
-    command = [sys.executable, str(KILLED), str(folder), *numbers]
-    limit_s = 800  # for many kills; of few, the test has its own limit
-    ended = launching.run(command, environment(), timeout_s=limit_s)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.split() == [str(kills)]
-
-
-@pytest.mark.parametrize("words", [(1, 0, 1, 1), (3, 2, 3, 2)], ids=str)
-def test_a_run_under_kills_ends_as_one_without(words: tuple[int, ...], tmp_path: Path) -> None:
-    run_with_kills(tmp_path, 5, *words)
-
-
-@LONG
-@pytest.mark.timeout(2700)  # each of three runs may take the time that `run_with_kills` gives it
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_run_under_many_kills_ends_as_one_without(
-    ranks: int, workers: int, accumulation: int, tmp_path: Path
-) -> None:
-    for seed in (1, 2, 3):
-        run_with_kills(tmp_path / str(seed), 6, ranks, workers, accumulation, seed)
 
 
 @LONG

@@ -1,4 +1,4 @@
-"""Each of torch's optimizers and schedulers is given its own checkpoint, and that of another."""
+"""An optimizer or a scheduler is given its own checkpoint, and that of another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,17 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway import Accelerator
 from headway.checkpoint.values import encode
 from headway.errors import CheckpointError
-
-pytestmark = pytest.mark.slow
-
-
-def subclasses(module: Any, base: type) -> dict[str, Any]:
-    """Return the classes of a module that are derived from one, by name."""
-    found = {name: one for name, one in vars(module).items() if isinstance(one, type)}
-    return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
-
-
-OPTIMIZERS = subclasses(torch.optim, Optimizer)
 
 
 class Net(torch.nn.Module):
@@ -99,15 +87,8 @@ def steady(optimizer: Optimizer) -> LRScheduler:
     return lr_scheduler.ConstantLR(optimizer)
 
 
-def half(_: int) -> float:
-    return 0.5
-
-
-STEP, COSINE = (
-    partial(lr_scheduler.StepLR, step_size=2),
-    partial(lr_scheduler.CosineAnnealingLR, T_max=9),
-)
-STEPS = partial(lr_scheduler.MultiStepLR, milestones=[2, 3], gamma=0.5)
+STEP = partial(lr_scheduler.StepLR, step_size=2)
+COSINE = partial(lr_scheduler.CosineAnnealingLR, T_max=9)
 
 
 def in_sequence(*makers: Any) -> Callable[[Optimizer], LRScheduler]:
@@ -118,26 +99,13 @@ def chained(*makers: Any) -> Callable[[Optimizer], LRScheduler]:
     return lambda one: lr_scheduler.ChainedScheduler([make(one) for make in makers], one)
 
 
+OPTIMIZERS = ("SGD", "AdamW", "LBFGS", "SparseAdam")
 SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
-    "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=half),
-    "MultiplicativeLR": partial(lr_scheduler.MultiplicativeLR, lr_lambda=half),
-    "StepLR": STEP,
-    "MultiStepLR": STEPS,
-    "ConstantLR": steady,
-    "LinearLR": lr_scheduler.LinearLR,
-    "ExponentialLR": partial(lr_scheduler.ExponentialLR, gamma=0.9),
-    "PolynomialLR": lr_scheduler.PolynomialLR,
-    "CosineAnnealingLR": COSINE,
     "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, patience=0),
-    "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1),
-    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
-    "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=9),
     "SequentialLR": in_sequence(steady, STEP),
     "SequentialLR of others": in_sequence(steady, COSINE),
-    "SequentialLR with a step inside": in_sequence(STEP, STEPS),
     "ChainedScheduler": chained(steady, STEP),
     "ChainedScheduler in another order": chained(STEP, steady),
-    "ChainedScheduler of more": chained(steady, STEP, COSINE),
 }
 
 
@@ -171,23 +139,18 @@ def outcomes(makers: Mapping[str, Callable[[int], Run]], tmp_path: Path) -> dict
 
 def with_optimizer(name: str) -> Callable[[int], Run]:
     is_sparse = name == "SparseAdam"
-    return lambda seed: Run(OPTIMIZERS[name], steady, sparse=is_sparse, seed=seed)
+    return lambda seed: Run(getattr(torch.optim, name), steady, sparse=is_sparse, seed=seed)
 
 
 def with_scheduler(make: Callable[[Optimizer], LRScheduler]) -> Callable[[int], Run]:
     return lambda seed: Run(partial(torch.optim.SGD, lr=0.1, momentum=0.9), make, seed=seed)
 
 
-def test_each_of_torchs_optimizers_goes_on_alike_and_refuses_the_state_of_another(
-    tmp_path: Path,
-) -> None:
+def test_optimizers_go_on_alike_and_refuse_the_state_of_another(tmp_path: Path) -> None:
     makers = {name: with_optimizer(name) for name in OPTIMIZERS}
     assert outcomes(makers, tmp_path) == {name: ["equal", "refused"] for name in makers}
 
 
-def test_each_of_torchs_schedulers_goes_on_alike_and_refuses_the_state_of_another(
-    tmp_path: Path,
-) -> None:
+def test_schedulers_go_on_alike_and_refuse_the_state_of_another(tmp_path: Path) -> None:
     makers = {name: with_scheduler(make) for name, make in SCHEDULERS.items()}
-    assert subclasses(lr_scheduler, LRScheduler).keys() - makers.keys() <= {"_LRScheduler"}
     assert outcomes(makers, tmp_path) == {name: ["equal", "refused"] for name in makers}
