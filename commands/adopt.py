@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import ConfigError, Problem
-from headway.migration.listing import Row, Status, rows_of
+from headway.migration.listing import MISSING, Row, rows_of
 from headway.migration.reading import Script
 from headway.migration.scripts import find_scripts, read_script, replace_script, rewritten
 
@@ -45,7 +45,7 @@ class _Report(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        return all(row.status is not Status.MISSING for row in self.rows)
+        return all(row.status != MISSING for row in self.rows)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -115,7 +115,7 @@ def _guide(script: Script) -> str:
 def _print(report: _Report, is_written: bool) -> None:
     print(report.path)
     cells = [
-        (_listed(row.lines), row.status.value, row.name, f"{row.what}\n{row.instead}".strip())
+        (_listed(row.lines), row.status, row.name, f"{row.what}\n{row.instead}".strip())
         for row in report.rows
     ]
     print_table(("line", "result", "name", "what Headway does"), cells)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from headway.commands.flags import Parsed, Parser, bad_words
+from headway.commands.flags import Parser
 from headway.commands.program import program_from, require_torch
 from headway.contract.notes import waiting_for
 from headway.contract.precisions import PRECISIONS
@@ -16,10 +15,9 @@ from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.attempt import Attempt
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import Judged, Planner, Row, rows_for
-from headway.estimate.report import Report, as_data, last_lines, show
+from headway.estimate.report import Report, last_lines, show
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
-from headway.machine.snapshot import load_machine
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
 """The settings of a launch that count for memory, beside those of the strategies."""
@@ -46,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_args(own)
     parsed.no_python = False
     program = program_from(parsed, rest)
-    devices = _devices(parsed)
+    here = detect_machine(full=True)
+    devices = devices_of(here) if parsed.devices is None else parse_devices(parsed.devices, here)
     attempt = Attempt(
         program=program.name,
         args=program.args,
@@ -74,11 +73,7 @@ def main(argv: Sequence[str]) -> int:
             " what failed there",
         )
     _require_use_of_gpu(found, devices, program)
-    report = Report(attempt, devices, found)
-    if parsed.json:
-        print(json.dumps(as_data(report), indent=2))
-    else:
-        show(report)
+    show(Report(attempt, devices, found))
     return 0
 
 
@@ -91,11 +86,6 @@ def make_parser() -> Parser:
         appendix=EXAMPLES,
     )
     parser.flag("--devices", metavar="DEVICES", help="what it is to be trained on (default: here)")
-    parser.flag(
-        "--machine",
-        metavar="FILE",
-        help="the devices of the machine that `headway env --json` wrote to FILE",
-    )
     parser.flag("--strategy", metavar="NAME", help="only this row of the table")
     of_launch = "as for headway launch; for scripts with an Accelerator"
     parser.flag("--mixed-precision", metavar="NAME", choices=list(PRECISIONS), help=of_launch)
@@ -105,20 +95,8 @@ def make_parser() -> Parser:
         metavar="SECONDS",
         help=f"stop a script that makes no second step (default: {_TIME_LIMIT_S:g})",
     )
-    parser.flag("--json", help="print one JSON object; sizes are in bytes")
     parser.flag("--module", short="-m", is_last=True, metavar="NAME", help="run a module")
     return parser
-
-
-def _devices(parsed: Parsed) -> Devices:
-    if parsed.devices is not None and parsed.machine is not None:
-        raise bad_words(
-            "--devices and --machine both say what the script is to be trained on",
-            fix="pass one of them",
-        )
-    here = parsed.machine is None
-    machine = detect_machine(full=True) if here else load_machine(parsed.machine)
-    return devices_of(machine) if parsed.devices is None else parse_devices(parsed.devices, machine)
 
 
 def _rows(name: str | None, devices: Devices) -> tuple[Row, ...]:

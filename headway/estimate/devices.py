@@ -12,20 +12,17 @@ GB = 10**9
 _UNITS = {"GB": GB, "GIB": 2**30}
 
 KNOWN = {
-    **dict.fromkeys(("T4", "P100"), (16,)),
-    **dict.fromkeys(("L4", "A10", "A10G", "RTX3090", "RTX4090"), (24,)),
-    **dict.fromkeys(("A40", "A6000", "L40", "L40S"), (48,)),
-    "RTX5090": (32,),
-    "V100": (16, 32),
-    "A100": (40, 80),
-    "H100": (80,),
-    "GH200": (96, 144),
-    "H200": (141,),
-    "B200": (180,),
-    "MI250X": (64,),
-    "MI300X": (192,),
+    **dict.fromkeys(("T4", "P100"), 16),
+    **dict.fromkeys(("L4", "A10", "A10G", "RTX3090", "RTX4090"), 24),
+    **dict.fromkeys(("A40", "A6000", "L40", "L40S"), 48),
+    "RTX5090": 32,
+    "H100": 80,
+    "H200": 141,
+    "B200": 180,
+    "MI250X": 64,
+    "MI300X": 192,
 }
-"""Memory in GB of the variants of a GPU, by the vendors' data sheets (of MI250X: each half)."""
+"""Memory in GB of a GPU that comes in one size, by the vendors' data sheets (MI250X: each half)."""
 
 _FORM = re.compile(
     r"(?:(?:(?P<machines>\d+)x)?(?P<count>\d+)x)?(?P<name>[a-z][a-z0-9]*)?"
@@ -107,18 +104,13 @@ def _host_bytes(machine: Machine) -> int:
 
 
 def _known_bytes(name: str) -> int:
-    sizes = {known.lower(): sizes for known, sizes in KNOWN.items()}.get(name.lower())
-    if sizes is None:
+    known = {known.lower(): size for known, size in KNOWN.items()}
+    if name.lower() not in known:
         close = did_you_mean(name.upper(), KNOWN)
         raise ConfigError(
             f"the memory of {name!r} is not known"
             + (f"; did you mean {close!r}?" if close else ""),
             where="--devices",
-            fix=f"write it after the name: {name}-24GB",
+            fix=f"write it after the name: {name}-40GB",
         )
-    if len(sizes) > 1:
-        variants = " or ".join(f"{name}-{size}GB" for size in sizes)
-        raise ConfigError(
-            f"{name} comes with different memories", where="--devices", fix=f"write {variants}"
-        )
-    return sizes[0] * GB
+    return known[name.lower()] * GB

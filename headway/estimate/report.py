@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headway.contract.sizes import size
 from headway.contract.strategies import DDP
@@ -47,31 +47,6 @@ class Report(NamedTuple):
                 words += [value] * (value != YES)
         words += ["-m"] * attempt.is_module
         return shlex.join([*words, attempt.program, *attempt.args])
-
-
-def as_data(report: Report) -> dict[str, Any]:
-    """Return the report for `--json`; all sizes are in bytes."""
-    devices = report.devices
-    return {
-        "program": report.attempt.program,
-        "devices": devices._asdict(),
-        "margin": {"bytes": MARGIN_BYTES[devices.kind], "share_of_peak": MARGIN_SHARE},
-        "checked": CHECKED,
-        "strategies": [
-            {
-                "strategy": judged.row.name,
-                "fits": judged.fits,
-                "needed_bytes": judged.needed_bytes,
-                "peak_bytes": judged.outcome.peak_bytes,  # of each rank
-                "peak_at": judged.outcome.peak_at,
-                "parts": judged.outcome.categories,
-                "notes": judged.outcome.notes,
-                "failed_at": judged.outcome.failed_at,
-                "launch": report.launch_line(judged),
-            }
-            for judged in report.rows
-        ],
-    }
 
 
 def show(report: Report) -> None:

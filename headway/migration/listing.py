@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from enum import Enum
 from importlib import import_module
 from inspect import signature
 from typing import NamedTuple
@@ -12,13 +11,8 @@ from headway.migration.homes import COMPAT, has, is_module, module_for
 from headway.migration.reading import ACCELERATOR, Lines, Script, inside, shown
 from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
 
-
-class Status(Enum):
-    """Whether Headway has a name."""
-
-    SAME = "same"
-    DIFFERS = "differs"
-    MISSING = "missing"
+MISSING, DIFFERS, SAME = "missing", "differs", "same"
+"""Whether Headway has a name, in the order of rows."""
 
 
 class Row(NamedTuple):
@@ -26,7 +20,7 @@ class Row(NamedTuple):
 
     name: str
     lines: Lines
-    status: Status
+    status: str
     what: str = ""  # how it differs, or what it is for
     instead: str = ""  # why it differs, or what to use
 
@@ -37,7 +31,6 @@ class Difference(NamedTuple):
     name: str
     how: str  # what a script sees
     why: str  # the reason, or what to do
-    is_in_compat: bool = False  # `headway.compat` differs in this, too
 
 
 _CLIP = (
@@ -67,12 +60,6 @@ DIFFERENCES = (
         "the samples of an incomplete last round are divided among the ranks; Accelerate fills the"
         " round with repeats",
         "fewer samples count twice in the last step of an epoch",
-    ),
-    Difference(
-        "Accelerator.join_uneven_inputs",
-        "it works on CPUs, too; Accelerate ignores it there, with a warning",
-        "a script does the same on every device",
-        is_in_compat=True,
     ),
     Difference(
         "Accelerator.reduce",
@@ -120,24 +107,18 @@ DIFFERENCES = (
 def rows_of(script: Script, *, compat: bool = False) -> list[Row]:
     """List the names of a script: what is missing, what differs, what is the same.
 
-    Every difference of a name is listed, whether it applies to the script or not. The Accelerator's
-    members are found by name, whatever object they are attributes of. Only differences of
-    `headway.compat` are listed where all imports become those of `headway.compat`: always with
-    `compat`.
+    Every difference of a name is listed, whether it applies to the script or not; none where all
+    imports become those of `headway.compat`: always with `compat`. The Accelerator's members are
+    found by name, whatever object they are attributes of.
     """
-    if not script.imports:
-        return []
     only_compat = compat or all(map(_becomes_compat, script.imports))
-    rows = [*_names(script), *_members(script)]
-    differences = [one for one in DIFFERENCES if one.is_in_compat or not only_compat]
-    for row in [one for one in rows if one.status is Status.SAME]:
-        found = [one for one in differences if one.name == row.name]
-        if found:
-            rows.remove(row)
-        rows += [Row(row.name, row.lines, Status.DIFFERS, one.how, one.why) for one in found]
-    order = [Status.MISSING, Status.DIFFERS, Status.SAME]
-    rows.sort(key=lambda row: (order.index(row.status), row.lines))
-    return rows
+    rows = []
+    for row in (*_names(script), *_members(script)):
+        known = () if only_compat or row.status == MISSING else DIFFERENCES
+        found = [one for one in known if one.name == row.name]
+        rows += [Row(row.name, row.lines, DIFFERS, one.how, one.why) for one in found] or [row]
+    order = [MISSING, DIFFERS, SAME]
+    return sorted(rows, key=lambda row: (order.index(row.status), row.lines))
 
 
 def _becomes_compat(statement: ast.Import | ast.ImportFrom) -> bool:
@@ -172,7 +153,7 @@ def _members(script: Script) -> list[Row]:
             rows.append(_row(member, lines, topic is None, topic))
     for name, lines in script.keywords.items():
         row = _row(f"{ACCELERATOR}({name}=)", lines, name in accepted, topic_of_member(name))
-        if row.status is Status.MISSING:
+        if row.status == MISSING:
             row = row._replace(instead=UNSUPPORTED.get(name, row.instead))
         rows.append(row)
     return rows
@@ -180,7 +161,7 @@ def _members(script: Script) -> list[Row]:
 
 def _row(name: str, lines: Lines, is_there: bool, topic: Topic | None) -> Row:
     if is_there:
-        return Row(name, lines, Status.SAME)
+        return Row(name, lines, SAME)
     if topic is None:
-        return Row(name, lines, Status.MISSING, "no counterpart in Headway", "remove it")
-    return Row(name, lines, Status.MISSING, f"for {topic.what}", topic.instead)
+        return Row(name, lines, MISSING, "no counterpart in Headway", "remove it")
+    return Row(name, lines, MISSING, f"for {topic.what}", topic.instead)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from headway.errors import ConfigError, LaunchError
 from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import ROWS, Judged, Planner, judged, rows_for
-from headway.estimate.report import Report, as_data
+from headway.estimate.report import Report
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from tests.commands.running import run
@@ -96,17 +95,19 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
     devices = Devices("cuda", "GPU", 8, 4, 2)
     report = Report(Attempt("train.py", ("--x", "a b")), devices, rows)
     assert report.chosen is rows[1]
-    assert report.launch_line(rows[0]) == (
-        "headway launch --num-machines 2 --num-processes 4 train.py --x 'a b'"
-    )
-    assert [one["fits"] for one in as_data(report)["strategies"]] == [False, True, True]
+    start = "headway launch --num-machines 2 --num-processes 4"
+    rows += [Judged(ROWS[3], Outcome(1), 1, True)]
+    assert [report.launch_line(one) for one in rows] == [
+        f"{start} train.py --x 'a b'",
+        f"{start} --strategy fsdp train.py --x 'a b'",
+        f"{start} --activation-checkpointing train.py --x 'a b'",
+        f"{start} --strategy fsdp --activation-checkpointing train.py --x 'a b'",
+    ]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["estimate", "--machine", "none.json", "script.py"],
-        ["estimate", "--devices", "8xH100", "--machine", "x.json", "script.py"],
         ["estimate", "--devices", "H100", "--strategy", "ddpp", "script.py"],
         ["estimate", "--devices", "H100", "--strategy", "fsdp", "script.py"],
         ["estimate", "--devices", "H100", "--time-limit", "soon", "script.py"],
@@ -140,35 +141,22 @@ def test_the_command_needs_no_torch_to_be_imported_or_to_print_its_help() -> Non
 def test_the_report_has_the_peak_its_parts_what_fits_and_the_line_to_launch() -> None:
     pytest.importorskip("torch")
     Path("script.py").write_text(TRAINING)
-    words = ("--devices", "2xGPU-2GB", "--json")
-    code, printed = run("estimate", *words, "script.py", "--bs", "4")
+    code, printed = run("estimate", "--devices", "2xGPU-2GB", "script.py", "--bs", "4")
     assert code == 0, printed
-    found = json.JSONDecoder().raw_decode(printed)[0]
-    first, *others = found["strategies"]
-    assert [one["strategy"] for one in found["strategies"]] == [row.name for row in ROWS]
-    assert (first["failed_at"], first["fits"]) == ("", True)
-    assert first["parts"]["parameters"] == 4 * 1_001_000
-    assert sum(first["parts"].values()) == first["peak_bytes"]
-    assert first["launch"] == "headway launch --num-processes 2 script.py --bs 4"
-    assert [one["launch"].removesuffix(" script.py --bs 4") for one in others] == [
-        "headway launch --num-processes 2 --strategy fsdp",
-        "headway launch --num-processes 2 --activation-checkpointing",
-        "headway launch --num-processes 2 --strategy fsdp --activation-checkpointing",
-    ]
-    peaks = [one["peak_bytes"] for one in found["strategies"]]
-    assert peaks[3] <= peaks[1] < peaks[0]
-    assert found["checked"]
-
-
-@pytest.mark.processes
-def test_what_is_printed_has_peak_and_line() -> None:
-    pytest.importorskip("torch")
-    Path("script.py").write_text(TRAINING)
-    code, printed = run("estimate", "--devices", "RTX4090", "--strategy", "ddp", "script.py")
-    assert code == 0, printed
-    assert "headway launch script.py" in printed
+    lines = printed.splitlines()
+    parameters = next(line for line in lines if line.startswith("  parameters"))
+    assert size(4 * 1_001_000) in parameters
+    rows = {line.split()[0]: line for line in lines if line.startswith(("ddp", "fsdp"))}
+    assert [*rows] == [row.name for row in ROWS]
+    assert all(row.endswith("  fits") for row in rows.values())
+    assert "headway launch --num-processes 2 script.py --bs 4" in lines
     assert "checked against CPU runs only" in printed
-    assert size(4 * 1_001_000) in printed
+    with Planner([sys.executable], ENVIRON) as planner:
+        attempt = Attempt("script.py", (), world_size=2, local_world_size=2)
+        found = planner.judge(ROWS, attempt, Devices("cpu", "CPU", 2**40, 2))
+    peaks = [one.outcome.peak_bytes for one in found]
+    assert peaks[3] <= peaks[1] < peaks[0]
+    assert sum(found[0].outcome.categories.values()) == peaks[0]
 
 
 @pytest.mark.processes
