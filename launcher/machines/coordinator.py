@@ -38,7 +38,6 @@ class Machine:
     join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
     reached_at: str  # the address of machine 0 that it has connected to
-    clock_ahead_s: float  # of machine 0's clock
     heard_at: float  # when it has last said something, on the monotonic clock
     rank: int | None  # the one it asked for, until it is given one
     ready: messages.Ready | None = None  # while it waits for a round
@@ -140,19 +139,8 @@ class Coordinator:
         """Whether `tick` is to be called often."""
         return not (self.is_ended or (self._is_running and self._asked_at is None))
 
-    @property
-    def room(self) -> int:
-        """How many machines can still join."""
-        return self._most - len(self.machines)
-
     def join(
-        self,
-        peer: int,
-        join: messages.Join,
-        address: str,
-        reached_at: str,
-        clock: float,
-        now: float,
+        self, peer: int, join: messages.Join, address: str, reached_at: str, now: float
     ) -> bool:
         """Take a machine in, or refuse it; return whether it is in."""
         if self._ended_by is not None:
@@ -170,9 +158,7 @@ class Coordinator:
                 of_it = failed._replace(machine=join.machine or 0, host=join.host)
                 self._end_before_start(of_it, num_known=1)
             return False
-        self.machines[peer] = Machine(
-            peer, join, address, reached_at, join.clock - clock, now, join.machine
-        )
+        self.machines[peer] = Machine(peer, join, address, reached_at, now, join.machine)
         self.outbox.append((peer, self._accepted))
         return True
 
@@ -326,10 +312,8 @@ class Coordinator:
         for one in others:
             ours, theirs = self._facts, one.join.facts
             found += preflight.differences(ours.must_agree, theirs.must_agree, one.label)
-            warnings = preflight.differences(ours.should_agree, theirs.should_agree, one.label)
-            clock = preflight.describe_clock(one.label, one.clock_ahead_s)
-            for warning in filter(None, [*map(str, warnings), clock]):
-                self._say(f"note: {warning}")
+            for row in preflight.differences(ours.should_agree, theirs.should_agree, one.label):
+                self._say(f"note: {row}")
         if found:
             self._refuse_all(
                 f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",

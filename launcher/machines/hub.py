@@ -23,7 +23,6 @@ from headway.launcher.machines.coordinator import Coordinator
 BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
 _GREET_WITHIN_S = 10.0
-_MAX_STRANGERS = 256  # connections that have not joined, beside the machines that are missing
 _MAX_NAMED = 10  # refused connections that are printed
 _ACCEPTED_AT_ONCE = 16  # then the machines are served, whatever strangers do
 
@@ -156,23 +155,11 @@ class Hub:
     def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
         now = time.monotonic()
         connection = Connection(link, self._key, is_hub=True)
-        self._make_room()
         self._num_peers += 1
         self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
         with suppress(OSError):  # it has gone already, as is read next
             connection.flush_watched(self._selector)
-
-    def _make_room(self) -> None:
-        """Drop the oldest stranger where there are too many.
-
-        A machine joins at once; one that is dropped all the same connects again.
-        """
-        strangers = [
-            number for number, peer in self.peers.items() if peer.address and not peer.has_joined
-        ]
-        if len(strangers) >= self._coordinator.room + _MAX_STRANGERS:
-            self._drop(strangers[0])
 
     def _serve_peer(self, number: int, events: int, now: float) -> None:
         peer = self.peers[number]
@@ -204,7 +191,7 @@ class Hub:
             self._coordinator.take(number, message, now)
         elif isinstance(message, messages.Join):
             peer.has_joined = self._coordinator.join(
-                number, message, peer.address, peer.reached_at, time.time(), now
+                number, message, peer.address, peer.reached_at, now
             )
         elif isinstance(message, messages.Leave):  # of one that has been refused
             raise EOFError

@@ -11,15 +11,12 @@ from __future__ import annotations
 import binascii
 import hashlib
 import hmac
-import math
 import re
 import secrets
-from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.records import Figures
-from headway.errors import STOP_SIGNALS
 
 PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated
@@ -53,7 +50,6 @@ class Join(NamedTuple):
     least: int  # machines that it expects
     most: int
     host: str
-    clock: float  # seconds since the epoch
     facts: Facts
 
 
@@ -176,15 +172,6 @@ Message = (
 ) | (Accepted | Refused | Missing | Probe | Round | Restart | AllDone)
 
 _KINDS = kinds_of(*get_args(Message))
-_PORTS = range(1, 2**16)
-_NUMBERS: dict[str, Sequence[int]] = {
-    "signal": [int(number) for number in STOP_SIGNALS],
-    "exit_code": range(1, 256),  # of a failure
-    "port": _PORTS,
-    "probe_port": _PORTS,
-    "store_port": range(2**16),
-}
-_OTHER_NUMBERS = range(2**31)
 
 
 class Unacceptable(Exception):
@@ -266,21 +253,9 @@ class Session:
         self._num_received += 1
         try:
             message: Message = decode(_KINDS, content)
-            _refuse_impossible(message)
         except ValueError as error:
             raise Unacceptable(f"a message cannot be read: {error}") from None
         return message
-
-
-def _refuse_impossible(message: Message) -> None:
-    """Raise ValueError for values that no launcher sends, and none could obey."""
-    for name, value in message._asdict().items():
-        if type(value) is int and value not in _NUMBERS.get(name, _OTHER_NUMBERS):
-            raise ValueError(f"{name} is {value}")
-        if type(value) is float and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}")
-        if name == "host" and not value.isprintable():
-            raise ValueError(f"the name of its host is {value!r}")
 
 
 def _tag(key: bytes, number: int, content: bytes) -> bytes:

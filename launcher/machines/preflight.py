@@ -1,5 +1,5 @@
-"""What is compared between machines before ranks start: versions, script, settings, clocks. Pure,
-but for reading the script.
+"""What is compared between machines before ranks start: versions, script, settings. Pure, but for
+reading the script.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from headway._version import __version__
 from headway.launcher.machines.messages import Fact, Facts
 from headway.launcher.plan.plan import LaunchPlan
 
-CLOCK_TOLERANCE_S = 5.0
 _MAX_ROWS = 12  # of a table
 _ARGUMENTS = "arguments"
 _MUST_AGREE = (
@@ -72,14 +71,6 @@ def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> li
         for name in dict.fromkeys([*on_main, *here])
         if here.get(name) != on_main.get(name)
     ]
-
-
-def describe_clock(machine: str, ahead_s: float) -> str:
-    """Return what is to say of a clock that is `ahead_s` seconds ahead of machine 0's."""
-    if abs(ahead_s) <= CLOCK_TOLERANCE_S:
-        return ""
-    side = "ahead of" if ahead_s > 0 else "behind"
-    return f"{machine}: its clock is {abs(ahead_s):.0f} s {side} that of machine 0"
 
 
 def table(rows: Sequence[Difference]) -> str:

@@ -382,7 +382,6 @@ class Membership:
             least=self._least,
             most=self._most,
             host=socket.gethostname(),
-            clock=time.time(),
             facts=self._facts,
         )
 

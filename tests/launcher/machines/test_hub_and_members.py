@@ -6,7 +6,6 @@ import errno
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -58,9 +57,7 @@ class Channel:
             link = self.hub.own_end if own else socket.create_connection(self.address)
         member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
         self.members.append(member)
-        member.send(
-            Join(machine, self.machines, self.machines, f"n{machine}", time.time(), Facts((), ()))
-        )
+        member.send(Join(machine, self.machines, self.machines, f"n{machine}", Facts((), ())))
         member.send(Ready(1, 29501 if machine == 0 else None))
         return member
 
@@ -115,26 +112,6 @@ def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() ->
         assert not any(one.is_over for one in members)
 
 
-def idle(some: Channel, count: int) -> list[socket.socket]:
-    """Open connections that say nothing; a socket has no more than 128 to be accepted."""
-    links = []
-    for _ in range(count):
-        links.append(socket.create_connection(some.address))
-        links[-1].settimeout(20)
-        assert links[-1].recv(1)  # of the greeting: it has been accepted
-    return links
-
-
-def test_idle_strangers_keep_no_machine_from_joining_neither_machine_0() -> None:
-    with channel(2) as some:
-        strangers = idle(some, 300)
-        begin(some)
-        strangers += idle(some, 300)
-        assert not any(one.is_over for one in some.members)
-        for one in strangers:
-            one.close()
-
-
 def greeted(link: socket.socket, key: bytes) -> Session:
     """Greet as a member does; return what seals its messages."""
     ours = new_greeting(key)
@@ -158,9 +135,7 @@ def attacks(some: Channel) -> Iterator[bytes]:
     yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
     with socket.create_connection(some.address) as other:  # recorded on another connection
         session = greeted(other, KEY)
-        yield session.seal(Join(1, 2, 2, "n1", time.time(), Facts((), ()))) + session.seal(
-            failure()
-        )
+        yield session.seal(Join(1, 2, 2, "n1", Facts((), ()))) + session.seal(failure())
 
 
 def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
@@ -219,7 +194,7 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         wait_until(lambda: main.accepted)
         link = socket.create_connection(some.address)
         other = Member(link, KEY, some.timeout_s, str)
-        other.send(Join(1, 3, 3, "n1", time.time(), Facts((), ())))
+        other.send(Join(1, 3, 3, "n1", Facts((), ())))
         wait_until(lambda: other.refused)
         other.send(Leave())
         other.close()
@@ -337,7 +312,7 @@ def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> No
         ending = threading.Thread(target=some.hub.close, args=(60.0,))
         ending.start()
         late = Member(socket.create_connection(some.address), KEY, some.timeout_s, str)
-        late.send(Join(1, 2, 2, "n1", time.time(), Facts((), ())))
+        late.send(Join(1, 2, 2, "n1", Facts((), ())))
         wait_until(lambda: late.is_over)
         assert late.ended_by is not None
         assert late.ended_by.cause == failure().cause

@@ -15,15 +15,10 @@ from headway.launcher.machines.messages import (
     MAX_LINE,
     MAX_RECORD,
     Beat,
-    Facts,
     Failed,
-    Join,
-    Message,
     Missing,
-    Ready,
     Round,
     Session,
-    Stopping,
     Unacceptable,
     new_greeting,
     read_greeting,
@@ -61,27 +56,6 @@ def test_the_longest_report_of_a_failure_arrives_whatever_its_characters() -> No
         line = member.seal(failed).rstrip(b"\n")
         assert len(line) < MAX_LINE
         assert hub.open(line) == failed
-
-
-FAILED = Failed(1, "n2", "cause", "where", "", "fix", 9)
-IMPOSSIBLE: list[Message] = [
-    Stopping(9, "n2"),  # SIGKILL, which no launcher would pass on
-    Stopping(12345, "n2"),
-    FAILED._replace(exit_code=0),  # the other machines would end well
-    FAILED._replace(exit_code=300),
-    FAILED._replace(ago_s=float("nan")),
-    FAILED._replace(host="n2\x1b[2J"),
-    Join(-1, 2, 2, "n2", 0.0, Facts((), ())),
-    Join(1, 2, 2, "n2", float("inf"), Facts((), ())),
-    Ready(99_999, None),
-]
-
-
-@pytest.mark.parametrize("message", IMPOSSIBLE, ids=str)
-def test_a_message_that_no_launcher_sends_is_refused_also_with_the_key(message: Message) -> None:
-    hub, member = sessions()
-    with pytest.raises(Unacceptable, match="cannot be read"):
-        hub.open(member.seal(message).rstrip(b"\n"))
 
 
 def test_a_message_made_with_another_key_is_refused() -> None:
