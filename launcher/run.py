@@ -17,7 +17,6 @@ from headway.contract.run import RECORD_VARIABLE
 from headway.errors import HeadwayError
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
-from headway.settings.table import TABLE
 
 if TYPE_CHECKING:
     from headway.history.launch import Launch
@@ -220,11 +219,4 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
         del sys.path[0]  # where Python found `headway`; the script's folder takes its place
     atexit.register(worker.finish_process)
     program = plan.program
-    try:
-        worker.run_alone(program.kind, program.name, program.args)
-    except SystemExit:
-        from headway.launcher.diagnosis.reasons import lacks_rank_variable
-
-        if not plan.is_rank and lacks_rank_variable(getattr(sys, "last_value", None)):
-            say(f"note: {TABLE['num_processes'].flag} 1 sets RANK, LOCAL_RANK, ...")
-        raise
+    worker.run_alone(program.kind, program.name, program.args)

@@ -222,17 +222,13 @@ def explain(statuses: Sequence[RankStatus]) -> list[str]:
     lines = lines or ["no rank is known to be behind the others"]
     lines += [one.others_sentence + _places(statuses, one.others) for one in found]
     told = {rank for one in found for rank in one.ranks + one.others}
-    lines += explain_places([one for one in statuses if one.rank not in told])
-    return [shown(line) for line in lines]
-
-
-def explain_places(statuses: Sequence[RankStatus]) -> list[str]:
-    """Return where the running ranks are, and name none as the one that others wait for."""
     ranks_by_place: dict[str, list[int]] = {}
     for one in statuses:
-        if place := ", ".join(filter(None, [_open_collective(one), _place(one)])):
+        place = ", ".join(filter(None, [_open_collective(one), _place(one)]))
+        if place and one.rank not in told:
             ranks_by_place.setdefault(place, []).append(one.rank)
-    return [shown(f"{named(ranks)}: {place}") for place, ranks in ranks_by_place.items()]
+    lines += [f"{named(ranks)}: {place}" for place, ranks in ranks_by_place.items()]
+    return [shown(line) for line in lines]
 
 
 def _open_collective(status: RankStatus) -> str:
@@ -364,9 +360,10 @@ def describe(statuses: Sequence[RankStatus], still_s: float) -> str:
     """
     if not statuses:
         return "no rank has started yet"
-    found = explain_divergence(statuses) or explain_places(statuses)
     heading = f"{named([one.rank for one in statuses])}: last progress {still_s:.0f} s ago"
-    return "\n".join([heading, *(f"  {line}" for line in found), describe_stacks(statuses)])
+    return "\n".join(
+        [heading, *(f"  {line}" for line in explain(statuses)), describe_stacks(statuses)]
+    )
 
 
 def newest_entry(statuses: Sequence[RankStatus]) -> float:

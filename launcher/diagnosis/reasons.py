@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headway.contract.records import Crash, shown
-from headway.contract.run import RANK_VARIABLES
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -17,7 +16,6 @@ from headway.launcher.diagnosis.torch_messages import (
     LOADER_WORKER_KILLED,
     NO_GPU,
     NO_NCCL,
-    NO_RANK_VARIABLE,
     NOT_ON_MPS,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
@@ -246,13 +244,6 @@ def is_of_communication(crash: Crash) -> bool:
         return True
     is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
     return is_torchs and contains(crash.message, COMMUNICATION)
-
-
-def lacks_rank_variable(error: BaseException | None) -> bool:
-    """Return whether a script read RANK, MASTER_ADDR or another such variable, and found none."""
-    if isinstance(error, KeyError):
-        return any(isinstance(name, str) and name in RANK_VARIABLES for name in error.args)
-    return isinstance(error, ValueError) and contains(str(error), NO_RANK_VARIABLE)
 
 
 def signal_name(number: int) -> str:

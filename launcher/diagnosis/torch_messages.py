@@ -48,12 +48,6 @@ NO_GPU = (
     Text("No CUDA GPUs are available", "torch sources, CUDAFunctions.cpp"),
     Text("or CPU modules, but got device_ids", "torch 2.13.0, nn/parallel/distributed.py"),
 )
-NO_RANK_VARIABLE = (
-    Text(
-        "env:// rendezvous: environment variable",
-        "torch 2.13.0, distributed/rendezvous.py: environment variable RANK expected, but not set",
-    ),
-)
 NO_THREAD = (Text("can't start new thread", "Python 3.11, Modules/_threadmodule.c"),)
 COMMUNICATION_ERRORS = (
     Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),

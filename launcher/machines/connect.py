@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -25,7 +24,6 @@ NOTICE_AFTER_S = 1.0
 """How long something is waited for before a line says so: what is usual takes less."""
 
 _CONNECT_TIMEOUT_S = 5.0  # then it is tried again
-_OTHER_FILES = 512  # open in a launcher, besides its connections to other machines
 
 
 def resolved(host: str) -> list[str]:
@@ -192,12 +190,3 @@ def try_to_reach(probe: Probe) -> str:
         reason = error.strerror or str(error)
         return f"cannot reach {probe.label} at {probe.address}: {reason}"
     return ""
-
-
-def allow_open_files(num_machines: int) -> None:
-    """Raise this process's limit of open files as far as a run with many machines needs it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num_machines + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

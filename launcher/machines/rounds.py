@@ -404,6 +404,5 @@ class Membership:
             now=time.monotonic(),
         )
         coordinator.seen = seen
-        connect.allow_open_files(self._most)
         self.hub = Hub(listener, self._key, coordinator, self._timeout_s, say)
         return self.hub.own_end

@@ -161,13 +161,6 @@ class Console:
         for sink in {*self._sinks.values()}:
             sink.close()
 
-    def begin_line(self) -> None:
-        """After `close`, end a line that bytes passed on as they are have left unfinished."""
-        sink = self._sinks[2]
-        if sink.takes_unfinished_line() and sink not in self._lost:
-            with suppress(OSError):
-                os.write(self._fds[2], b"\n")
-
     def _say(self, text: str) -> None:
         """Print lines of the launcher's own on stderr, or on stdout where stderr is lost."""
         is_lost = self._sinks[2].error is not None or self._sinks[2] in self._lost

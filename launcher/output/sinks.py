@@ -42,7 +42,6 @@ class Sink:
         self.is_terminal = is_terminal
         self.error: OSError | None = None  # why it can no longer be written to
         self.owner: Owner | None = None  # of the unfinished line that was shown last
-        self._is_in_line = False  # bytes were passed on as they are, the last of which ends no line
         self._fd = fd
         self._on_change = on_change
         self._changed = threading.Condition()
@@ -85,7 +84,6 @@ class Sink:
     def pass_on(self, data: bytes) -> None:
         """Queue bytes as they are."""
         with self._changed:
-            self._is_in_line = not data.endswith(b"\n")
             self._add(data)
 
     def say(self, text: str) -> None:
@@ -94,8 +92,6 @@ class Sink:
         with self._changed:
             if self._size < 2 * MAX_QUEUED:
                 self._end_line()
-                if self.takes_unfinished_line():
-                    self._add(b"\n")
                 self._add(data)
 
     def show_below(self, text: str) -> None:
@@ -110,11 +106,6 @@ class Sink:
         """Queue the end of a line that a rank has left unfinished."""
         with self._changed:
             self._end_line()
-
-    def takes_unfinished_line(self) -> bool:
-        """Return whether bytes that were passed on end amid a line; ask before a line of ours."""
-        was_in_line, self._is_in_line = self._is_in_line, False
-        return was_in_line
 
     def _end_line(self) -> None:
         if self.owner is not None:

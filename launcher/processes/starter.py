@@ -36,7 +36,6 @@ _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 _SAY_AFTER_S = 1.0  # what ends with its rank is gone by then
 _MAX_NAMES = 8
 _FILES, _FILES_PER_RANK = 40, 10  # that a launcher has open at most
-_ADDRESS_SPACE = 1280 * 2**20  # bytes for torch, and the stacks and heaps of a launcher's threads
 
 
 class ServerEnded(Exception):
@@ -269,14 +268,6 @@ def refuse_limits(num_ranks: int) -> None:
             f"{files} open files are too few: a launcher of {num_ranks} ranks needs {needed}",
             where="the limit of this shell, `ulimit -n`",
             fix="raise it: `ulimit -n 4096`",
-        )
-    space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if space != resource.RLIM_INFINITY and space < _ADDRESS_SPACE:
-        raise LaunchError(
-            f"{space // 2**20} MiB of address space are too little: torch and a launcher need "
-            f"{_ADDRESS_SPACE // 2**20}",
-            where="the limit of this shell, `ulimit -v`",
-            fix="raise it: `ulimit -v unlimited`",
         )
 
 

@@ -138,7 +138,8 @@ def supervise(
     ending = ending_of(outcome)
     _report(agent, ending, folder)
     if ending.code == 0 and stopped_by is None:
-        _print_notes(agent)
+        for note in unused(settings, [end.uses for end in agent.exits]):
+            say(f"note: {note}")
     return ending.code or int(console.has_lost_output)
 
 
@@ -203,10 +204,8 @@ def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
     if folder is not None and elsewhere is not None:
         write_record(record_elsewhere(elsewhere), folder)
     if ending.line:
-        _say(agent, ending.line)
+        say(ending.line)
         return
-    if failure or elsewhere:
-        agent.output.console.begin_line()
     if failure is not None:
         raise WorkerFailed(
             failure.cause + failure.aftermath,
@@ -223,15 +222,3 @@ def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
             details=elsewhere.details,
             exit_code=ending.code,
         )
-
-
-def _print_notes(agent: Agent) -> None:
-    """Print what the ranks left unused."""
-    for note in unused(agent.plan.settings, [end.uses for end in agent.exits]):
-        _say(agent, f"note: {note}")
-
-
-def _say(agent: Agent, text: str) -> None:
-    """Print a line on stderr, after what the ranks have written."""
-    agent.output.console.begin_line()
-    say(text)

@@ -102,7 +102,6 @@ class Ranks:
             if select.select([self._reading], [], [], 0.01)[0]:
                 self._read()
         closing.join()
-        self.console.begin_line()
         self._streams[0].write("END")
         for stream in self._streams:
             stream.flush()
@@ -351,17 +350,6 @@ def test_raw_output_is_passed_on_byte_by_byte(start: Start) -> None:
     ranks.write(1, "a\n", target=2)
     ranks.write(0, "\r3%\n")
     assert ranks.end() == "\r1%\r2%a\n\r3%\n"
-
-
-def test_a_line_of_the_launcher_does_not_continue_one_of_raw_output(start: Start) -> None:
-    ranks = start(2, terminal=False, prefixed=False, is_raw=True)
-    ranks.write(0, "half a line")
-    ranks.wait_for("half a line")
-    ranks.console.warn("one")
-    ranks.console.warn("two")
-    ranks.wait_for("two\n")
-    ranks.write(0, "50%", target=2)
-    assert ranks.end() == "half a line\nheadway: one\nheadway: two\n50%\n"
 
 
 def test_on_a_terminal_one_bar_moves_and_the_others_only_end(start: Start) -> None:
