@@ -255,7 +255,7 @@ def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> N
     assert '  File "/w/train.py", line 14, in main' in lines
     alike = describe(ranks(inside, inside), 0.0).splitlines()
     assert alike[1] == "  no rank is known to be behind the others"
-    assert alike[2] == "  ranks 0-1: in all_reduce #2, at /w/train.py:14 in main"
+    assert alike[2] == "  ranks 0-1 wait in all_reduce #2, at /w/train.py:14 in main"
     assert describe([], 0) == "no rank has started yet"
 
 
