@@ -56,11 +56,11 @@ class Console:
         terminals = (one for one in (error, out) if one.is_terminal)
         self._sink_below = next(terminals, None) if moves and not is_raw else None
         self._lost: set[Sink] = set()
-        self._first = 0  # the lowest rank that is shown
+        self.first = 0  # the lowest rank that is shown: its progress bar moves on a terminal
 
     def begin(self, ranks: Iterable[int]) -> None:
         """Set which ranks will write."""
-        self._first = min(filter(self.shows, ranks), default=0)
+        self.first = min(filter(self.shows, ranks), default=0)
 
     @contextmanager
     def takes_stderr(self) -> Iterator[None]:
@@ -120,10 +120,6 @@ class Console:
         sink = self._sinks[target]
         prefix = self._prefix(rank, sink) if self.is_prefixed else b""
         sink.show((rank, target), text, prefix, is_new=is_new)
-
-    def may_draw(self, rank: int) -> bool:
-        """Return whether this rank's progress bar moves on a terminal: that of the lowest one."""
-        return rank == self._first
 
     def give_up(self, patience_s: float) -> None:
         """Discard the output for streams that fail, or have accepted nothing for `patience_s`."""

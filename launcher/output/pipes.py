@@ -13,6 +13,7 @@ import os
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import BinaryIO
@@ -26,7 +27,8 @@ _MAX_LEFT = 2**20  # bytes that are read of a pipe at the end; more than one usu
 _READ_SIZE = 2**16
 _NEVER = float("inf")
 _TAIL_LINES = 40  # of each rank, for the report of a failure
-_TAIL_SIZE = 2**15  # bytes that are kept of each, in all
+_MOST_LINES = 200  # that are kept of each, for the record of the run
+_LONGEST = 4096  # bytes that are kept of a line
 
 UNREAD_S = 1.0
 """While a run is being stopped, its output is discarded after no reader took any for so long."""
@@ -280,23 +282,17 @@ class Tail:
     """The last lines that a rank wrote, of its stdout and its stderr together."""
 
     def __init__(self) -> None:
-        self._lines = bytearray()  # at most twice as much as is kept
+        self._lines: deque[bytes] = deque(maxlen=_MOST_LINES)
         self._rests: dict[int, bytes] = {}  # unfinished lines, by stream
 
     def add(self, data: bytes, target: int = 2) -> None:
         """Take what a rank wrote next on its stdout (1) or stderr (2)."""
-        is_all = len(data) >= _TAIL_SIZE
-        data = data[-_TAIL_SIZE:] if is_all else self._rests.get(target, b"") + data
-        end = data.rfind(b"\n") + 1
-        self._lines += data[:end]
-        if len(self._lines) > 2 * _TAIL_SIZE:
-            del self._lines[:-_TAIL_SIZE]
-        self._rests[target] = data[end:][-_TAIL_SIZE:]
+        *lines, rest = (self._rests.get(target, b"") + data).split(b"\n")
+        self._lines.extend(line[-_LONGEST:] for line in lines[-_MOST_LINES:])
+        self._rests[target] = rest[-_LONGEST:]
 
     def lines(self, most: int = _TAIL_LINES) -> list[str]:
         """Return the last lines, each as a terminal would show it."""
-        kept = bytes(self._lines[-_TAIL_SIZE:])
-        text = kept + b"".join(rest + b"\n" for rest in self._rests.values() if rest)
-        lines = [line.rstrip(b"\r") for line in text.split(b"\n")[:-1]]
-        shown = [line.rpartition(b"\r")[2] for line in lines]
-        return [line.decode(errors="replace") for line in shown[-most:]]
+        lines = [*self._lines, *filter(None, self._rests.values())]
+        shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[-most:])
+        return [line.decode(errors="replace") for line in shown]

@@ -1,4 +1,4 @@
-"""What the console shows of one stream of a rank: as it is, as lines, or as a moving terminal."""
+"""What the console shows of one stream of a rank: as it is, as lines, or with a moving bar."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def view_of(console: Console, rank: int, target: int) -> View | None:
         return None
     if console.is_raw:
         return View(console, rank, target)
-    if console.is_terminal(target):
+    if not console.is_terminal(target):
+        return FileView(console, rank, target, _UNFINISHED_S, _BAR_S)
+    if rank == console.first:
         return TerminalView(console, rank, target)
-    return FileView(console, rank, target)
+    return FileView(console, rank, target, _SOON_S, _NEVER)
 
 
 class View:
@@ -55,24 +57,27 @@ class View:
     def finish(self) -> None:
         """Show what is left: no more will come."""
 
-    def _without_torchs_prefix(self, lines: bytes) -> bytes:
-        """Remove the rank that torch puts before the lines of a traceback, where we put it too."""
-        if self._target != 2 or not self._console.is_prefixed or b"[" not in lines:
-            return lines
-        return self._torchs_prefixes.sub(b"", lines)
+    def _write(self, text: bytes, *, is_new: bool = False) -> None:
+        """Show text without the rank that torch puts before a traceback, where we put it too."""
+        if self._target == 2 and self._console.is_prefixed and b"[" in text:
+            text = self._torchs_prefixes.sub(b"", text)
+        self._console.write(self._rank, self._target, text, is_new=is_new)
 
 
 class FileView(View):
-    """Whole lines at once, an unfinished one after a second, a progress bar every ten seconds.
+    """Whole lines at once, an unfinished one and the state of a progress bar at their times.
 
     A bar is a line with carriage returns, each of which replaces what was drawn before: what was
     drawn last is shown. Bars that are drawn below each other are one such line.
     """
 
-    def __init__(self, console: Console, rank: int, target: int) -> None:
+    def __init__(
+        self, console: Console, rank: int, target: int, unfinished_s: float, bar_s: float
+    ) -> None:
         super().__init__(console, rank, target)
+        self._unfinished_s, self._bar_s = unfinished_s, bar_s
         self._shown_state = b""  # of the bar
-        self._shown_at = -_BAR_S
+        self._shown_at = 0.0
 
     def take(self, data: bytes) -> None:
         text = self._rest + data
@@ -88,9 +93,9 @@ class FileView(View):
         if len(self._rest) > LONGEST:
             self.show_due()
         elif self._rest and self._due == _NEVER:
-            self._due = time.monotonic() + _UNFINISHED_S
+            self._due = time.monotonic() + self._unfinished_s
             if _is_bar(self._rest):
-                self._due = max(self._due, self._shown_at + _BAR_S)
+                self._due = max(self._due, self._shown_at + self._bar_s)
 
     def show_due(self) -> None:
         self._due = _NEVER
@@ -124,10 +129,6 @@ class FileView(View):
         if first or others:
             self._write(first + others, is_new=is_bar)
 
-    def _write(self, text: bytes, *, is_new: bool = False) -> None:
-        text = self._without_torchs_prefix(text)
-        self._console.write(self._rank, self._target, text, is_new=is_new)
-
 
 def _is_bar(line: bytes) -> bool:
     """Return whether there is a carriage return that is no part of the end of a line."""
@@ -149,37 +150,27 @@ def _last_state(rest: bytes) -> bytes:
 
 
 class TerminalView(View):
-    """Lines as they come, and one rank's progress bar, which moves."""
+    """All as it comes, also a progress bar, which moves; the last part after a moment."""
 
     def take(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._show_line(line)
-        if b"\r" in self._rest[1:]:
-            drawn, _, last = self._rest.rpartition(b"\r")
-            if self._console.may_draw(self._rank):
-                self._console.write(self._rank, self._target, drawn)
-            self._rest = b"\r" + last
+        text = self._rest + data
+        end = max(text.rfind(b"\n") + 1, text.rfind(b"\r"))
+        if end > 0:
+            self._write(text[:end])
+        self._rest = text[end:]
         if len(self._rest) > LONGEST:
             self.show_due()
         elif not self._rest:
             self._due = _NEVER
-        elif lines or self._due == _NEVER:
+        elif end > 0 or self._due == _NEVER:
             self._due = time.monotonic() + _SOON_S
 
     def show_due(self) -> None:
         self._due = _NEVER
-        if not self._rest.startswith(b"\r") or self._console.may_draw(self._rank):
-            self._console.write(self._rank, self._target, self._rest)
-            self._rest = b""
+        self._write(self._rest)
+        self._rest = b""
 
     def finish(self) -> None:
         if self._rest:
-            self._show_line(self._rest)
+            self._write(self._rest + b"\n")
         self._rest = b""
-
-    def _show_line(self, line: bytes) -> None:
-        if _is_bar(line) and not self._console.may_draw(self._rank):
-            line = line.rstrip(b"\r").rpartition(b"\r")[2]
-        line = self._without_torchs_prefix(line)
-        self._console.write(self._rank, self._target, line + b"\n")
