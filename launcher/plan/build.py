@@ -5,7 +5,7 @@ Settings that cannot be used are rejected, with all problems at once; none is ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from headway.contract.run import Ranks
 from headway.devices.table import kind_of
@@ -13,16 +13,12 @@ from headway.errors import Code, ConfigError, MachineError, Problem
 from headway.launcher.plan.notes import notes
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
-from headway.launcher.plan.supervision import (
-    program_problems,
-    task_problems,
-    why_not_hooked,
-    why_supervised,
-)
 from headway.launcher.plan.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
-from headway.settings.table import YES, Settings
+from headway.settings.table import TABLE, YES, Settings
+
+_ONE_EACH = "srun --ntasks-per-node=1, or mpirun --map-by ppr:1:node"
 
 
 def build_plan(
@@ -48,7 +44,7 @@ def build_plan(
         ConfigError: there are such problems, or settings contradict each other.
         MachineError: this machine cannot do what they request.
     """
-    supervised = why_supervised(settings, supervise, task)
+    supervised = _why_supervised(settings, supervise, task)
     if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
         in_process = True  # before the script's first line
     plan = LaunchPlan(
@@ -64,15 +60,15 @@ def build_plan(
         job=job,
         began_at=began_at,
     )
-    found = [*problems, *program_problems(plan), *settings_problems(settings, machine)]
+    found = [*problems, *_program_problems(plan), *settings_problems(settings, machine)]
     if task is not None:
         found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
-        found += task_problems(plan, task)
+        found += _task_problems(plan, task)
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
         raise (MachineError if is_of_machine else ConfigError).of(found)
     return plan._replace(
-        environment=variables_of(plan), notes=notes(plan), not_hooked=why_not_hooked(plan)
+        environment=variables_of(plan), notes=notes(plan), not_hooked=_why_not_hooked(plan)
     )
 
 
@@ -81,3 +77,102 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
         return ()
     selected = settings.devices.select(machine.gpus_of(settings.device)).indices
     return selected[: settings.num_processes]
+
+
+def _why_supervised(settings: Settings, supervise: bool, task: Ranks | None) -> str | None:
+    """Return why the launcher supervises the script; None: the script may replace it.
+
+    The command line may ask for it by `supervise`; a `task` is one of several ranks already.
+    """
+    name = _setting_for_a_launcher(settings, is_rank=task is not None)
+    if name is not None:
+        return f"{name} is {settings.values[name].value}"
+    return "--supervise" if supervise else None
+
+
+def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
+    for name in ("num_processes", "num_machines"):
+        if settings.values[name].value > 1 and not is_rank:
+            return name
+    for name, row in TABLE.items():
+        if row.needs_launcher and settings.values[name].value != row.default:
+            return name
+    return None
+
+
+def _why_not_hooked(plan: LaunchPlan) -> str | None:
+    """Return why no training library is hooked in the script's process; None: each is, once the
+    script imports it.
+
+    The rule: ranks under a launcher are hooked, and one process without a launcher is plain Python,
+    unless it is a job, which may be preempted, or a setting that a Trainer obeys is set for it.
+    """
+    settings = plan.settings
+    if settings.library_hooks != YES:
+        return settings.where("library_hooks")
+    if plan.program.kind == "program":
+        return "it is not a Python script"
+    asked = any(settings.are_user_set(name) for name in ("library_hooks", "resume", "time_limit"))
+    if asked or plan.supervised is not None or plan.in_process or plan.job:
+        return None
+    return f"one process is plain Python ({TABLE['library_hooks'].as_flag(YES)} hooks them)"
+
+
+def _program_problems(plan: LaunchPlan) -> Iterator[Problem]:
+    """Yield why the program cannot run in the requested way."""
+    settings, program, supervised = plan.settings, plan.program, plan.supervised
+    if plan.in_process and supervised is not None:
+        name = _setting_for_a_launcher(settings, is_rank=plan.task is not None)
+        origin = "flag --supervise" if name is None else settings.where(name)
+        yield Problem(
+            f"--in-process runs one process without a launcher, but {supervised}",
+            f"flag --in-process; {origin}",
+            "pass --num-processes 1, and remove settings that need a launcher",
+            code=Code.LAUNCHER_IN_PROCESS,
+            names=() if name is None else (name,),
+        )
+    if plan.in_process and program.kind == "program":
+        yield Problem(
+            f"--in-process runs Python, but {program.name} is another program",
+            "flag --in-process; flag --no-python",
+            "remove one of the two",
+            code=Code.PROGRAM_IN_PROCESS,
+        )
+    if supervised is not None and program.is_stream:
+        yield Problem(
+            f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
+            f"a launcher cannot, but {supervised}",
+            "the command line",
+            "save the script to a file, or run one process without a launcher",
+            code=Code.SCRIPT_FROM_STREAM,
+        )
+    if supervised is not None and "-i" in plan.python:
+        yield Problem(
+            "python -i shows a prompt after the script, which ranks under a launcher cannot, "
+            f"but {supervised}",
+            "Python's flag -i",
+            "remove -i, or run one process",
+            code=Code.PYTHON_PROMPT,
+        )
+
+
+def _task_problems(plan: LaunchPlan, task: Ranks) -> list[Problem]:
+    """Return why this process cannot be the rank that its scheduler has started it as."""
+    settings = plan.settings
+    tasks = task.local_world_size
+    what = []
+    if settings.num_processes != tasks:
+        what.append(f"num_processes is {settings.num_processes}")
+    debugged = None if settings.debug_rank is None else f"debug_rank is {settings.debug_rank}"
+    if reason := plan.supervised or debugged:
+        what.append(f"{reason}, which needs one launcher for all ranks of a machine")
+    gpus = len(plan.machine.gpus_of(settings.device))
+    if kind_of(settings.device).is_numbered and gpus < tasks:
+        what.append(f"this process sees {gpus} GPU{'s' * (gpus != 1)} only")
+    started = (
+        f"{settings.cluster} has started {tasks} task{'s' * (tasks != 1)} here, each of which is "
+        "a rank"
+    )
+    where = settings.where("num_processes", "cluster")
+    fix = f"start one task on each machine: {_ONE_EACH}"
+    return [Problem(f"{one}, but {started}", where, fix, code=Code.TASKS) for one in what]

@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.contract import signals
 from headway.contract.notes import say
+from headway.errors import ConfigError
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,
@@ -37,7 +38,6 @@ from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.plan.supervision import refuse_missing_ranks
 from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
@@ -45,6 +45,7 @@ from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
+from headway.settings.problems import missing_ranks
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
@@ -188,7 +189,8 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         settings = self.plan.settings
-        refuse_missing_ranks(settings, worker_group.workers[0].world_size)
+        if found := missing_ranks(settings, worker_group.workers[0].world_size):
+            raise ConfigError.of(found)  # on several machines it is known only now
         attempt = self.handler.round
         if attempt > 0:
             self._starter.restart_server()
