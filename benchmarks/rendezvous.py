@@ -110,7 +110,7 @@ def introduction(machine: int, machines: int) -> Any:
     from headway.launcher.machines.messages import Facts, Join
 
     host = f"node{machine:04d}.cluster.local"
-    return Join(machine, machines, machines, host, time.time(), Facts((), ()))
+    return Join(machine, machines, machines, host, Facts((), ()))
 
 
 def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
