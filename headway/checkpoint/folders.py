@@ -9,7 +9,6 @@ A project has checkpoints in its folder, and in `checkpoints` below it.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import shutil
 import stat
@@ -38,7 +37,6 @@ FOLDER = "checkpoints"
 _NUMBERED, _STEP = "checkpoint_", "step_"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # also for another name: on btrfs, say
 
 
 class Checkpoint(NamedTuple):
@@ -101,14 +99,8 @@ def commit(pending: Path, target: Path) -> None:
     """
     try:
         _flush_folders(pending)
-        _let_others_read(pending)
-        was_there = os.path.lexists(target)
-        try:
-            _give_name(pending, target)
-        except OSError:
-            if os.path.lexists(target) == was_there:
-                raise
-            _give_name(pending, target)  # another run has removed or saved it at this moment
+        pending.chmod(0o777 & ~_umask())  # as new folders
+        _give_name(pending, target)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint was written, but cannot take its place: {error.strerror}",
@@ -150,15 +142,6 @@ def _give_name(pending: Path, target: Path) -> None:
         raise
     if old is not None:
         remove(old)
-
-
-def _let_others_read(pending: Path) -> None:
-    """Give a folder the mode that new ones have; not what a link leads to that stands there now."""
-    handle = os.open(pending, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    try:
-        os.chmod(handle, 0o777 & ~_umask())
-    finally:
-        os.close(handle)
 
 
 def keep_unlisted(target: Path, pending: Path) -> None:
@@ -237,13 +220,7 @@ def remove(path: Path) -> bool:
     """
     trash = path.with_name(f".trash-{os.urandom(4).hex()}")
     with suppress(OSError):  # another process was faster, or may not
-        try:
-            os.rename(path, trash)
-        except OSError as error:
-            if error.errno not in _NO_ROOM or path.is_symlink():
-                raise
-            (path / NAME).unlink(missing_ok=True)  # what is left of it is no checkpoint
-            trash = path
+        os.rename(path, trash)
         if trash.is_symlink() or not trash.is_dir():
             trash.unlink()
         else:
@@ -381,13 +358,8 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """Return the checkpoints in one folder, the newest last, as it is at the moment."""
-    while True:
-        paths = {one for one in paths_in(folder) if not one.name.startswith(".")}
-        found = sorted(_candidates_of(paths))
-        if paths <= {*paths_in(folder)}:
-            return found
-        # a process that has removed one meanwhile may have saved another before
+    """Return the checkpoints in one folder, the newest last."""
+    return sorted(_candidates_of(one for one in paths_in(folder) if not one.name.startswith(".")))
 
 
 def _candidates_of(paths: Iterable[Path]) -> Iterator[Candidate]:

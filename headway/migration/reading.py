@@ -36,7 +36,6 @@ class Script:
         self.keywords: dict[str, Lines] = {}
         """The keyword arguments of calls of `Accelerator`, except those that are None."""
         self._modules: dict[str, str] = {}  # the script's names for modules of Accelerate
-        self._local: dict[str, str] = {}  # and for names of these modules
         nodes = [*ast.walk(ast.parse(text))]
         for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -44,7 +43,7 @@ class Script:
         for node in nodes:
             if isinstance(node, ast.Attribute):
                 self._read_attribute(node)
-            elif isinstance(node, ast.Call) and self._is_accelerator(node.func):
+            elif isinstance(node, ast.Call) and _name_of(node.func) == ACCELERATOR:
                 for keyword in node.keywords:
                     if keyword.arg is not None and ast.unparse(keyword.value) != "None":
                         _note(self.keywords, keyword.arg, node.lineno)
@@ -68,12 +67,11 @@ class Script:
 
     def _bind(self, module: str, alias: ast.alias) -> None:
         """Note a name that is imported from a module of Accelerate; it may be a module, too."""
-        whole, local = f"{module}.{alias.name}".lstrip("."), alias.asname or alias.name
+        whole = f"{module}.{alias.name}".lstrip(".")
         if is_module(whole):
-            self._modules[local] = whole
+            self._modules[alias.asname or alias.name] = whole
             _note(self.names, (whole, ""), alias.lineno)
         else:
-            self._local[local] = alias.name
             _note(self.names, (module, alias.name), alias.lineno)
 
     def _read_attribute(self, node: ast.Attribute) -> None:
@@ -83,13 +81,6 @@ class Script:
         elif self._module(node) is None:
             _note(self.names, (module, node.attr), line)
 
-    def _is_accelerator(self, called: ast.expr) -> bool:
-        if isinstance(called, ast.Name):
-            return self._local.get(called.id) == ACCELERATOR
-        if isinstance(called, ast.Attribute) and called.attr == ACCELERATOR:
-            return self._module(called.value) is not None
-        return False
-
     def _module(self, node: ast.AST) -> str | None:
         """Return the module of Accelerate that an expression is."""
         if isinstance(node, ast.Name):
@@ -98,6 +89,12 @@ class Script:
             module = f"{parent}.{node.attr}".lstrip(".")
             return module if is_module(module) else None
         return None
+
+
+def _name_of(called: ast.expr) -> str:
+    if isinstance(called, ast.Attribute):
+        return called.attr
+    return called.id if isinstance(called, ast.Name) else ""
 
 
 def _note(found: dict[T, Lines], name: T, line: int) -> None:

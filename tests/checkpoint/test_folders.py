@@ -12,22 +12,17 @@ import pytest
 
 from headway.checkpoint import folders, manifest
 from headway.checkpoint.folders import (
-    begin,
-    candidates,
     checkpoints_in,
-    commit,
     keep_newest_steps,
-    leftovers_in,
     newest_in,
     next_time,
     prune,
     recover,
-    remove,
     require_space,
 )
 from headway.checkpoint.manifest import verify
 from headway.errors import CheckpointError
-from tests.checkpoint.saved import save, write
+from tests.checkpoint.saved import save
 
 
 @pytest.fixture
@@ -108,19 +103,6 @@ def test_where_the_name_of_a_checkpoint_does_not_reach_the_disk_the_one_before_i
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".old-")]
 
 
-def test_a_link_that_another_user_puts_in_place_of_a_save_opens_no_folder_elsewhere(
-    tmp_path: Path,
-) -> None:
-    pending, elsewhere = begin(tmp_path / "a"), tmp_path / "elsewhere"
-    write(pending)
-    pending.rename(elsewhere)
-    pending.symlink_to(elsewhere)
-    with pytest.raises(CheckpointError):
-        commit(pending, tmp_path / "a")
-    assert elsewhere.stat().st_mode & 0o777 == 0o700
-    assert checkpoints_in(tmp_path / "a") == []
-
-
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError):
@@ -143,22 +125,6 @@ def test_prune_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
     assert verify(folder / "best").step == 0
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_what_takes_the_room_is_removed_also_where_there_is_none_for_another_name(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse_names(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    save(tmp_path / "a")
-    (tmp_path / "link").symlink_to("a")
-    monkeypatch.setattr(os, "rename", refuse_names)
-    assert not remove(tmp_path / "link")
-    assert verify(tmp_path / "a").step == 1
-    assert remove(tmp_path / "a")
-    assert {one.name for one in tmp_path.iterdir()} - {"home"} == {"link"}
-
-
 def test_what_cannot_be_removed_in_full_is_no_checkpoint_and_not_said_to_be_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,25 +136,6 @@ def test_what_cannot_be_removed_in_full_is_no_checkpoint_and_not_said_to_be_gone
 
 
 # ---------------------------------------------------------------------- two runs at once
-
-
-def test_a_look_while_another_run_saves_and_removes_finds_what_is_there_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, after = (tmp_path / "checkpoints" / f"step_0000000{step}" for step in (1, 2))
-    save(before)
-    read = manifest.read_manifest
-    has_come: list[bool] = []
-
-    def read_late(folder: Path) -> manifest.Manifest:
-        if folder == before and not has_come:
-            has_come.append(True)
-            save(after, step=2)
-            remove(before)
-        return read(folder)
-
-    monkeypatch.setattr(folders, "read_manifest", read_late)
-    assert [one.path for one in candidates(tmp_path)] == [after]
 
 
 def test_a_checkpoint_that_another_run_replaces_while_it_is_verified_is_not_called_damaged(
@@ -206,29 +153,6 @@ def test_a_checkpoint_that_another_run_replaces_while_it_is_verified_is_not_call
 
     monkeypatch.setattr(manifest, "_fault_in", look_late)
     assert verify(tmp_path / "a").step == 6
-
-
-@pytest.mark.parametrize("other", ["removes", "saves"])
-def test_a_save_takes_its_place_also_where_another_run_does_the_same_at_this_moment(
-    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "a"
-    if other == "removes":
-        save(target)
-    give_name = folders._give_name
-    has_come: list[bool] = []
-
-    def give_late(pending: Path, target: Path) -> None:
-        if not has_come:
-            has_come.append(True)
-            remove(target) if other == "removes" else save(target, step=2)
-            raise FileNotFoundError(errno.ENOENT, "what rename(2) says to a folder that has gone")
-        give_name(pending, target)
-
-    monkeypatch.setattr(folders, "_give_name", give_late)
-    save(target, step=3)
-    assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [3]
-    assert leftovers_in(tmp_path) == []
 
 
 def test_space_is_asked_for_in_advance(tmp_path: Path) -> None:

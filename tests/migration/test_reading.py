@@ -43,8 +43,8 @@ accelerate.utils.tqdm
 def test_attributes_are_found_of_whatever_object_and_arguments_of_accelerators() -> None:
     script = Script("""\
 import accelerate
-from accelerate import Accelerator as A
-one = A(log_with="all", cpu=None, **others)
+from accelerate import Accelerator
+one = Accelerator(log_with="all", cpu=None, **others)
 accelerate.Accelerator(project_dir=".")
 self.trainer.one.prepare(sched)
 other(deepspeed_plugin=1).reduce(2)
