@@ -5,7 +5,6 @@ Only export needs torch.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,14 +12,11 @@ from pathlib import Path
 
 from headway.checkpoint.folders import FOLDER as PROJECT_FOLDER
 from headway.checkpoint.folders import (
-    Listed,
     candidates,
-    leftovers_in,
     listed_in,
     own_checkpoints_in,
     prune,
     recover,
-    remove,
     resolve_checkpoint,
 )
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
@@ -31,7 +27,7 @@ from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export")
-_ONLY_OF = {"keep": "prune", "leftovers": "prune", "model": "export", "json": "ls"}
+_ONLY_OF = {"keep": "prune", "model": "export"}
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
                    complete, incomplete or unreadable, as far as sizes show
@@ -65,11 +61,11 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"unexpected argument {words[2]!r}")
     folder = _holder(folders[0] if folders else Path("."))
     if action == "ls":
-        return _list(folder, as_json=parsed.json)
+        return _list(folder)
     keep = _number("--keep", parsed.keep, parser)
     if not folders or not keep:
         parser.error("prune requires a folder, and --keep with the number of checkpoints that stay")
-    return _prune(folder, keep, with_leftovers=parsed.leftovers)
+    return _prune(folder, keep)
 
 
 def _number(flag: str, text: str | None, parser: Parser) -> int | None:
@@ -83,22 +79,15 @@ def make_parser() -> Parser:
     parser = Parser(
         "checkpoint",
         "List, verify, remove and export the checkpoints of accelerator.save_state().",
-        usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--leftovers] [--model N]"
-        " [--json] [FOLDER ...]",
+        usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--model N] [FOLDER ...]",
         appendix=_ACTIONS,
     )
     parser.flag("--keep", metavar="N", help="how many checkpoints prune leaves, 1 or more")
-    parser.flag(
-        "--leftovers",
-        help="let prune remove what saves that were cut off have left, too; no training may be "
-        "saving to the folder meanwhile",
-    )
     parser.flag(
         "--model",
         metavar="N",
         help="which model export writes, from 0 in the order of prepare(), if there are several",
     )
-    parser.flag("--json", help="print one JSON object: {checkpoints}, for ls")
     return parser
 
 
@@ -115,12 +104,8 @@ def _meant_by(folder: Path) -> list[Path]:
     return [one.path for one in candidates(folder)] or [folder]
 
 
-def _list(folder: Path, *, as_json: bool) -> int:
+def _list(folder: Path) -> int:
     found = listed_in(folder)
-    if as_json:
-        listed = [_facts(one) for one in found]
-        print(json.dumps({"checkpoints": listed}, indent=2))
-        return 0
     head = ("checkpoint", "state", "step", "epoch", "ranks", "size", "saved")
     rows = [(shown(one.path.name), one.state.value, *_cells(one.manifest)) for one in found]
     print_table(head, rows)
@@ -139,19 +124,6 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
         f"{_size(manifest) / 2**20:.1f} MiB",
         when(manifest.saved_at),
     )
-
-
-def _facts(one: Listed) -> dict[str, object]:
-    found = one.manifest
-    return {
-        "path": str(one.path),
-        "state": one.state.value,
-        "size": None if found is None else _size(found),
-    } | {
-        name: None if found is None else getattr(found, name)
-        for name in Manifest._fields
-        if name != "files"
-    }
 
 
 def _size(manifest: Manifest) -> int:
@@ -174,13 +146,8 @@ def _verify(folders: Sequence[Path]) -> int:
     return exit_code
 
 
-def _prune(folder: Path, keep: int, *, with_leftovers: bool) -> int:
+def _prune(folder: Path, keep: int) -> int:
     gone = prune(folder, keep)
-    for path in leftovers_in(folder):
-        if with_leftovers:
-            gone[path] = remove(path)
-        else:
-            print(f"{shown(str(path))} is left of a save; --leftovers")
     for path in gone:
         if gone[path]:
             print(f"removed {shown(str(path))}")

@@ -19,10 +19,11 @@ from headway.contract import signals
 from headway.contract.notes import say_once
 from headway.contract.run import Ranks, RunContract, read_ranks, read_run
 from headway.data.workers import with_lasting_workers
-from headway.libraries.folders import LIGHTNING, add_to_list
 from headway.libraries.resuming import (
+    LIGHTNING,
     Start,
     Stopping,
+    add_to_list,
     announce,
     replaced,
     select_start,

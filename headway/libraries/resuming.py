@@ -1,11 +1,16 @@
 """Chooses the checkpoint that a library's training resumes from, and stops all ranks together.
 
+A library's checkpoint counts once it is listed in the folder of its output: all ranks have written
+it then.
+
 A training resumes only where that is requested: by the script, by `--resume`, by a restart of the
 ranks (`--max-restarts`), or by a scheduler that has requeued the job.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,11 +26,30 @@ from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_st
 from headway.contract.notes import say, say_once
 from headway.contract.progress import process_progress
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
+from headway.contract.typed import parse, plain, read
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
-from headway.libraries.folders import Listed, read_list
+
+LIST = "_headway-checkpoints.json"  # `_`: Trainer's push_to_hub uploads no such file
+STATE = "trainer_state.json"
+"""What transformers' Trainer writes last."""
+LIGHTNING = ".ckpt"
 
 _trainings: Counter[str] = Counter()  # of this process, by the folder of their output
+
+
+class Listed(NamedTuple):
+    """A checkpoint, or the training that will save it."""
+
+    path: str = ""
+    owner: str = ""  # the scheduler's job; outside of one, when the launch began
+    number: int = 1  # of the script's trainings in this folder
+
+
+class Checkpoints(NamedTuple):
+    """The contents of the file; the newest is the last."""
+
+    checkpoints: tuple[Listed, ...] = ()
 
 
 class Start(NamedTuple):
@@ -41,27 +65,23 @@ def select_start(
 ) -> Start:
     """Return how the next training of this process into `folder` starts.
 
-    What the script passes (`given`) wins. A restart resumes from what this launch has saved, a
-    requeued job from what the job has saved; where neither has, and otherwise, `--resume` counts,
-    of which a path is for the script's first training into the folder.
+    What the script passes (`given`) wins. A restart and a requeued job resume from what the job has
+    saved, outside of one the launch; where neither has, and otherwise, `--resume` counts, of which
+    a path is for the script's first training into the folder.
 
     Raises:
         CheckpointError: `--resume latest` finds no checkpoint, or a path is not there.
     """
     _trainings[str(folder.absolute())] += 1
     number = _trainings[str(folder.absolute())]
-    anew = Listed("", run.began_at, job_of(), number)
+    anew = Listed("", job_of() or str(run.began_at), number)
     if given not in (None, False):
         return Start(anew, str(given))
     listed = [one for one in read_list(folder) if is_complete(Path(one.path))]
     own = [one for one in listed if one.number == number]
-    why, saved = "", own
-    if is_restart():
-        why = "the ranks were restarted"
-        saved = [one for one in own if one.launched_at == run.began_at]
-    elif is_requeued():
-        why = f"job {anew.job} was requeued"
-        saved = [one for one in own if one.job == anew.job]
+    why = f"job {anew.owner} was requeued" if is_requeued() else ""
+    why = "the ranks were restarted" if is_restart() else why
+    saved = [one for one in own if one.owner == anew.owner]
     if why and saved:
         return Start(anew, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
     if run.resume is None:
@@ -91,6 +111,47 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
             fix="name an existing one",
         )
     return listed or [Listed(str(path))]
+
+
+def read_list(folder: Path) -> list[Listed]:
+    """Return the checkpoints listed in a folder that still exist, the newest last.
+
+    Raises:
+        CheckpointError: the list cannot be read.
+    """
+    try:
+        text = (folder / LIST).read_text(encoding="utf-8")
+        listed = read(Checkpoints, parse(text)).checkpoints
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the list of checkpoints cannot be read: {error}",
+            where=str(folder / LIST),
+            fix="remove it, and pass the checkpoint to resume from: --resume FOLDER",
+        ) from None
+    found = (one._replace(path=os.path.join(folder, one.path)) for one in listed)
+    return [one for one in found if os.path.exists(one.path)]
+
+
+def add_to_list(folder: Path, checkpoint: Listed) -> None:
+    """List a checkpoint that is complete, after the others; where that fails, only print it.
+
+    The file changes all at once.
+    """
+    own = os.path.realpath(checkpoint.path)
+    others = [one for one in read_list(folder) if os.path.realpath(one.path) != own]
+    within = [one._replace(path=os.path.relpath(one.path, folder)) for one in (*others, checkpoint)]
+    pending = folder / f"{LIST}.pending"
+    try:
+        with open(pending, "w", encoding="utf-8") as file:
+            json.dump(plain(Checkpoints(tuple(within))), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        pending.replace(folder / LIST)
+    except OSError as error:
+        what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
+        say(f"note: {what}; name it to resume")
 
 
 def announce(library: str, start: Start, folder: Path) -> None:

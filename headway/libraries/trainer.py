@@ -21,10 +21,11 @@ from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
-from headway.libraries.folders import STATE, add_to_list
 from headway.libraries.resuming import (
+    STATE,
     Start,
     Stopping,
+    add_to_list,
     announce,
     replaced,
     select_start,

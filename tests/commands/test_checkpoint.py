@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -31,9 +30,6 @@ def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
     assert [line.split()[:3] for line in lines] == [
         [f"checkpoint_{step}", "complete", str(step)] for step in (9, 10, 11)
     ]
-    assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["checkpoints"]
-    assert [one["step"] for one in listed] == [9, 10, 11]
 
 
 def test_a_list_says_of_how_many_ranks_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,19 +50,17 @@ def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixt
     (FOLDER / "checkpoint_13" / "values.json").symlink_to("/dev/zero")
     for kind in ("tmp", "old", "trash"):
         (FOLDER / f".{kind}-checkpoint_14-00000000").mkdir()
-    assert main(["checkpoint", "ls", str(FOLDER), "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["checkpoints"]
-    assert {Path(one["path"]).name: (one["state"], one["step"]) for one in listed} == {
-        "checkpoint_9": ("incomplete", 9),
-        "checkpoint_10": ("incomplete", 10),
-        "checkpoint_11": ("complete", 11),
-        "checkpoint_12": ("unreadable", None),
-        "checkpoint_13": ("incomplete", 1),
-        ".tmp-checkpoint_14-00000000": ("incomplete", None),
-        ".old-checkpoint_14-00000000": ("incomplete", None),
-    }
     assert main(["checkpoint", "ls", str(FOLDER.parent)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 7
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {name: (state, step) for name, state, step, *_ in listed} == {
+        "checkpoint_9": ("incomplete", "9"),
+        "checkpoint_10": ("incomplete", "10"),
+        "checkpoint_11": ("complete", "11"),
+        "checkpoint_12": ("unreadable", "-"),
+        "checkpoint_13": ("incomplete", "1"),
+        ".tmp-checkpoint_14-00000000": ("incomplete", "-"),
+        ".old-checkpoint_14-00000000": ("incomplete", "-"),
+    }
 
 
 def test_a_folder_without_checkpoints_is_said_to_have_none(
@@ -108,8 +102,7 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
 def test_what_could_not_be_removed_is_not_said_to_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (FOLDER / ".trash-a-00000000").symlink_to("checkpoint_11")
-    prune = ["checkpoint", "prune", str(FOLDER), "--keep", "1", "--leftovers"]
+    prune = ["checkpoint", "prune", str(FOLDER), "--keep", "1"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(PermissionError()))
         assert main(prune) == CheckpointError.exit_code
@@ -137,13 +130,11 @@ def test_no_name_reaches_the_terminal_with_its_control_characters(
     assert r"a\x1b[2J\nb" in streams.out
 
 
-def test_prune_keeps_the_newest_and_leftovers_go_only_when_asked() -> None:
+def test_prune_keeps_the_newest_and_what_is_being_saved() -> None:
     left = FOLDER / ".tmp-checkpoint_12-00000000"
     left.mkdir()
     assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
     assert sorted(path.name for path in FOLDER.iterdir()) == [left.name, "checkpoint_11"]
-    assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1", "--leftovers"]) == 0
-    assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
 
 
 @pytest.mark.parametrize(

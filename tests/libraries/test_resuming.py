@@ -15,20 +15,25 @@ pytest.importorskip("torch")
 from headway.contract.run import IF_ANY, LATEST, RunContract
 from headway.errors import CheckpointError
 from headway.libraries import resuming
-from headway.libraries.folders import LIST, STATE, Listed, add_to_list, is_of_library, read_list
-from headway.libraries.resuming import Start, select_start
+from headway.libraries.resuming import (
+    LIST,
+    STATE,
+    Listed,
+    Start,
+    add_to_list,
+    read_list,
+    select_start,
+)
 
 RUN = RunContract("cpu", "no", 1, origins={}, began_at=100.0)
 LATER = RUN._replace(began_at=300.0)
 
 
-def save(
-    output: Path, step: int, *, launched_at: float = RUN.began_at, job: str = "", number: int = 1
-) -> str:
+def save(output: Path, step: int, *, owner: str = str(RUN.began_at), number: int = 1) -> str:
     """Save a checkpoint as transformers' Trainer does, and list it."""
     folder = output / f"checkpoint-{step}"
     folder.mkdir(parents=True)
-    add_to_list(output, Listed(str(folder), launched_at, job, number))
+    add_to_list(output, Listed(str(folder), owner, number))
     (folder / STATE).touch()
     return str(folder)
 
@@ -51,7 +56,7 @@ def test_a_command_that_is_typed_again_starts_from_the_beginning(tmp_path: Path)
 def test_restarted_ranks_resume_from_what_this_launch_has_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, 900, launched_at=50.0)
+    save(tmp_path, 900, owner="50.0")
     last = save(tmp_path, 30)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert start(tmp_path, RUN).path == last
@@ -66,13 +71,13 @@ def test_restarted_ranks_resume_from_what_this_launch_has_saved(
 def test_a_requeued_job_resumes_from_what_it_has_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
-    last = save(tmp_path, 30, job="17")
+    last = save(tmp_path, 30, owner="17")
     monkeypatch.setenv("SLURM_JOB_ID", job)
     assert start(tmp_path).path is None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     begun = start(tmp_path)
     assert begun.path == (last if job == "17" else None)
-    assert begun.training == Listed("", LATER.began_at, job, 1)
+    assert begun.training == Listed("", job, 1)
 
 
 def test_what_is_asked_for_is_the_last_one_that_is_listed_and_complete(tmp_path: Path) -> None:
@@ -127,8 +132,8 @@ def test_the_list_is_not_uploaded_and_lists_only_what_exists(tmp_path: Path) -> 
     (tmp_path / "checkpoint-10" / STATE).unlink()
     (tmp_path / "checkpoint-10").rmdir()
     assert [Path(one.path).name for one in read_list(tmp_path)] == ["checkpoint-20"]
-    add_to_list(tmp_path, Listed(str(tmp_path / "checkpoint-20"), 400.0))
-    assert [one.launched_at for one in read_list(tmp_path)] == [400.0], "saved again"
+    add_to_list(tmp_path, Listed(str(tmp_path / "checkpoint-20"), "400"))
+    assert [one.owner for one in read_list(tmp_path)] == ["400"], "saved again"
     files = [one.name for one in tmp_path.iterdir() if one.is_file()]
     assert files == [LIST]
     assert fnmatch(LIST, "_*"), "as Trainer's push_to_hub chooses files"
@@ -143,7 +148,7 @@ def test_a_checkpoint_that_cannot_be_listed_is_told_and_the_list_stays_as_it_was
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(json, "dump", refuse)
-    add_to_list(tmp_path, Listed(str(tmp_path), 1.0))
+    add_to_list(tmp_path, Listed(str(tmp_path), "1"))
     assert "cannot be listed" in capsys.readouterr().err
     assert len(read_list(tmp_path)) == 1
 
@@ -152,11 +157,3 @@ def test_a_damaged_list_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / LIST).write_text('{"checkpoints": [')
     with pytest.raises(CheckpointError, match=LIST):
         start(tmp_path, LATER._replace(resume=LATEST))
-
-
-def test_a_checkpoint_of_a_library_is_known_by_its_files(tmp_path: Path) -> None:
-    assert not is_of_library(tmp_path)
-    folder = save(tmp_path, 5)
-    assert is_of_library(tmp_path)
-    assert is_of_library(Path(folder))
-    assert is_of_library(tmp_path / "epoch=0-step=5.ckpt")
