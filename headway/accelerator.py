@@ -434,8 +434,8 @@ class Accelerator(Process):
 
         Raises:
             UsageError: `num_tokens` with a loss of several elements, with a `gradient`, under
-                `no_sync()` of a sharded model, or, while gradients accumulate, for one of several
-                backward passes of a micro-batch.
+                `no_sync()`, or, while gradients accumulate, for one of several backward passes of
+                a micro-batch.
 
         Examples:
             >>> weight = torch.nn.Parameter(torch.ones(4))

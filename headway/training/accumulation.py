@@ -134,7 +134,7 @@ class TokenMean:
     """
 
     def __init__(self) -> None:
-        self._is_withheld = False
+        self._is_refused = False
         self.reset()
 
     def reset(self) -> None:
@@ -144,16 +144,14 @@ class TokenMean:
         self._last_backward: tuple[int, int, bool] | None = None
 
     @contextmanager
-    def within(
-        self, context: AbstractContextManager[Any], *, withheld: bool = False
-    ) -> Iterator[None]:
-        """Enter `context`, in which backward passes are not the last of their step (`withheld`)."""
-        before, self._is_withheld = self._is_withheld, withheld
+    def refused_in(self, context: AbstractContextManager[Any]) -> Iterator[None]:
+        """Enter `context`, in which nothing says which backward pass is the last of its step."""
+        before, self._is_refused = self._is_refused, True
         try:
             with context:
                 yield
         finally:
-            self._is_withheld = before
+            self._is_refused = before
 
     def refuse_mixture(self, accumulation: Accumulation, by_tokens: bool) -> None:
         """Raise UsageError if a backward pass cannot be weighed together with those before it.
@@ -180,20 +178,8 @@ class TokenMean:
         if self.pending is not None:
             raise UsageError(
                 "optimizer.step() before the last backward(num_tokens=...) of the step",
-                where="the script's accelerator.no_sync(...) or accelerator.accumulate(...)",
-                fix="call the last backward() of each step outside of no_sync(), on every rank",
-            )
-
-    def refuse_withheld(self) -> None:
-        """Raise UsageError in a context whose gradients nobody can scale before they are reduced.
-
-        For ranks that shard models: what `no_sync()` withholds is in torch's hands until then.
-        """
-        if self._is_withheld:
-            raise UsageError(
-                "backward(num_tokens=...) does not work under no_sync() of a sharded model",
-                where="the script's accelerator.no_sync(...)",
-                fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
+                where="the script's accelerator.accumulate(...)",
+                fix="call backward(num_tokens=...) in each micro-batch, on every rank",
             )
 
     def start_of_backward(
@@ -208,9 +194,15 @@ class TokenMean:
         """Return the gradient with which the backward pass of `loss_sum` begins.
 
         The loss is the sum of those of this rank's tokens, of shape [] or [1]. `is_due`: this is
-        the last micro-batch of the step, outside of `withheld`. `is_exchanged`: ranks average the
-        gradients of every micro-batch, not of the last alone.
+        the last micro-batch of the step. `is_exchanged`: ranks average the gradients of every
+        micro-batch, not of the last alone.
         """
+        if self._is_refused:
+            raise UsageError(
+                "backward(num_tokens=...) in no_sync()",
+                where="the script's accelerator.no_sync(...)",
+                fix="use accelerator.accumulate(model) with gradient_accumulation_steps instead",
+            )
         if loss_sum.numel() != 1:
             raise UsageError(
                 f"the loss has shape {list(loss_sum.shape)}, not one element",
@@ -219,7 +211,7 @@ class TokenMean:
             )
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = _counted(num_tokens).to(loss_sum.device)
-        if self._is_withheld or not is_due:
+        if not is_due:
             if self.pending is None:
                 most = tokens.clamp(min=1)
                 if is_exchanged and rank_and_size()[1] > 1:

@@ -78,10 +78,8 @@ class Steps:
     def _by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
         """Return the gradient with which the backward pass of a sum over tokens begins."""
         training = self.training
-        if training.strategy.shards:
-            training.token_mean.refuse_withheld()
-            if not run_ahead([loss]):
-                meet("backward(num_tokens=...)")
+        if training.strategy.shards and not run_ahead([loss]):
+            meet("backward(num_tokens=...)")
         return training.token_mean.start_of_backward(
             loss,
             num_tokens,
@@ -109,12 +107,11 @@ class Steps:
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""
-        context = self.training.strategy.no_sync(model)
-        return self.training.token_mean.within(context, withheld=True)
+        return self.training.token_mean.refused_in(self.training.strategy.no_sync(model))
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
-        return self.training.token_mean.within(self.training.strategy.sync_in_backward(model))
+        return self.training.strategy.sync_in_backward(model)
 
     @contextmanager
     def join_uneven_inputs(

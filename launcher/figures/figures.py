@@ -241,27 +241,27 @@ class RunFigures:
         shares = [row.data_share for row in self.rows()]
         if not shares or any(one is None or one < _DATA_BOUND for one in shares):
             return ""
-        with self._lock:
-            recent = [one for rank in self._ranks.values() for one in rank.recent]
-        samples = sum(one.samples for one in recent)
-        each = f" ({sum(one.data_s for one in recent) / samples * 1e3:.2g} ms a sample)"
         least = min(one for one in shares if one is not None)
         who = "all ranks wait" if len(shares) > 1 else "the training waits"
-        workers = [one.num_workers for one in recent if one.num_workers is not None]
-        now = f" than {max(workers)}" if workers else ""
+        with self._lock:
+            last = [rank.recent[-1].num_workers for rank in self._ranks.values()]
+        now = (
+            f" than {max(workers)}" if (workers := [one for one in last if one is not None]) else ""
+        )
         return (
-            f"{who} for data {least * 100:.0f} % of the time{each if samples else ''}: give the "
-            f"DataLoader more num_workers{now}, or let a sample cost less"
+            f"{who} for data {least * 100:.0f} % of the time: give the DataLoader more num_workers"
+            f"{now}, or make samples cheaper"
         )
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
         """Return what `headway top` is told."""
         slow, rows = self._slow, self.rows()
-        found = None
-        if slow is not None:
-            machine = next((row.machine for row in rows if row.rank == slow.rank), 0)
-            cost_ms = slow.cost_s * 1e3
-            found = {"rank": slow.rank, "machine": machine, "cost_ms": cost_ms, "cause": slow.cause}
+        found = slow and {
+            "rank": slow.rank,
+            "machine": next((row.machine for row in rows if row.rank == slow.rank), 0),
+            "cost_ms": slow.cost_s * 1e3,
+            "cause": slow.cause,
+        }
         return {
             "ranks": [{**row._asdict(), "last_line": last_line(row.rank)} for row in rows],
             "slowest": found,

@@ -20,7 +20,8 @@ _LEAST_S = 0.0005  # of a step: nobody looks for less
 _EXPLAINED = 0.8  # of the cost, by a cause
 _CLEAR = 0.5  # of the cost, which the rank that waits second least waits for, too
 
-DATA, FORWARD, BACKWARD, SAVE, MACHINE = "data", "forward", "backward", "save", "machine"
+DATA, FORWARD, BACKWARD, SAVE = "data", "forward", "backward", "save"
+MACHINE, SCRIPT = "machine", "script"
 _PHASES = (DATA, FORWARD, BACKWARD, SAVE)
 _NAMES = {
     None: "none of its loader, passes and saving explains it alone",
@@ -29,8 +30,8 @@ _NAMES = {
     BACKWARD: "its backward pass",
     SAVE: "its saving",
     MACHINE: "other processes use its cores, or its CPU quota is used up",
+    SCRIPT: "what its script does besides, as to evaluate, save or log on this rank alone",
 }
-_SCRIPT = "what its script does besides, as to evaluate, save or log on this rank alone"
 
 
 class Times(NamedTuple):
@@ -62,9 +63,8 @@ class SlowRank(NamedTuple):
     rank: int
     cost_s: float  # for the others, in each step
     step_s: float
-    cause: str | None  # data, forward, backward, save, machine; None: none of these explains it
+    cause: str | None  # a key of `_NAMES`; None: none of these explains it
     ratio: float = 0.0  # of the cause: this rank's time to the others' median; 0: they have none
-    why: str = ""  # what is to be said, where it is not what the cause says
 
     def describe(self, host: str = "") -> str:
         """Return it as a sentence without an end; `host` is named where there are several."""
@@ -73,7 +73,7 @@ class SlowRank(NamedTuple):
         cost, step = self.cost_s * 1e3, self.step_s * 1e3
         return (
             f"rank {self.rank}{on} makes all others wait {cost:.{_digits(cost)}f} ms of each "
-            f"{step:.{_digits(step)}f} ms: {self.why or _NAMES[self.cause]}{times}"
+            f"{step:.{_digits(step)}f} ms: {_NAMES[self.cause]}{times}"
         )
 
 
@@ -118,7 +118,7 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
             ratio = taken_s / median_s if has_ratio else 0.0
             return SlowRank(last, cost_s, step_s, cause, ratio)
     is_script = own.script - usual.script >= _EXPLAINED * cost_s
-    return SlowRank(last, cost_s, step_s, None, why=_SCRIPT if is_script else "")
+    return SlowRank(last, cost_s, step_s, SCRIPT if is_script else None)
 
 
 def find_lasting(stretches: Sequence[Mapping[int, Times]]) -> SlowRank | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -385,7 +384,7 @@ def weights_of_the_token_mean() -> dict[tuple[int, str], list[float]]:
     return {
         (accumulation, way): _train_on_tokens(accumulation, way)
         for accumulation in (1, 3)
-        for way in ("accumulate", "no_sync", "clip")
+        for way in ("accumulate", "clip")
     }
 
 
@@ -394,7 +393,7 @@ def _train_on_tokens(accumulation: int, way: str) -> list[float]:
     model = torch.nn.Linear(3, 5, dtype=torch.float64)
     inputs = torch.randn(sum(COUNTS), 3, dtype=torch.float64)
     targets = torch.randint(5, (sum(COUNTS),))
-    accelerator = Accelerator(gradient_accumulation_steps=1 if way == "no_sync" else accumulation)
+    accelerator = Accelerator(gradient_accumulation_steps=accumulation)
     optimizer = sgd(model, lr=0.3, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -402,21 +401,16 @@ def _train_on_tokens(accumulation: int, way: str) -> list[float]:
     for half in (rows[:9], rows[9:]):
         for step in range(accumulation):
             mine = torch.cat(half[RANK * accumulation + step :: WORLD * accumulation])
-            is_last = step == accumulation - 1
-            context = accelerator.accumulate(model)
-            if way == "no_sync":
-                context = nullcontext() if is_last else accelerator.no_sync(model)
-            with context:
+            with accelerator.accumulate(model):
                 loss = torch.nn.functional.cross_entropy(
                     model(inputs[mine]), targets[mine], reduction="sum"
                 )
                 accelerator.backward(loss, num_tokens=len(mine))
                 if way == "clip":
                     accelerator.clip_grad_norm_(model.parameters(), 0.1)
-                if is_last or way != "no_sync":
-                    optimizer.step()
-                    scheduler.step()
-                    optimizer.zero_grad()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
     return values(model)
 
 

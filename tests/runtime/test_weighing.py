@@ -41,7 +41,7 @@ def test_freed_memory_begins_a_new_step() -> None:
     for tokens in (100, 1):
         accelerator.free_memory()
         model = accelerator.prepare(torch.nn.Linear(1, 1))
-        with accelerator.no_sync(model) if tokens == 100 else accelerator.autocast():
+        with accelerator.accumulate(model):
             accelerator.backward(model(torch.ones(tokens, 1)).sum(), num_tokens=tokens)
     assert model.weight.grad.item() == 1
 
@@ -68,23 +68,22 @@ def test_without_accumulation_each_loss_of_a_step_has_its_own_mean() -> None:
     assert model.weight.grad.item() == 3
 
 
-def test_a_step_with_tokens_that_were_never_exchanged_is_refused() -> None:
-    accelerator = Accelerator(cpu=True)
+def test_a_step_whose_last_micro_batch_has_no_tokens_is_refused() -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     plain = torch.nn.Linear(1, 1)
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
-    with accelerator.no_sync(model):
+    with accelerator.accumulate(model):
         accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
-        with pytest.raises(UsageError):
-            optimizer.step()
+    with accelerator.accumulate(model), pytest.raises(UsageError):
+        optimizer.step()
 
 
-def test_the_backward_pass_that_triggers_the_exchange_ends_the_step() -> None:
+def test_tokens_are_refused_where_nothing_tells_the_last_backward_pass() -> None:
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    with accelerator.no_sync(model):
+    with accelerator.no_sync(model), pytest.raises(UsageError):
         accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
-        with accelerator.trigger_sync_in_backward(model):
-            accelerator.backward(model(torch.ones(4, 1)).sum(), num_tokens=4)
+    accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
     assert model.weight.grad.item() == 1
 
 

@@ -120,8 +120,8 @@ def test_all_ranks_that_wait_for_data_are_told_what_to_do_once() -> None:
     record = USUAL._replace(seconds=4.0, data_s=2.2, num_workers=2)
     note(figures, record, record, times=9)
     assert told == [
-        "all ranks wait for data 55 % of the time (3.4 ms a sample): give the DataLoader more "
-        "num_workers than 2, or let a sample cost less"
+        "all ranks wait for data 55 % of the time: give the DataLoader more num_workers than 2, or "
+        "make samples cheaper"
     ]
 
 

@@ -57,11 +57,11 @@ def test_nobody_is_named_for_little_or_where_two_hold_up_the_others(
     assert find_slow_rank(times) is None
 
 
-def test_no_cause_is_claimed_for_what_the_rank_does_elsewhere_or_in_two_places() -> None:
-    for more in ({}, {"data": 0.02, "forward": 0.02}):
+def test_no_cause_is_named_for_what_the_rank_does_in_two_places() -> None:
+    for more, cause in (({}, "script"), ({"data": 0.02, "forward": 0.02}, None)):
         found = find_slow_rank(with_a_slow(0, 0.04, **more))
         assert found is not None
-        assert found.cause is None
+        assert found.cause == cause
         assert ("what its script does besides" in found.describe()) == (not more)
 
 
