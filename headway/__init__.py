@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         InitProcessGroupKwargs as InitProcessGroupKwargs,
     )
     from headway.errors import HeadwayError as HeadwayError
-    from headway.memory.oom import find_executable_batch_size as find_executable_batch_size
+    from headway.memory import find_executable_batch_size as find_executable_batch_size
     from headway.notebook import (
         debug_launcher as debug_launcher,
         notebook_launcher as notebook_launcher,
@@ -55,7 +55,7 @@ _HOMES = {
     "PartialState": "headway.state",
     "ProfileKwargs": "headway.training.profiling",
     "debug_launcher": "headway.notebook",
-    "find_executable_batch_size": "headway.memory.oom",
+    "find_executable_batch_size": "headway.memory",
     "notebook_launcher": "headway.notebook",
     "replace_accelerate": "headway.compat.replacing",
     "skip_first_batches": "headway.data.loader",

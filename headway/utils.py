@@ -42,9 +42,9 @@ from headway.distributed.rng import (
     synchronize_rng_states as synchronize_rng_states,
 )
 from headway.distributed.world import DistributedType as DistributedType
-from headway.memory.oom import find_executable_batch_size as find_executable_batch_size
-from headway.memory.device import (
+from headway.memory import (
     clear_device_cache as clear_device_cache,
+    find_executable_batch_size as find_executable_batch_size,
     release_memory as release_memory,
 )
 from headway.precision.precision import AutocastKwargs as AutocastKwargs

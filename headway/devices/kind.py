@@ -41,7 +41,7 @@ class DeviceKind:
     most_ranks: int | None = None  # that can train on it together; None is any number
     distributed_type = "MULTI_CPU"  # Accelerate's name for several ranks on it
     backend = "gloo"  # of process groups, for tensors that are on it
-    lacking: tuple[str, ...] = ()  # the precisions that no such device has
+    lacking: tuple[str, ...] = ("fp16",)  # the precisions that no such device has
     recommended = "no"  # by `headway config`: the precision, where the device has it
     has_fp64 = True  # every such device computes in float64
     can_pin = True  # memory can be pinned for copies to it
@@ -143,6 +143,7 @@ class GpuKind(DeviceKind):
 
     is_numbered = True
     distributed_type = "MULTI_GPU"
+    lacking = ()
     recommended = "bf16"
 
     @property

@@ -26,6 +26,7 @@ class Mps(DeviceKind):
     label = "MPS"
     maker = "Apple"
     most_ranks = 1
+    lacking = ()
     has_fp64 = False
     can_pin = False  # torch warns in every epoch
 

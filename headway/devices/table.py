@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from headway.devices.cpu import Cpu
 from headway.devices.cuda import Cuda
 from headway.devices.kind import DeviceKind
 from headway.devices.mps import Mps
 from headway.devices.xpu import Xpu
 from headway.extensions import DEVICES, extensions
 
-CPU, CUDA, MPS = Cpu(), Cuda(), Mps()
+CPU, CUDA, MPS = DeviceKind(), Cuda(), Mps()
 KINDS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (CUDA, Xpu(), MPS, CPU)}
 _NO_KIND = ("auto", "gpu", "meta")  # no package is asked for these
 

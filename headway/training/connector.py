@@ -25,8 +25,8 @@ from headway.precision.precision import (
     precision_for,
 )
 from headway.state import shared_precision, shared_world
-from headway.strategies.choice import strategy_for
 from headway.strategies.compilation import TorchDynamoPlugin
+from headway.strategies.ddp import DDP
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
 from headway.strategies.sharding import FullyShardedDataParallelPlugin, shown_plugin
 from headway.strategies.strategy import Strategy, StrategySettings
@@ -132,6 +132,23 @@ def connect(given: Arguments) -> Connected:
             cpu_offload=run.cpu_offload,
         )
     return Connected(world, training, data, project, handlers, dynamo, shown, settings)
+
+
+def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
+    """Return the strategy of a name, or the script's own; a name has no effect with one rank."""
+    strategy = _named(chosen, world) if isinstance(chosen, str) else chosen
+    strategy.set_up(world, settings)
+    return strategy
+
+
+def _named(name: str, world: World) -> Strategy:
+    if world.ranks.world_size == 1:
+        return Strategy()
+    if name in ("auto", "ddp"):
+        return DDP()
+    from headway.strategies.fsdp import FSDP, HSDP  # its part of torch takes time to import
+
+    return HSDP() if name == "hsdp" else FSDP()
 
 
 def tell(connected: Connected, strategy: str | Strategy | None) -> None:

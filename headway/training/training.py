@@ -15,7 +15,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.memory.device import clear_device_cache
+from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
 from headway.training.accumulation import Accumulation, TokenMean, check_steps

@@ -22,8 +22,8 @@ from headway.contract.step_clock import (
     QueueTimes,
     StepClock,
 )
-from headway.devices.cpu import Cpu
 from headway.devices.cuda import Cuda
+from headway.devices.table import CPU
 
 
 class Time:
@@ -387,6 +387,6 @@ def test_events_are_put_into_the_current_stream_of_the_device_that_trains(
 
 def test_a_cpu_has_no_queue_and_what_the_script_takes_counts() -> None:
     clock = StepClock()
-    clock.watch_device(Cpu(), "cpu")
+    clock.watch_device(CPU, "cpu")
     assert clock.queue is None
     assert clock.device_bytes() is None

@@ -12,7 +12,7 @@ from headway.contract.run import Ranks
 from headway.distributed import world
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import MachineError
-from headway.memory.device import clear_device_cache
+from headway.memory import clear_device_cache
 from headway.precision.precision import precision_for
 from tests.machines.recorded import load
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from headway import memory
 from headway.compat.forwarding import forward
-from headway.memory import oom
 
 import_module(f"{__name__}.tqdm")  # an attribute from here on, which would hide the function
 del globals()["tqdm"]
@@ -21,7 +21,7 @@ __getattr__, __dir__ = forward(__name__)
 def should_reduce_batch_size(exception: BaseException) -> bool:
     """Return whether an error means out of memory: also a RuntimeError that says so, as there."""
     says_so = isinstance(exception, RuntimeError) and " out of memory." in str(exception)
-    return says_so or oom.is_out_of_memory(exception)
+    return says_so or memory.is_out_of_memory(exception)
 
 
 def find_executable_batch_size(
@@ -29,7 +29,7 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """See `headway.memory.oom.find_executable_batch_size`, which halves the size instead.
+    """See `headway.memory.find_executable_batch_size`, which halves the size instead.
 
     Each size is nine tenths of the last one, as in Accelerate; see `should_reduce_batch_size`.
     """
@@ -49,5 +49,5 @@ def find_executable_batch_size(
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
 
-    find: Any = oom.find_executable_batch_size
+    find: Any = memory.find_executable_batch_size
     return find(attempt, starting_batch_size, reduce_batch_size_fn, factor=0.9)

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from headway.contract.strategies import DDP, SHARDED
 from headway.distributed.world import World
 from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
-from headway.strategies import choice
 from headway.strategies.fsdp import sharded_as
 from headway.strategies.strategy import Strategy, StrategySettings
+from headway.training import connector
 
 _FIRST_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
@@ -112,7 +112,7 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) 
 
 def replace_choice_of_strategy(note: Callable[[str], None]) -> None:
     """Leave how ranks share a model to the attempt, whatever a script tells its Accelerator."""
-    choose = choice.strategy_for
+    choose = connector.strategy_for
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
         if chosen in SHARDED or settings.activation_checkpointing:

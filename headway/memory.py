@@ -1,7 +1,8 @@
-"""Out of memory: which errors mean it, and retries with smaller batches on all ranks."""
+"""The memory of a device: freed, and retries with smaller batches where it runs out."""
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
@@ -9,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 
+from headway.devices.table import KINDS, outside_kinds
 from headway.distributed.meeting import meet
 from headway.errors import OutOfMemory, UsageError, WrongType
-from headway.memory.device import clear_device_cache
 
 T = TypeVar("T")
 
@@ -19,6 +20,42 @@ _TEXTS = (  # of RuntimeErrors: torch has no exception type for these two alloca
     "MPS backend out of memory",  # aten/src/ATen/mps/MPSAllocator.mm
     "DefaultCPUAllocator: can't allocate memory",  # c10/core/impl/alloc_cpu.cpp
 )
+
+
+def clear_device_cache(garbage_collection: bool = False) -> None:
+    """Give back the memory that torch caches on the GPU, where there is one.
+
+    Args:
+        garbage_collection: first free unreachable objects in cycles, which takes a while.
+
+    Examples:
+        >>> from headway.utils import clear_device_cache
+        >>> clear_device_cache(garbage_collection=True)
+    """
+    if garbage_collection:
+        gc.collect()
+    for kind in (*KINDS.values(), *outside_kinds().values()):
+        kind.empty_cache()
+
+
+def release_memory(*objects: Any) -> list[None]:
+    """Free what `objects` hold, once the script drops them: `a, b = release_memory(a, b)`.
+
+    Returns:
+        A None for each of `objects`.
+
+    Examples:
+        >>> import torch
+        >>> from headway.utils import release_memory
+        >>> model, batch = torch.nn.Linear(2, 1), torch.ones(4, 2)
+        >>> model, batch = release_memory(model, batch)
+        >>> model is None
+        True
+    """
+    released = [None] * len(objects)
+    del objects
+    clear_device_cache(garbage_collection=True)
+    return released
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,1 +1,0 @@
-"""The memory of devices: what it has, and what happens where it runs out."""
