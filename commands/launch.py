@@ -35,7 +35,7 @@ from headway.settings.setting import Seconds
 from headway.settings.table import OF_HOSTS, ON, TABLE, TOPICS, Settings
 
 if TYPE_CHECKING:
-    from headway.history.launch import Launch
+    from headway.history.beginning import Launch
 
 FOREVER = "forever"  # --wait without a number
 _PLACING = [

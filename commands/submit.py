@@ -97,8 +97,7 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
         return Moved(program, {})
-    *_, environ = request
-    script = script_path(program.kind, program.name, environ)
+    script = script_path(program.kind, program.name)
     commit = read_commit(os.path.dirname(script) or folder)
     if commit is None:
         _note(

@@ -19,7 +19,7 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
 if TYPE_CHECKING:
-    from headway.history.launch import Launch
+    from headway.history.beginning import Launch
     from headway.history.recorder import Recorder
     from headway.launcher.diagnosis.run_socket import RunSocket
     from headway.launcher.processes.starter import Starter

@@ -9,18 +9,43 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.contract.secrets import masked, masked_line
 from headway.contract.typed import plain
 from headway.history import store
 from headway.history.code import copied_commit, read_commit
-from headway.history.launch import Launch
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
 _OF_THE_JOB = ("SLURM", "PMI", "OMPI_")
 _VALUE = 400  # characters of a variable
+
+
+class Launch(NamedTuple):
+    """What was launched; secrets are masked."""
+
+    began_at: float
+    pid: int
+    host: str
+    folder: str
+    kind: str  # as of a plan's program
+    program: str
+    script: str  # the path of its file; empty where that is not known
+    arguments: tuple[str, ...]
+    command: tuple[str, ...]  # the words after `headway launch`; empty if they were too long
+    python: tuple[str, ...]
+    settings: Mapping[str, str]  # their values as text
+    origins: Mapping[str, str]  # where each setting that is no default came from
+    environment: Mapping[str, str]  # the variables that the setting `env` gives
+    machine: Mapping[str, str]
+    variables: Mapping[str, str]  # of the environment, those that affect training
+    num_processes: int
+    num_machines: int
+    supervised: str | None  # why a launcher stayed; None: the script replaced it
+    job: str  # of a scheduler; empty for none
+    snapshot: str  # the folder of the copy of the code that was run; empty for none
+    is_rank: bool  # the script found RANK, WORLD_SIZE, ...
 
 
 def begin(path: str, start: Launch, diff_within_s: float) -> dict[str, Any]:
@@ -56,18 +81,9 @@ def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def script_path(kind: str, name: str, environ: Mapping[str, str]) -> str:
-    """Return the path of a program's file; empty for a module that only Python itself finds."""
-    candidates = [name]
-    if kind == "module":
-        stem = name.replace(".", os.sep)
-        here = [] if environ.get("PYTHONSAFEPATH") else [""]
-        candidates = [
-            os.path.join(folder, one)
-            for folder in [*here, *environ.get("PYTHONPATH", "").split(os.pathsep)]
-            for one in (f"{stem}.py", os.path.join(stem, "__main__.py"))
-        ]
-    return next((os.path.abspath(one) for one in candidates if os.path.isfile(one)), "")
+def script_path(kind: str, name: str) -> str:
+    """Return the path of a program's file; empty for a module, which Python finds."""
+    return os.path.abspath(name) if kind != "module" and os.path.isfile(name) else ""
 
 
 def packages(path: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.history.launch import Launch
+from headway.history.beginning import Launch
 from headway.history.record import RunRecord
 
 _NOT_OF_THE_RUN = ("record", "log_dir", "output", "sbatch", "snapshot")

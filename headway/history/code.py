@@ -11,21 +11,28 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from headway.contract.typed import parse, plain, read
 from headway.errors import ConfigError, MachineError
-from headway.history.launch import Commit
 
 MAX_BYTES = 50 * 2**20
 _ABOUT = "commit.json"
 _CHUNK = 2**16
-_SHOWN = 5  # of the largest files
 _WITHIN_S = 20.0
 _DIFF_CHARS = 200 * 2**10
 _CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.bigFileThreshold=1m")  # no diff of larger ones
 _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+
+
+class Commit(NamedTuple):
+    """The state of the script's git repository."""
+
+    root: str
+    commit: str
+    diff: str | None  # of the files against the commit; None: git took too long
 
 
 def copied_commit(code: str) -> Commit | None:
@@ -46,12 +53,24 @@ def take(commit: Commit, without: str, into: str) -> str:
 
     root = commit.root
     left_out = os.path.relpath(without, root) + os.sep
-    names = [name for name in files_of(root) if not name.startswith(left_out)]
-    _refuse_too_much(root, {name: os.lstat(os.path.join(root, name)).st_size for name in names})
+    sizes = {
+        name: os.lstat(os.path.join(root, name)).st_size
+        for name in files_of(root)
+        if not name.startswith(left_out)
+    }
+    if (total := sum(sizes.values())) > MAX_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise ConfigError(
+            f"the code of the job would be {total >> 20} MiB in {len(sizes)} files; a snapshot "
+            f"takes {MAX_BYTES >> 20}. The largest: {largest} ({sizes[largest] / 2**20:.1f} MiB)",
+            where=root,
+            fix="name what is no code in .gitignore, or run what is there when the job starts: "
+            "--set snapshot=off",
+        )
     code = os.path.join(into, "code")
     try:
         os.makedirs(code)
-        for name in names:
+        for name in sizes:
             target = os.path.join(code, name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with suppress(FileNotFoundError):  # it has just been removed
@@ -68,30 +87,14 @@ def take(commit: Commit, without: str, into: str) -> str:
     return code
 
 
-def files_of(root: str) -> Iterator[str]:
-    """Yield what git tracks or does not ignore in a repository and its submodules."""
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
-    for name in dict.fromkeys(listed.split("\0")[:-1]):
-        path = os.path.join(root, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            if os.path.lexists(os.path.join(path, ".git")):  # a submodule
-                yield from (os.path.join(name, one) for one in files_of(path))
-        elif os.path.lexists(path):
-            yield name
-
-
-def _refuse_too_much(root: str, sizes: dict[str, int]) -> None:
-    total = sum(sizes.values())
-    if total > MAX_BYTES:
-        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_SHOWN]
-        each = ", ".join(f"{name} ({sizes[name] / 2**20:.1f} MiB)" for name in largest)
-        raise ConfigError(
-            f"the code of the job would be {total / 2**20:.0f} MiB in {len(sizes)} files; a "
-            f"snapshot takes {MAX_BYTES >> 20}. The largest: {each}",
-            where=root,
-            fix="name what is no code in .gitignore, or run what is there when the job starts: "
-            "--set snapshot=off",
-        )
+def files_of(root: str) -> Sequence[str]:
+    """Return what git tracks or does not ignore in a repository, and tracks in its submodules."""
+    words = ("ls-files", "-z")
+    tracked = _git(root, *words, "--recurse-submodules") or ""
+    others = _git(root, *words, "--others", "--exclude-standard") or ""
+    names = dict.fromkeys((tracked + others).split("\0")[:-1])
+    paths = {name: os.path.join(root, name) for name in names}
+    return [name for name, at in paths.items() if os.path.islink(at) or os.path.isfile(at)]
 
 
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from headway.contract.records import Figures, Kept
 from headway.contract.typed import parse, read
-from headway.history.launch import FORMAT, Commit, Launch
+from headway.history.beginning import Launch
+from headway.history.code import Commit
+from headway.history.store import FORMAT
 
 MAX_TEXT = 2**15
 """Characters of a report."""

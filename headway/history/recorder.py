@@ -12,8 +12,7 @@ from headway.contract.records import Figures, Kept
 from headway.contract.secrets import masked_output
 from headway.contract.typed import plain
 from headway.history import store
-from headway.history.beginning import begin
-from headway.history.launch import Launch
+from headway.history.beginning import Launch, begin
 from headway.history.record import MAX_TEXT, Outcome, Restart, Series
 
 TAIL_LINES = 200

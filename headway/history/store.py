@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from headway.contract.user_folders import user_folder
 from headway.errors import ConfigError, did_you_mean
-from headway.history.launch import FORMAT
 
 if TYPE_CHECKING:
     from headway.history.record import RunRecord
+
+FORMAT = 1
+"""Of records: raised with every change of their classes, as no other format is read."""
 
 MAX_RUNS = 200
 _SLACK = 50  # more than these are removed at once, so that few launches do it
@@ -92,21 +92,12 @@ def read_record(path: str) -> RunRecord:
     from headway.history.record import decode
 
     try:
-        with open(os.path.join(path, _FILE), "rb", opener=_open_regular) as file:
+        with open(os.path.join(path, _FILE), "rb") as file:
             return decode(file.read())._replace(path=path)
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         what = f"the record of run {os.path.basename(path)} {reason}"
         raise ConfigError(what, where=path, fix=f"remove that folder; {_FIX}") from None
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open a regular file; raise OSError for a pipe or a device, which may never end."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_all() -> tuple[list[RunRecord], list[str]]:

@@ -13,9 +13,8 @@ from functools import partial
 from headway._version import __version__
 from headway.contract.run import CODE_VARIABLE
 from headway.contract.secrets import masked, masked_command
-from headway.history.beginning import script_path, variables_of
+from headway.history.beginning import Launch, script_path, variables_of
 from headway.history.code import copied_commit
-from headway.history.launch import Launch
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
 from headway.settings.table import TABLE
@@ -38,7 +37,7 @@ def start_of(
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
-    script = script_path(program.kind, program.name, environ)
+    script = script_path(program.kind, program.name)
     name, arguments = program.name, _short(program.args)
     code = environ.get(CODE_VARIABLE, "")
     if code and (commit := copied_commit(code)) is not None:

@@ -11,7 +11,8 @@ from typing import Any
 from headway.contract.records import Figures, Kept
 from headway.contract.typed import plain
 from headway.history import store
-from headway.history.launch import Commit, Launch
+from headway.history.beginning import Launch
+from headway.history.code import Commit
 from headway.history.record import Outcome, Restart, RunRecord, Series
 
 _counter = itertools.count()

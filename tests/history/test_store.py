@@ -50,15 +50,6 @@ def test_a_record_that_cannot_be_read_is_refused_by_its_name(old: str, new: str,
     assert record.name in refused[0]
 
 
-def test_a_record_that_is_a_pipe_is_refused_at_once() -> None:
-    file = record_file(write_run())
-    file.unlink()
-    os.mkfifo(file)
-    found, refused = store.read_all()
-    assert not found
-    assert "not a regular file" in refused[0]
-
-
 def test_a_run_that_has_just_begun_is_in_no_list() -> None:
     record = write_run()
     record_file(record).unlink()
