@@ -86,7 +86,6 @@ def submit(request: Request) -> int:
     except HeadwayError:
         shutil.rmtree(into, ignore_errors=True)
         raise
-    _keep(script, os.path.join(folder, f"{name}-{job}.sh"))
     print(job)
     say(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
     return 0
@@ -317,13 +316,3 @@ def _make_folder(folder: str, settings: Settings) -> None:
         where=shown(folder),
         fix=f"name another: {TABLE['log_dir'].flag} DIR ({settings.where('log_dir')})",
     )
-
-
-def _keep(script: str, path: str) -> None:
-    """Keep the script beside the log; the job runs also where that fails."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(script)
-    except OSError as error:
-        say(f"note: {shown(path)}, a copy of the script, was not written: {error.strerror}")

@@ -72,9 +72,8 @@ def import_file(argv: Sequence[str]) -> int:
     parser = Parser(
         "config import",
         "Write the settings in a file of `accelerate config` (YAML or JSON) to your profile.",
-        usage="headway config import [flags] FILE",
+        usage="headway config import [--profile NAME] FILE",
     )
-    parser.flag("--lossy", help="import the rest of a file for DeepSpeed, Megatron-LM or fp8")
     parser.shared_flags("--profile")
     parsed, words = parser.parse_words(argv)
     if len(words) != 1:
@@ -91,9 +90,8 @@ def import_file(argv: Sequence[str]) -> int:
         raise ConfigError.of(problems) from None
     path = trusted_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
-    if imported.lost and not parsed.lossy:
-        command = shlex.join(["headway", "config", "import", "--lossy", *profile, *words])
-        fix = f"`{command}` imports the rest"
+    if imported.lost:
+        fix = "import a copy of the file without these keys, if training may be different"
         raise ConfigError.of([Problem(_LOSES, where, fix, details="\n".join(imported.lost))])
 
     def merged(text: str) -> str:
@@ -104,7 +102,7 @@ def import_file(argv: Sequence[str]) -> int:
 
     apply(path, merged, detect_machine(), origin)
     print(f"next: {shlex.join(['headway', 'launch', *profile, SCRIPT])}")
-    for line in (*imported.lost, *imported.not_imported):
+    for line in imported.not_imported:
         print(f"not imported: {line}", file=sys.stderr)
     return 0
 
@@ -160,8 +158,6 @@ def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
         values |= _sharding(file.map("fsdp_config"))
     elif kind in _SHARDED:
         file.left["distributed_type"] = kind
-        steps = file.map("deepspeed_config").pop(_STEPS, "auto")
-        values |= {} if steps == "auto" else {_STEPS: steps}
     lost = {key: file.left.pop(key) for key in _OF_TRAINING if key in file.left}
     return Imported(values, [*_lines(lost)], [*_lines(file.left)])
 
