@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.devices.table import kind_of
-from headway.errors import HeadwayError, Remedy, advice, described, run
+from headway.errors import HeadwayError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
 from headway.machine.facts import Host, Machine
@@ -49,12 +49,12 @@ class Check(NamedTuple):
     check: str
     status: Severity
     what: str
-    remedies: Sequence[Remedy] = ()
+    remedies: Sequence[str] = ()
 
     @property
     def fix(self) -> str:
         """The remedies in words; empty if there is no problem."""
-        return described(self.remedies)
+        return "; or ".join(self.remedies)
 
 
 LIVE = ("torch runs", "profile")
@@ -128,7 +128,7 @@ def machine_problems(machine: Machine) -> list[Check]:
 def _torch(machine: Machine) -> Iterator[Check]:
     torch = machine.torch
     if torch is None:
-        yield Check("torch", ERROR, machine.torch_reason, [run("pip install torch")])
+        yield Check("torch", ERROR, machine.torch_reason, ["`pip install torch`"])
     elif machine.mps and not torch.is_at_least(*OLDEST_CORRECT_TORCH):
         # without MPS, _device has the fix
         oldest = ".".join(map(str, OLDEST_CORRECT_TORCH))
@@ -146,11 +146,11 @@ def _device(machine: Machine) -> Iterator[Check]:
         status = WARNING if machine.torch_obstacle is None else ERROR
         yield Check("device", status, machine.why_no_gpu, how_to_use_gpus(machine))
     elif machine.mask_fault is not None:
-        fixes = [run("unset CUDA_VISIBLE_DEVICES"), advice("correct CUDA_VISIBLE_DEVICES")]
+        fixes = ["`unset CUDA_VISIBLE_DEVICES`", "correct CUDA_VISIBLE_DEVICES"]
         yield Check("device", WARNING, f"{machine.mask_fault}: {machine.describe_gpus()}", fixes)
     elif machine.system == "Darwin" and not machine.mps:
         status = ERROR if machine.mps_fix else WARNING
-        fix = advice(machine.mps_fix or "none needed: training runs on the CPU")
+        fix = machine.mps_fix or "none needed: training runs on the CPU"
         yield Check("device", status, f"MPS is not available: {machine.mps_reason}", [fix])
     elif machine.driver_is_silent:
         yield Check("device", ERROR, machine.gpus_reason, how_to_use_gpus(machine))
@@ -165,11 +165,11 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
         # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
-        without = advice(f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`")
+        without = f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`"
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
             what = f"{name} has {gpu.ecc_errors} uncorrected ECC memory errors"
-            replace = advice(f"if they recur, replace the GPU, and until then pass {without[0]}")
+            replace = f"if they recur, replace the GPU, and until then pass {without}"
             yield Check(
                 "ECC", ERROR, what, [of_machine(f"nvidia-smi -i {index} --gpu-reset"), replace]
             )
@@ -183,8 +183,8 @@ def _gpus(machine: Machine) -> Iterator[Check]:
 def _cores(machine: Machine, host: Host) -> Check:
     text = host.variables.get("OMP_NUM_THREADS")
     threads = threads_given_by(host.variables)
-    export = run(f"export OMP_NUM_THREADS={machine.cores}")
-    remedies = [export, run("unset OMP_NUM_THREADS")]
+    export = f"`export OMP_NUM_THREADS={machine.cores}`"
+    remedies = [export, "`unset OMP_NUM_THREADS`"]
     what = ""
     if text is not None and threads is None:
         what = f"OMP_NUM_THREADS={text!r} is not a number of threads, and is ignored"
@@ -195,7 +195,7 @@ def _cores(machine: Machine, host: Host) -> Check:
         )
     elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
         what = f"{machine.cores_reason}, but torch by default starts {host.affinity} threads"
-        remedies = [advice("nothing under `headway launch`, which respects the quota"), export]
+        remedies = ["nothing under `headway launch`, which respects the quota", export]
     if what:
         return Check("threads", WARNING, what, remedies)
     return Check("threads", OK, machine.cores_reason)
@@ -208,8 +208,8 @@ def _shared_memory(host: Host) -> Iterator[Check]:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
         return
     what = f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers"
-    mount = advice("in Kubernetes mount an emptyDir of medium Memory at /dev/shm")
-    yield Check("/dev/shm", WARNING, what, [run("docker run --shm-size=8g"), mount])
+    mount = "in Kubernetes mount an emptyDir of medium Memory at /dev/shm"
+    yield Check("/dev/shm", WARNING, what, ["`docker run --shm-size=8g`", mount])
 
 
 def _variables(host: Host) -> Check:
@@ -219,7 +219,7 @@ def _variables(host: Host) -> Check:
     what = (
         f"{', '.join(stale)}: left over from another launch; plain python would wait for its ranks"
     )
-    return Check("variables", WARNING, what, [run(f"unset {' '.join(stale)}")])
+    return Check("variables", WARNING, what, [f"`unset {' '.join(stale)}`"])
 
 
 def _live_checks(machine: Machine) -> Iterator[Check]:
@@ -235,7 +235,7 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     for problem in found:
         # in words: they say where each setting was set
         what = f"{problem.what} ({problem.where})"
-        yield Check("profile", ERROR, what, [advice(problem.fix)])
+        yield Check("profile", ERROR, what, [problem.fix])
     if not found:
         yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
 
@@ -254,7 +254,7 @@ def check_packages() -> Check:
             missing.append(name[0])
     if missing:
         what = f"not installed, but required by Headway: {', '.join(missing)}"
-        return Check("packages", ERROR, what, [run(f"pip install {' '.join(missing)}")])
+        return Check("packages", ERROR, what, [f"`pip install {' '.join(missing)}`"])
     return Check("packages", OK, "every package that Headway requires is installed")
 
 
@@ -272,7 +272,7 @@ def _ask_torch(machine: Machine) -> Check:
         os.getcwd()
     except OSError as error:
         what = f"the working folder is not available: {error.strerror}"
-        return Check("torch runs", ERROR, what, [advice("`cd` to a folder that exists")])
+        return Check("torch runs", ERROR, what, ["`cd` to a folder that exists"])
     try:
         done = subprocess.run(
             [sys.executable, "-c", ASK_TORCH, machine.gpu_kind],
@@ -284,14 +284,14 @@ def _ask_torch(machine: Machine) -> Check:
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
-        remedies = [advice("check whether the disk is slow or overloaded")]
+        remedies = ["check whether the disk is slow or overloaded"]
     except OSError as error:
         what = f"cannot start another Python: {error.strerror}"
-        remedies = [run("ulimit -n 65536; ulimit -u 65536")]
+        remedies = ["`ulimit -n 65536; ulimit -u 65536`"]
     except (IndexError, ValueError):
         message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         what = f"cannot import torch: {message}"
-        remedies = [run("pip install --force-reinstall torch")]
+        remedies = ["`pip install --force-reinstall torch`"]
     else:
         what, remedies = _compared(answer, machine)
         if not what:
@@ -300,17 +300,17 @@ def _ask_torch(machine: Machine) -> Check:
     return Check("torch runs", ERROR, what, remedies)
 
 
-def _compared(answer: Any, machine: Machine) -> tuple[str, list[Remedy]]:
+def _compared(answer: Any, machine: Machine) -> tuple[str, list[str]]:
     """Return what torch does not find on this machine, and what may help; empty for nothing."""
     visible, gpus = machine.visible_gpus, answer["gpus"]
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if "error" in gpus:
         what = f"torch sees {gpus['count']} GPUs, but the first fails: {gpus['error']}"
         tool = kind_of(machine.gpu_kind).tool
-        return what, [advice(f"run `{tool}` to see its processes and compute mode")]
+        return what, [f"run `{tool}` to see its processes and compute mode"]
     if gpus["count"] < expected:
         what = f"torch sees {gpus['count']} of {expected} GPUs"
-        return what, [advice("reboot"), advice("reinstall the driver")]
+        return what, ["reboot", "reinstall the driver"]
     if machine.mps and not answer["mps"]:
         built = "" if answer["mps_built"] else ": it is built without MPS"
         return f"torch cannot use MPS on this Mac{built}", [how_to_update_torch(machine.macos)]

@@ -16,7 +16,7 @@ Printed once, by `headway/commands/main.py`. A traceback from a command is a bug
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
@@ -66,63 +66,6 @@ class Code(Enum):
     PROGRAM_IN_PROCESS = auto()
 
 
-class Do(Enum):
-    """What one step of a remedy does."""
-
-    SET = auto()  # a setting to a value, where it was set
-    REMOVE = auto()  # a setting, or `env.NAME`, from where it was set
-    RUN = auto()  # a command, in the shell of the launch
-    OTHER = auto()  # what only the user can know or do
-
-
-class Step(NamedTuple):
-    """One step of a remedy, as data; `fix` is made from it.
-
-    Args:
-        do: what to do.
-        what: the setting, the command or, for OTHER, the advice.
-        value: what the setting is set to.
-        note: what the step does not say by itself, such as the meaning of a placeholder.
-    """
-
-    do: Do
-    what: str
-    value: str = ""
-    note: str = ""
-
-    def __str__(self) -> str:
-        text = {
-            Do.SET: f"set `{self.what}: {self.value}`",
-            Do.REMOVE: f"remove {self.what}",
-            Do.RUN: f"`{self.what}`",
-            Do.OTHER: self.what,
-        }[self.do]
-        return f"{text}, {self.note}" if self.note else text
-
-
-Remedy = tuple[Step, ...]
-"""Steps that together solve a problem."""
-
-
-def run(command: str) -> Remedy:
-    """Return the remedy of running one command."""
-    return (Step(Do.RUN, command),)
-
-
-def advice(text: str) -> Remedy:
-    """Return a remedy that only the user can carry out."""
-    return (Step(Do.OTHER, text),)
-
-
-def described(remedies: Iterable[Remedy], say: Callable[[Step], str] = str) -> str:
-    """Return the remedies, any of which is enough, as a sentence."""
-    ways = []
-    for remedy in remedies:
-        link = ", then " if any(step.do is Do.RUN for step in remedy) else " and "
-        ways.append(link.join(map(say, remedy)))
-    return "; or ".join(ways)
-
-
 class Problem(NamedTuple):
     """One problem that a check found; several can be reported together.
 
@@ -134,7 +77,6 @@ class Problem(NamedTuple):
         code: identifies the problem, if code depends on it.
         names: of the settings concerned, first the one to change; env.NAME is one variable.
         is_of_machine: another machine could do what was requested.
-        remedies: each solves the problem by itself; `fix` says them in words.
     """
 
     what: str
@@ -144,7 +86,6 @@ class Problem(NamedTuple):
     code: Code | None = None
     names: tuple[str, ...] = ()
     is_of_machine: bool = False
-    remedies: tuple[Remedy, ...] = ()
 
     @property
     def without_fix(self) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from headway.devices.kind import numbers
-from headway.errors import Remedy, advice, described, run
 from headway.machine.facts import Machine
 from headway.machine.source import Source
 
@@ -23,13 +22,11 @@ SYSCTL = (
     *("hw.physicalcpu", "hw.logicalcpu"),
 )
 
-_REINSTALL = [
-    advice(
-        "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda "
-        "create -n arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install "
-        "cpython-3.12-macos-aarch64`"
-    )
-]
+_REINSTALL = (
+    "install an arm64 Python, then reinstall torch. conda: `CONDA_SUBDIR=osx-arm64 conda "
+    "create -n arm python`; pyenv: `arch -arm64 pyenv install 3.12`; uv: `uv python install "
+    "cpython-3.12-macos-aarch64`"
+)
 
 
 def with_mps(machine: Machine, source: Source) -> Machine:
@@ -38,9 +35,9 @@ def with_mps(machine: Machine, source: Source) -> Machine:
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
-    obstacle, remedies = find_obstacle(machine, answers)
+    obstacle, fix = find_obstacle(machine, answers)
     if obstacle is not None:
-        return machine._replace(mps=False, mps_reason=obstacle, mps_fix=described(remedies))
+        return machine._replace(mps=False, mps_reason=obstacle, mps_fix=fix)
     chip = answers.get("machdep.cpu.brand_string", "chip unknown")
     return machine._replace(mps=True, mps_reason=f"Apple silicon ({chip})")
 
@@ -55,9 +52,7 @@ def ask_sysctl(source: Source) -> dict[str, str]:
     return dict(line.partition(": ")[::2] for line in lines)
 
 
-def find_obstacle(
-    machine: Machine, answers: Mapping[str, str]
-) -> tuple[str | None, Sequence[Remedy]]:
+def find_obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
     """Return why MPS is not available, None if it is, and what makes it available."""
     torch = machine.torch
     if machine.architecture != "arm64":
@@ -65,32 +60,31 @@ def find_obstacle(
             return "this Python is an Intel build, emulated by Rosetta on this Mac", _REINSTALL
         if answers.get("hw.optional.arm64") == "1":
             return "this Python is an Intel build on Apple silicon", _REINSTALL
-        return "this Mac has an Intel CPU", ()
+        return "this Mac has an Intel CPU", ""
     if torch is not None:
         update = how_to_update_torch(machine.macos)
         if torch.mps is False or not torch.is_at_least(1, 12):
-            return f"this torch ({torch.version}) is built without MPS", [update]
+            return f"this torch ({torch.version}) is built without MPS", update
         needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
         if machine.macos and numbers(machine.macos) < numbers(needed):
             if torch.is_at_least(*OLDEST_CORRECT_TORCH):
-                update = advice(f"update macOS to {needed} or newer")
+                update = f"update macOS to {needed} or newer"
             reason = (
                 f"macOS {machine.macos} is older than {needed}, which this torch "
                 f"({torch.version}) needs for MPS"
             )
-            return reason, [update]
+            return reason, update
     if answers.get("kern.hv_vmm_present") == "1":
-        return "this is a virtual machine, where torch cannot use the Apple GPU", ()
-    return None, ()
+        return "this is a virtual machine, where torch cannot use the Apple GPU", ""
+    return None, ""
 
 
-def how_to_update_torch(macos: str) -> Remedy:
+def how_to_update_torch(macos: str) -> str:
     """Return how to install the newest torch with MPS, with a macOS update if needed."""
     here = numbers(macos or OLDEST_MACOS[-1][1])
     too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]
     if not too_new:
-        return run("pip install -U torch")
+        return "`pip install -U torch`"
     if len(too_new) == len(OLDEST_MACOS):
-        macos_first = advice(f"update macOS to {OLDEST_MACOS[-1][1]} or newer")
-        return (*macos_first, *run("pip install -U torch"))
-    return run(f"pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'")
+        return f"update macOS to {OLDEST_MACOS[-1][1]} or newer, then `pip install -U torch`"
+    return f"`pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'`"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS, precisions_of
@@ -14,7 +13,7 @@ from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.strategies import FSDP, HSDP
 from headway.devices.table import KINDS, kind_of
-from headway.errors import Code, Do, Problem, Remedy, Step, advice, described
+from headway.errors import Code, Problem
 from headway.machine.devices import ALL, Selection
 from headway.machine.facts import Gpu, Machine
 from headway.settings.profile import Entries, Entry
@@ -30,6 +29,8 @@ SETTING_OF = {
     "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
 }
 """Variables that Headway derives from a setting, so that `env` may not set them."""
+
+_IN_FILES = (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE, Layer.ANSWERS)
 
 
 def problems(settings: Settings, machine: Machine | None = None) -> list[Problem]:
@@ -79,7 +80,7 @@ def _of_devices(settings: Settings) -> Iterator[Problem]:
             Code.FP16_ON_CPU,
             f"mixed_precision is {settings.mixed_precision!r}, but the {kind.label} supports only"
             f" {' and '.join(fits) or 'no'}",
-            [(change("mixed_precision", (fits or ["no"])[-1]),)],
+            [change(settings, "mixed_precision", (fits or ["no"])[-1])],
             ["mixed_precision", "device"],
         )
     is_only_one = kind.most_ranks == 1 and settings.devices.first == 1
@@ -90,7 +91,7 @@ def _of_devices(settings: Settings) -> Iterator[Problem]:
             settings,
             Code.DEVICES_WITHOUT_CUDA,
             f"devices is {str(settings.devices)!r}, which selects GPUs, but device is {device!r}",
-            [(removal("devices", "and set num_processes for several CPU ranks"),)],
+            [removal(settings, "devices", "and set num_processes for several CPU ranks")],
             ["devices", "device"],
         )
     size = settings.devices.size
@@ -101,7 +102,7 @@ def _of_devices(settings: Settings) -> Iterator[Problem]:
             Code.DEVICES_OR_PROCESSES,
             f"devices selects {size} GPU{'s' * (size != 1)} ({settings.devices.reading()}), "
             f"but num_processes is {processes}",
-            [(removal("num_processes"),), (change("num_processes", size),)],
+            [removal(settings, "num_processes"), change(settings, "num_processes", size)],
             ["devices", "num_processes"],
         )
 
@@ -111,9 +112,9 @@ def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Proble
     kind, is_detected = kind_of(settings.device), _is_detected(settings, "device")
     if kind.most_ranks != 1 or (machine is None and is_detected):
         return
-    one = (change("num_processes", 1),) if settings.num_processes > 1 else ()
+    one = [change(settings, "num_processes", 1)] if settings.num_processes > 1 else []
     if settings.num_machines > 1:
-        one = (*one, *_on_one_machine(settings))
+        one.append(_on_one_machine(settings))
     if not one:
         return
     yield from _problem(
@@ -121,7 +122,7 @@ def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Proble
         Code.SEVERAL_ON_MPS,
         f"num_processes is {settings.num_processes} on {settings.num_machines} machine(s), "
         f"but {kind.label} supports only one process",
-        [one, _on_cpu(settings)],
+        [" and ".join(one), _on_cpu(settings)],
         ["num_processes", "num_machines", "device"],
         is_of_machine=is_detected,
     )
@@ -131,13 +132,15 @@ def _of_machines(settings: Settings) -> Iterator[Problem]:
     machines, rank = settings.num_machines, settings.machine_rank
     if rank is not None and rank >= machines:
         there = f"the ranks are 0 to {machines - 1}"
-        remedies: list[Remedy] = [
-            (change("machine_rank", machines - 1, "which are counted from 0"),),
-            (change("num_machines", rank + 1),),
+        remedies: list[str] = [
+            change(settings, "machine_rank", machines - 1, "which are counted from 0"),
+            change(settings, "num_machines", rank + 1),
         ]
         if machines == 1:
             there = "the only rank is 0"
-            remedies = [(removal("machine_rank", "or set num_machines to the number of machines"),)]
+            remedies = [
+                removal(settings, "machine_rank", "or set num_machines to the number of machines")
+            ]
         yield from _problem(
             settings,
             Code.MACHINE_RANK,
@@ -151,7 +154,9 @@ def _of_machines(settings: Settings) -> Iterator[Problem]:
             Code.NO_MAIN_ADDRESS,
             f"num_machines is {machines}, but main_address is not set",
             [
-                (change("main_address", "HOST", "the host name or IP address of machine 0"),),
+                change(
+                    settings, "main_address", "HOST", "the host name or IP address of machine 0"
+                ),
                 _on_one_machine(settings),
             ],
             ["num_machines", "main_address"],
@@ -165,7 +170,7 @@ def _of_variables(settings: Settings) -> Iterator[Problem]:
                 settings,
                 Code.VARIABLE_OF_LAUNCHER,
                 f"env sets {name}, which the launcher sets for each process",
-                [(removal(f"env.{name}"),)],
+                [removal(settings, f"env.{name}")],
                 [f"env.{name}"],
             )
         if name in SETTING_OF:
@@ -173,7 +178,7 @@ def _of_variables(settings: Settings) -> Iterator[Problem]:
                 settings,
                 Code.VARIABLE_OF_SETTING,
                 f"env sets {name}, which Headway derives from the setting {SETTING_OF[name]}",
-                [(removal(f"env.{name}", f"and set {SETTING_OF[name]} instead"),)],
+                [removal(settings, f"env.{name}", f"and set {SETTING_OF[name]} instead")],
                 [f"env.{name}", SETTING_OF[name]],
             )
     if "OMP_NUM_THREADS" in settings.env and settings.are_user_set("threads_per_process"):
@@ -182,7 +187,7 @@ def _of_variables(settings: Settings) -> Iterator[Problem]:
             Code.THREADS_TWICE,
             f"threads_per_process is {settings.threads_per_process}, but env sets "
             f"OMP_NUM_THREADS={settings.env['OMP_NUM_THREADS']}",
-            [(removal("threads_per_process"),), (removal("env.OMP_NUM_THREADS"),)],
+            [removal(settings, "threads_per_process"), removal(settings, "env.OMP_NUM_THREADS")],
             ["threads_per_process", "env.OMP_NUM_THREADS"],
         )
 
@@ -196,7 +201,7 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
             Code.OFFLOAD_WITHOUT_GPU,
             "cpu_offload moves parameters from a GPU to the CPU, but device is "
             f"{settings.device!r}",
-            [(change("cpu_offload", NO),)],
+            [change(settings, "cpu_offload", NO)],
             ["cpu_offload", "device"],
             is_of_machine=is_detected,
         )
@@ -211,7 +216,7 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
             settings,
             Code.NO_SHARD_SIZE,
             f"strategy is 'hsdp' on {each}, and shard_size is not set",
-            [(change("strategy", FSDP),), (change("shard_size", sizes[0]),)],
+            [change(settings, "strategy", FSDP), change(settings, "shard_size", sizes[0])],
             ["strategy", "shard_size"],
         )
     if size is not None and world_size % size:
@@ -220,7 +225,7 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
             settings,
             Code.SHARD_SIZE,
             f"shard_size is {size}, which does not divide the {world_size} ranks",
-            [(change("shard_size", fitting),), (change("strategy", FSDP),)],
+            [change(settings, "shard_size", fitting), change(settings, "strategy", FSDP)],
             ["shard_size", "strategy", "num_processes"],
         )
 
@@ -240,7 +245,7 @@ def _of_ranks(settings: Settings) -> list[Problem]:
         Code.DEBUG_ON_MACHINES,
         f"debug_rank is {debug_rank}, but num_machines is "
         f"{settings.num_machines}: the ranks of other machines would not wait for it",
-        [(removal("debug_rank"),), _on_one_machine(settings)],
+        [removal(settings, "debug_rank"), _on_one_machine(settings)],
         ["debug_rank", "num_machines"],
     )
 
@@ -254,12 +259,12 @@ def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
 def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
     is_free = settings.device == "cpu" and settings.num_machines == 1  # else GPUs limit them
     there = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
-    more: list[Remedy] = [(change("num_processes", rank + 1),)] if is_free else []
+    more: list[str] = [change(settings, "num_processes", rank + 1)] if is_free else []
     return _problem(
         settings,
         Code.MISSING_RANK,
         f"{name} contains rank {rank}, but {there}",
-        [(removal(name),), *more],
+        [removal(settings, name), *more],
         [name, "num_processes"],
     )
 
@@ -278,7 +283,7 @@ def _here(settings: Settings, machine: Machine) -> list[Problem]:
         settings,
         Code.NO_MPS,
         f"device is {settings.device!r}, but {kind.label} is not available: {reason}",
-        [*([advice(machine.mps_fix)] if machine.mps_fix else []), _on_cpu(settings)],
+        [*([machine.mps_fix] if machine.mps_fix else []), _on_cpu(settings)],
         ["device"],
     )
 
@@ -324,29 +329,32 @@ def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -
         settings,
         Code.NO_USABLE_GPU,
         f"device is {settings.device!r}, but no GPU can be used: {why}; {_shown(machine)}",
-        [*([(removal("devices"),)] if left else how_to_use_gpus(machine)), _on_cpu(settings)],
+        [
+            *([removal(settings, "devices")] if left else how_to_use_gpus(machine)),
+            _on_cpu(settings),
+        ],
         ["device", "devices"] if left else ["device"],
     )
 
 
-def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[Remedy]:
+def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
     """Return the GPUs to request instead, or how to make the requested ones usable."""
     devices = settings.devices
     found = devices._replace(without=()).select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
-    remedies: list[Remedy] = []
+    remedies: list[str] = []
     if devices.may_become_idle(visible):
-        remedies.append(advice("wait for them with --wait"))
+        remedies.append("wait for them with --wait")
     elif devices.named is not None and blocked:
         from headway.machine.gpus import how_to_free
 
         remedies += how_to_free(blocked[0])
     if all(gpu.obstacle for gpu in visible):
         return [*remedies, _on_cpu(settings)]
-    steps = [change("devices", "all", "or name GPUs that exist")]
+    steps = [change(settings, "devices", "all", "or name GPUs that exist")]
     if settings.origin("num_processes").is_user_set:
-        steps.append(removal("num_processes"))
-    return [*remedies, tuple(steps)]
+        steps.append(removal(settings, "num_processes"))
+    return [*remedies, " and ".join(steps)]
 
 
 def _shown(machine: Machine) -> str:
@@ -363,12 +371,12 @@ def _too_many_processes(
     if has_slices and max(processes, devices.size or 0) > 1:
         names = ["num_processes", "devices"] if processes > 1 else ["devices", "num_processes"]
         asked = f"num_processes is {processes}" if processes > 1 else f"devices is '{devices}'"
-        one = change("num_processes", 1, "and launch once for each slice")
+        one = change(settings, "num_processes", 1, "and launch once for each slice")
         return _problem(
             settings,
             Code.SEVERAL_MIG_SLICES,
             f"{asked}, but CUDA shows each process only one MIG slice, and NCCL cannot link slices",
-            [(change("devices", 1), one), advice("use GPUs without MIG")],
+            [f"{change(settings, 'devices', 1)} and {one}", "use GPUs without MIG"],
             names,
         )
     if processes <= selected:
@@ -383,7 +391,7 @@ def _too_many_processes(
         settings,
         Code.TOO_FEW_GPUS,
         f"num_processes is {processes}, but {reason}",
-        [(change("num_processes", selected),), _on_cpu(settings)],
+        [change(settings, "num_processes", selected), _on_cpu(settings)],
         ["num_processes", "device"],
     )
 
@@ -393,12 +401,12 @@ def _of_precision(settings: Settings, machine: Machine, selected: Sequence[Gpu])
     lack = kind_of(settings.device).lack(name, PRECISIONS[name], machine, selected)
     if lack is None:
         return []
-    more = [advice(lack.advice)] if lack.advice else []
+    more = [lack.advice] if lack.advice else []
     return _problem(
         settings,
         Code.NO_BF16 if selected else Code.NO_PRECISION_ON_MPS,
         f"mixed_precision is {settings.mixed_precision!r}, but {lack.reason}",
-        [(change("mixed_precision", lack.instead),), *more],
+        [change(settings, "mixed_precision", lack.instead), *more],
         ["mixed_precision"],
     )
 
@@ -407,7 +415,7 @@ def _problem(
     settings: Settings,
     code: Code,
     what: str,
-    remedies: Sequence[Remedy],
+    remedies: Sequence[str],
     names: Sequence[str],
     *,
     is_of_machine: bool = False,
@@ -419,58 +427,51 @@ def _problem(
     concerned = [name.partition(".")[0] for name in names]
     if any(name in settings.unread for name in concerned):
         return []
-    fix = described(remedies, partial(_how_to, settings))
     where = settings.where(*concerned)
-    found = Problem(what, where, fix, code=code, names=tuple(names), remedies=tuple(remedies))
+    found = Problem(what, where, "; or ".join(remedies), code=code, names=tuple(names))
     return [found._replace(is_of_machine=is_of_machine)]
 
 
-def _how_to(settings: Settings, step: Step) -> str:
-    """Return how to take a step where the setting was set."""
-    name, _, variable = step.what.partition(".")
-    if name not in TABLE:
-        return str(step)
+# the fixes
+
+
+def change(settings: Settings, name: str, value: object, note: str = "") -> str:
+    """Return how to change a setting where it was set."""
     row, layer = TABLE[name], settings.origin(name).layer
-    is_profile = layer in (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
-    if step.do is Do.SET and layer is Layer.ENVIRONMENT:
-        text = f"`export {row.variable}={step.value}`"
-    elif step.do is Do.SET and not (is_profile or layer is Layer.ANSWERS):
-        text = f"pass {row.as_flag(step.value)}"
-    elif variable:
-        held = {Layer.ENVIRONMENT: row.variable, Layer.FLAG: row.flag}.get(layer, f"`{name}`")
-        text = f"remove {variable} from {held}"
-    elif step.do is Do.REMOVE and layer is Layer.ENVIRONMENT:
+    text = f"pass {row.as_flag(value)}"
+    if layer is Layer.ENVIRONMENT:
+        text = f"`export {row.variable}={value}`"
+    elif layer in _IN_FILES:
+        text = f"set `{name}: {value}`"
+    return f"{text}, {note}" if note else text
+
+
+def removal(settings: Settings, key: str, note: str = "") -> str:
+    """Return how to remove a setting, or one variable (env.NAME), from where it was set."""
+    name, _, variable = key.partition(".")
+    row, origin = TABLE[name], settings.origin(name)
+    text = f"remove {key}"
+    if variable:
+        held = {Layer.ENVIRONMENT: row.variable, Layer.FLAG: row.flag}
+        text = f"remove {variable} from {held.get(origin.layer, f'`{name}`')}"
+    elif origin.layer is Layer.ENVIRONMENT:
         text = f"`unset {row.variable}`"
-    elif step.do is Do.REMOVE and layer is Layer.FLAG:
-        text = f"leave {settings.origin(name).flag or row.flag} out"
-    else:
-        return str(step)
-    return f"{text}, {step.note}" if step.note else text
+    elif origin.layer is Layer.FLAG:
+        text = f"leave {origin.flag or row.flag} out"
+    return f"{text}, {note}" if note else text
 
 
-# the steps of remedies
-
-
-def change(name: str, value: object, note: str = "") -> Step:
-    """Return the step that sets a setting."""
-    return Step(Do.SET, name, str(value), note)
-
-
-def removal(name: str, note: str = "") -> Step:
-    """Return the step that removes a setting, or one variable: env.NAME."""
-    return Step(Do.REMOVE, name, note=note)
-
-
-def _on_cpu(settings: Settings) -> Remedy:
-    """Return the steps to the CPU, with what does not suit it taken back."""
-    steps = [change("device", "cpu")]
+def _on_cpu(settings: Settings) -> str:
+    """Return how to run on the CPU, with what does not suit it taken back."""
+    steps = [change(settings, "device", "cpu")]
     if settings.origin("devices").is_user_set:
-        steps.append(removal("devices"))
+        steps.append(removal(settings, "devices"))
     if settings.mixed_precision == "fp16":
-        steps.append(change("mixed_precision", "bf16"))
-    return tuple(steps)
+        steps.append(change(settings, "mixed_precision", "bf16"))
+    return " and ".join(steps)
 
 
-def _on_one_machine(settings: Settings) -> Remedy:
+def _on_one_machine(settings: Settings) -> str:
     has_rank = settings.origin("machine_rank").is_user_set and bool(settings.machine_rank)
-    return (change("num_machines", 1), *([removal("machine_rank")] if has_rank else []))
+    rank = f" and {removal(settings, 'machine_rank')}" if has_rank else ""
+    return change(settings, "num_machines", 1) + rank

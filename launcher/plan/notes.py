@@ -9,7 +9,6 @@ from headway.contract.origin import Layer
 from headway.contract.run import ACCELERATE
 from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import kind_of
-from headway.errors import described
 from headway.launcher.plan.plan import LaunchPlan
 from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings
@@ -108,7 +107,7 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
         from headway.machine.gpus import how_to_use_gpus
 
         gpus = f"{len(plan.machine.gpus)} GPU" + "s" * (len(plan.machine.gpus) > 1)
-        yield f"{gpus} not used: {reason}; fix: {described(how_to_use_gpus(plan.machine))}"
+        yield f"{gpus} not used: {reason}; fix: {'; or '.join(how_to_use_gpus(plan.machine))}"
 
 
 def _of_debugging(plan: LaunchPlan) -> Iterator[str]:

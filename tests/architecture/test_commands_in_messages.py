@@ -38,15 +38,10 @@ def texts(code: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def commands(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield what stands between backticks in messages, and what remedies let the user run."""
-    module = ast.parse(path.read_text())
-    for line, text in texts(module):
+    """Yield what stands between backticks in messages."""
+    for line, text in texts(ast.parse(path.read_text())):
         for quoted in re.findall(r"`([^`]+)`", text):
             yield line, quoted
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run":
-            for argument in node.args:
-                yield from texts(argument)
 
 
 def programs(command: str) -> Iterator[str]:
