@@ -13,8 +13,7 @@ from headway.commands.runs import RUN
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import ConfigError
-from headway.history.record import RunRecord
-from headway.history.store import find, is_running
+from headway.history.record import RunRecord, find, is_running
 from headway.launcher.remote import slurm_jobs
 
 _EVERY_S = 0.5

@@ -11,8 +11,7 @@ from headway.commands.tables import print_table, when
 from headway.contract.notes import say
 from headway.contract.records import STOPPED_AND_SAVED, shown
 from headway.history.changes import Change, changes
-from headway.history.record import RunRecord
-from headway.history.store import find, is_running, read_all
+from headway.history.record import RunRecord, find, is_running, read_all
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
 from headway.launcher.remote.orders import OF_ONE_RUN
 

@@ -21,8 +21,7 @@ from headway.commands.tables import when
 from headway.contract.records import shown
 from headway.errors import ConfigError
 from headway.history.changes import changes
-from headway.history.record import RunRecord
-from headway.history.store import find, last_good, read_all
+from headway.history.record import RunRecord, find, last_good, read_all
 
 
 def main(argv: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from headway.contract.signals import shell_code
 from headway.contract.typed import plain
 from headway.errors import ConfigError
 from headway.history import store
-from headway.history.record import MAX_TEXT, Outcome, Series
+from headway.history.record import MAX_TEXT, Outcome, Series, read_record
 
 
 class _Process:
@@ -85,7 +85,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
     exit_code = None if code is None else shell_code(code)
     report = masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
     try:
-        record = store.read_record(folder)
+        record = read_record(folder)
         record = record._replace(
             kept=tuple(Kept(what, path) for what, path in progress.kept.items()),
             ranks=_process.series.ranks({}),

@@ -1,16 +1,20 @@
-"""The record of a run, as its file holds it."""
+"""The record of a run, as its file holds it, and the records that there are."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from headway.contract.records import Figures, Kept
 from headway.contract.typed import parse, read
+from headway.errors import ConfigError, did_you_mean
 from headway.history.beginning import Launch
 from headway.history.code import Commit
-from headway.history.store import FORMAT
+from headway.history.store import FILE, FORMAT, names_in, runs_folder
+
+_FIX = "`headway runs` lists the runs that have a record"
 
 MAX_TEXT = 2**15
 """Characters of a report."""
@@ -148,3 +152,78 @@ def decode(text: bytes) -> RunRecord:
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is damaged: {error}") from None
     raise ValueError(f"has format {found!r:.20}, and this Headway reads {FORMAT}")
+
+
+def is_running(record: RunRecord) -> bool:
+    """Return whether a run has not ended, as far as this machine knows."""
+    start = record.start
+    if record.end is not None or start.host != os.uname().nodename:
+        return False
+    import psutil
+
+    with suppress(psutil.Error):
+        return bool(psutil.Process(start.pid).create_time() <= start.began_at + 1)
+    return False
+
+
+def read_record(path: str) -> RunRecord:
+    """Return the record in a run's folder; raises ConfigError if it cannot be read."""
+    try:
+        with open(os.path.join(path, FILE), "rb") as file:
+            return decode(file.read())._replace(path=path)
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        what = f"the record of run {os.path.basename(path)} {reason}"
+        raise ConfigError(what, where=path, fix=f"remove that folder; {_FIX}") from None
+
+
+def read_all() -> tuple[list[RunRecord], list[str]]:
+    """Return all runs, the newest last, and why others could not be read."""
+    folder = runs_folder()
+    found, refused = [], []
+    for name in names_in(folder):
+        try:
+            found.append(read_record(os.path.join(folder, name)))
+        except ConfigError as error:
+            if os.path.lexists(os.path.join(folder, name, FILE)):  # it has not just begun
+                refused.append(error.problems[0].what)
+    return sorted(found, key=lambda one: (one.start.began_at, one.name)), refused
+
+
+def find(word: str | None) -> RunRecord:
+    """Return the run that a word means: a name, or its beginning or end; None: the newest.
+
+    Raises ConfigError where there is none, there are several, or its record cannot be read.
+    """
+    folder = runs_folder()
+    names = names_in(folder)
+    if word is None:
+        found, _ = read_all()
+        if not found:
+            fix = "`headway launch` leaves one of each run, unless the setting record is off"
+            raise ConfigError("no run has a record that can be read", where=folder, fix=fix)
+        return found[-1]
+    meant = [name for name in names if word and (name.startswith(word) or name.endswith(word))]
+    if len(meant) == 1:
+        return read_record(os.path.join(folder, meant[0]))
+    what = f"{word!r} may mean {len(meant)} runs: {', '.join(meant[-5:])}"
+    if not meant:
+        close = did_you_mean(word, names)
+        what = f"{word!r} is the name of no run" + (f"; did you mean {close!r}?" if close else "")
+    raise ConfigError(what, where="the command line", fix=_FIX)
+
+
+def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
+    """Return the last of other runs of the same script that ended well before this one began."""
+    good = [
+        one
+        for one in others
+        if one.has_ended_well
+        and _script(one) == _script(record)
+        and one.start.began_at < record.start.began_at
+    ]
+    return good[-1] if good else None
+
+
+def _script(record: RunRecord) -> str:
+    return record.start.script or record.start.program

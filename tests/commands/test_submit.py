@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.history import store
+from headway.history.record import find
 from headway.launcher.remote import slurm_jobs
 from headway.launcher.remote.slurm_jobs import Job, JobState, batch_script, read_state
 from tests.commands.running import run
@@ -463,7 +463,7 @@ def test_no_edit_of_the_code_after_the_submission_reaches_a_queued_job(
     assert done.stdout == "first 1 1 conf 2 data\n", done.stderr  # an argument stays as it is
     assert "1 thread" in done.stderr
     assert Path("out.txt").read_text() == "done"  # where it always was
-    record = store.find(None)
+    record = find(None)
     assert record.start.script == str(repository / "train.py")
     assert record.commit is not None
     assert "+print('first'" in (record.commit.diff or "")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.history.changes import changes
-from headway.history.store import last_good, read_all
+from headway.history.record import last_good, read_all
 from tests.history.runs import COMMIT, EDIT, PACKAGES, START, write_run
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {

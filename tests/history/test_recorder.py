@@ -17,6 +17,7 @@ from headway.contract.run import RECORD_VARIABLE
 from headway.history import own, store
 from headway.history.beginning import begin, packages, variables_of
 from headway.history.code import read_commit
+from headway.history.record import find, read_all, read_record
 from headway.history.recorder import Recorder
 from headway.history.store import new_path, runs_folder
 from tests.history.runs import START, figures
@@ -47,7 +48,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
         1: ["x" * 9_000] * 299 + ["0123456789"],
     }
     recorder.close()
-    record = store.find(None)
+    record = find(None)
     assert record.commit is not None
     assert record.commit.root == os.path.realpath(os.getcwd())
     assert "diff --git a/train.py b/train.py" in (record.commit.diff or "")
@@ -68,9 +69,9 @@ def test_what_a_running_launch_keeps_is_on_record_before_it_ends() -> None:
     recorder = Recorder(new_path(), lambda: START)
     recorder.keep("logs", "logs")
     until = time.monotonic() + 60
-    while time.monotonic() < until and not (store.read_all()[0] and store.find(None).kept):
+    while time.monotonic() < until and not (read_all()[0] and find(None).kept):
         time.sleep(0.01)
-    assert store.find(None).kept == (("logs", os.path.abspath("logs")),)
+    assert find(None).kept == (("logs", os.path.abspath("logs")),)
     recorder.close()
 
 
@@ -189,7 +190,7 @@ def test_a_single_process_records_its_end_without_a_secret_that_it_was_given(
     own.join(progress)
     progress.listeners[0](figures(10))
     own.end(1, "no access with 0123456789 and abcdefgh", progress)
-    record = store.read_record(path)
+    record = read_record(path)
     assert record.end is not None
     assert record.end.report == "no access with *** and ***"
     assert record.figures[0] == (figures(10),)
@@ -214,7 +215,7 @@ def test_how_python_exits_is_recorded_as_far_as_it_is_known(word: str, code: int
     begin(path, START, 1.0)
     script = f'{RECORD_VARIABLE}="$$:{path}" exec "$0" -c "$1" {word}'
     subprocess.run(["sh", "-c", script, sys.executable, SCRIPT], capture_output=True)
-    end = store.read_record(path).end
+    end = read_record(path).end
     assert end is not None
     assert end.exit_code == code
     assert ("ValueError: bad data" in end.report) == (word == "raises")

@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.history import store
-from headway.history.record import Series
+from headway.history.record import Series, find, read_all
 from headway.history.store import new_path, runs_folder
 from tests.history.runs import figures, record_file, write_run
 
@@ -22,7 +22,7 @@ def test_nobody_else_may_read_a_record() -> None:
 def test_a_record_is_read_as_it_was_written() -> None:
     rows = [(rank, figures(step)) for rank in (0, 1) for step in (10, 20)]
     record = write_run(rows=rows, tails={1: ["\udcff"]}, arguments=("\udcf0", "a\nb"))
-    assert store.find(None) == record
+    assert find(None) == record
     assert (record.num_steps, record.samples_per_s) == (20, 640.0)
 
 
@@ -44,8 +44,8 @@ def test_a_record_that_cannot_be_read_is_refused_by_its_name(old: str, new: str,
     file = record_file(record)
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=f"the record of run {record.name} {said}"):
-        store.find(record.name)
-    found, refused = store.read_all()
+        find(record.name)
+    found, refused = read_all()
     assert not found
     assert record.name in refused[0]
 
@@ -53,9 +53,9 @@ def test_a_record_that_cannot_be_read_is_refused_by_its_name(old: str, new: str,
 def test_a_run_that_has_just_begun_is_in_no_list() -> None:
     record = write_run()
     record_file(record).unlink()
-    assert store.read_all() == ([], [])
+    assert read_all() == ([], [])
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        store.find(record.name)
+        find(record.name)
 
 
 def test_the_oldest_of_too_many_runs_go() -> None:
@@ -71,12 +71,12 @@ def test_the_oldest_of_too_many_runs_go() -> None:
 
 def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
     first, second = write_run(), write_run()
-    assert store.find(None).name == second.name
-    assert store.find(first.name[-6:]).name == first.name
+    assert find(None).name == second.name
+    assert find(first.name[-6:]).name == first.name
     with pytest.raises(ConfigError, match="may mean 2 runs"):
-        store.find("2024")
+        find("2024")
     with pytest.raises(ConfigError, match="the name of no run; did you mean"):
-        store.find(first.name[:-1] + "x")
+        find(first.name[:-1] + "x")
 
 
 def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
@@ -99,5 +99,5 @@ def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
 def test_a_loss_that_diverges_is_on_record_as_far_as_it_can_be_drawn() -> None:
     losses = [1e25, -3e99, 1e101, float("inf"), float("nan")]
     write_run(rows=[(0, figures(step, loss=loss)) for step, loss in enumerate(losses, 1)])
-    kept = [row.loss for row in store.find(None).figures[0]]
+    kept = [row.loss for row in find(None).figures[0]]
     assert kept == [1e25, -3e99, None, None, None]
