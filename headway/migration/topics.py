@@ -158,6 +158,8 @@ _MEMBERS = _names("""
     megatron_lm_plugin msamp_recipe_handler parallelism_config pipeline_parallel_rank
     select_deepspeed_plugin should_save_model te_recipe_handler tensor_parallel_rank
     torch_device_mesh torch_tp_plugin
+    autocast_handler ddp_handler dispatch_batches init_handler native_amp non_blocking
+    profile_handler scaler_handler use_seedable_sampler use_stateful_dataloader verify_device_map
 """)
 """Of Accelerate's Accelerator and states, and not of ours."""
 
