@@ -83,8 +83,8 @@ class Accelerator(Process):
         cpu: use the CPU, even where there is a GPU.
         device: `auto`, `cpu`, `cuda`, `gpu` (cuda, or mps on a Mac), `mps` or `xpu`.
         dataloader_config: how prepared loaders shard their data.
-        log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `comet_ml`,
-            `trackio`), a LoggerType or an instance of a GeneralTracker; `all` is all installed.
+        log_with: trackers, each a name (`jsonl`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a
+            LoggerType or an instance of a GeneralTracker; `all` is all installed.
         project_dir: the folder of the trackers' files and of checkpoints.
         project_config: a ProjectConfiguration: names of checkpoints, and how many are kept.
         resume_from: the checkpoint that `resume()` loads: "latest", its path, or the folder of a

@@ -1,7 +1,6 @@
 """The names that scripts import from `accelerate.tracking`; nothing is defined here."""
 
 from headway.trackers.adapters import (
-    CometMLTracker as CometMLTracker,
     MLflowTracker as MLflowTracker,
     TensorBoardTracker as TensorBoardTracker,
     TrackioTracker as TrackioTracker,

@@ -84,10 +84,10 @@ TOPICS = (
         "the LOMO optimizer, which steps in the backward pass", "use another optimizer", ("lomo",)
     ),
     Topic(
-        "logging to Aim, ClearML, DVCLive and SwanLab",
+        "logging to Aim, ClearML, Comet, DVCLive and SwanLab",
         "write a GeneralTracker of your own, and pass it in log_with=[...]",
         (),
-        _names("AimTracker ClearMLTracker DVCLiveTracker SwanLabTracker"),
+        _names("AimTracker ClearMLTracker CometMLTracker DVCLiveTracker SwanLabTracker"),
     ),
     Topic(
         "Accelerate's command line",

@@ -20,7 +20,7 @@ CALL = "the script's Accelerator(log_with=...)"
 class LoggerType(str, Enum):
     """The names that `log_with` takes; each equals its text.
 
-    Headway has no adapter for AIM, CLEARML, DVCLIVE and SWANLAB, which are refused.
+    Headway has no adapter for AIM, CLEARML, COMETML, DVCLIVE and SWANLAB, which are refused.
 
     Examples:
         >>> from headway import Accelerator
@@ -69,7 +69,6 @@ ADAPTERS = {
     ),
     "wandb": Adapter(("adapters", "WandBTracker"), ("wandb",), "wandb"),
     "trackio": Adapter(("adapters", "TrackioTracker"), ("trackio",), "trackio"),
-    "comet_ml": Adapter(("adapters", "CometMLTracker"), ("comet_ml",), "comet_ml"),
     "mlflow": Adapter(("adapters", "MLflowTracker"), ("mlflow",), "mlflow"),
 }
 

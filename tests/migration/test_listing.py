@@ -21,7 +21,7 @@ from accelerate.logging import get_logger
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState, GradientState, is_initialized
-from accelerate.tracking import CometMLTracker, GeneralTracker, MLflowTracker, TensorBoardTracker
+from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker
 from accelerate.tracking import TrackioTracker, WandBTracker, on_main_process
 from accelerate.utils import AutocastKwargs, GradientAccumulationPlugin, GradScalerKwargs
 from accelerate.utils import FullyShardedDataParallelPlugin, LoggerType, ProjectConfiguration

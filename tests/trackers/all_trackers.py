@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,13 @@ VALUES = {
     "note": "hello",
 }
 LONG = "x" * 10_000
+QUIET = {"embed": False, "auto_log_cpu": False}
 
 
 def main(folder: Path) -> None:
     names = [name for name in get_available_trackers() if name != "jsonl"]
     accelerator = Accelerator(cpu=True, log_with=names, project_dir=folder)
-    accelerator.init_trackers("project", {**CONFIG, "long": LONG}, init_kwargs=offline(folder))
+    accelerator.init_trackers("project", {**CONFIG, "long": LONG}, init_kwargs={"trackio": QUIET})
     for step in (3, 4):
         accelerator.log(VALUES, step=step)
     accelerator.log({"list": [1, 2]}, step=5)
@@ -47,34 +47,16 @@ def main(folder: Path) -> None:
     print("SEEN", json.dumps(seen, default=dict))
 
 
-def offline(folder: Path) -> dict[str, dict[str, Any]]:
-    keywords: dict[str, dict[str, Any]] = {
-        "trackio": {"embed": False, "auto_log_cpu": False},
-        "comet_ml": {"online": False},
-    }
-    if "comet_ml" in get_available_trackers():
-        from comet_ml import ExperimentConfig
-
-        keywords["comet_ml"]["experiment_config"] = ExperimentConfig(offline_directory=str(folder))
-    return keywords
-
-
 def read_tensorboard(tracker: Any) -> None:
     images = np.zeros((2, 3, 4, 4), dtype=np.uint8)
     tracker.writer.add_images("images", images, 3)
-    tracker.log_images({"more_images": images}, step=3)
 
 
 def read_wandb(tracker: Any) -> dict[str, Any]:
-    run = tracker.tracker
-    tracker.log_images({"images": [np.zeros((4, 4, 3), dtype=np.uint8)]}, step=5)
-    tracker.log_table("table", columns=["a", "b"], data=[[1, 2]], step=5)
-    media = sorted(path.parent.name for path in Path(run.dir).rglob("media/*/*"))
-    return {"config": dict(run.config), "summary": dict(run.summary), "media": media}
+    return {"config": dict(tracker.run.config), "summary": dict(tracker.run.summary)}
 
 
 def read_mlflow(tracker: Any) -> Any:
-    tracker.log_artifact(__file__, "scripts")
     return tracker.tracker.info.run_id
 
 
@@ -82,25 +64,16 @@ def mlflow_afterwards(run_id: Any, folder: Path) -> dict[str, Any]:
     import mlflow
 
     run = mlflow.get_run(run_id)
-    files = mlflow.artifacts.list_artifacts(run_id=run_id, artifact_path="scripts")
     return {
         "params": run.data.params,
         "metrics": run.data.metrics,
         "status": run.info.status,
         "steps": [one.step for one in mlflow.MlflowClient().get_metric_history(run_id, "loss")],
-        "files": [file.path for file in files],
     }
 
 
-def comet_afterwards(_: Any, folder: Path) -> list[Any]:
-    (path,) = folder.glob("*.zip")
-    with zipfile.ZipFile(path) as archive:
-        lines = archive.read("messages.json").decode().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
-AFTER = {"mlflow": mlflow_afterwards, "comet_ml": comet_afterwards}
+AFTER = {"mlflow": mlflow_afterwards}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

@@ -69,7 +69,7 @@ def test_tensorboard(training: Training) -> None:
     found = [(event.step, event.value) for event in events.Scalars("loss")]
     assert found == [(3, 0.5), (4, 0.5)]
     assert {"loss", "accuracy"} <= set(events.Tags()["scalars"])
-    assert {"images", "more_images"} <= set(events.Tags()["images"])
+    assert events.Tags()["images"] == ["images"]
     assert events.Tags()["tensors"] == ["note/text_summary"]
     assert (folder / "train_lr").is_dir(), "a mapping is a chart of its own"
     (parameters,) = folder.rglob("hparams.yml")
@@ -84,7 +84,6 @@ def test_wandb(training: Training) -> None:
     assert seen["config"]["nested"] == {"a": 1}
     assert seen["summary"]["loss"] == 0.5
     assert seen["summary"]["train"]["lr"] == 1.5
-    assert seen["media"] == ["images", "table"]
     assert list(training.folder.glob("wandb/offline-run-*/*.wandb"))
 
 
@@ -94,20 +93,8 @@ def test_mlflow(training: Training) -> None:
     assert seen["params"]["layers"] == "[1, 2]"
     assert seen["metrics"] == {"loss": 0.5, "accuracy": 0.25, "train/lr": 1.5}
     assert (seen["steps"], seen["status"]) == ([3, 4], "FINISHED")
-    assert seen["files"] == ["scripts/all_trackers.py"]
     assert training.err.count("mlflow leaves out the parameter 'long'") == 1
     assert training.err.count("mlflow leaves out 'note'") == 1
-
-
-def test_comet(training: Training) -> None:
-    needs("comet_ml")
-    told = [one["payload"] for one in training.seen["comet_ml"]]
-    logged = [one["metric"] for one in told if one.get("metric")]
-    metrics = {(one["metricName"], one["metricValue"]) for one in logged}
-    assert {("loss", 0.5), ("accuracy", 0.25), ("train/lr", 1.5)} <= metrics
-    parameters = {one["param"]["paramName"]: one["param"] for one in told if one.get("param")}
-    assert parameters["lr"]["paramValue"] == 0.001
-    assert "hello" in json.dumps(told)
 
 
 def test_trackio(training: Training) -> None:
