@@ -7,16 +7,13 @@ its values, as `json` writes a NamedTuple.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _LARGEST = 2**1023
-
-Limits = Callable[[str, Any], str]
-"""Says what is wrong with a plain value of a field of this name, as a predicate; nothing: empty."""
 
 
 class Misfit(ValueError):
@@ -65,27 +62,27 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def read(kind: type[T], data: Any, *, place: str = "", limits: Limits | None = None) -> T:
+def read(kind: type[T], data: Any, *, place: str = "") -> T:
     """Return the value that JSON stands for, or raise Misfit.
 
     `kind` is a NamedTuple, whose fields are plain values, enumerations (by their names), other
     NamedTuples, tuples and maps of such; or None instead, where that is declared. `place` has the
-    keys that lead to `data`; `limits` say what plain values may be, beside their types.
+    keys that lead to `data`.
     """
-    value: T = _read(kind, data, place, limits)
+    value: T = _read(kind, data, place)
     return value
 
 
-def _read(kind: Any, data: Any, place: str, limits: Limits | None) -> Any:
+def _read(kind: Any, data: Any, place: str) -> Any:
     origin = get_origin(kind)
     if origin in (UnionType, Union):  # X | None
-        return None if data is None else _read(get_args(kind)[0], data, place, limits)
+        return None if data is None else _read(get_args(kind)[0], data, place)
     if hasattr(kind, "_fields"):
-        return _read_fields(kind, data, place, limits)
+        return _read_fields(kind, data, place)
     if origin is tuple:
-        return _read_items(get_args(kind), data, place, limits)
+        return _read_items(get_args(kind), data, place)
     if origin is not None:  # Mapping[str, X]
-        return _read_map(get_args(kind)[1], data, place, limits)
+        return _read_map(get_args(kind)[1], data, place)
     if hasattr(kind, "__members__"):
         if data not in kind.__members__:
             raise Misfit(place, f"is {_shown(data)}, not one of {', '.join(kind.__members__)}")
@@ -94,8 +91,6 @@ def _read(kind: Any, data: Any, place: str, limits: Limits | None) -> Any:
         raise Misfit(place, f"is {_shown(data)}, not of type {kind.__name__}")
     if type(data) is int and kind is float and abs(data) > _LARGEST:
         raise Misfit(place, f"is {_shown(data)}, which is too large")
-    if limits is not None and (wrong := limits(place.rpartition(".")[2], data)):
-        raise Misfit(place, wrong)
     return kind(data)
 
 
@@ -104,7 +99,7 @@ def _types(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _read_fields(kind: Any, data: Any, place: str, limits: Limits | None) -> Any:
+def _read_fields(kind: Any, data: Any, place: str) -> Any:
     types = _types(kind)
     if type(data) is list:
         if len(data) != len(types):
@@ -118,15 +113,11 @@ def _read_fields(kind: Any, data: Any, place: str, limits: Limits | None) -> Any
         if names:
             raise Misfit(place, f"has {wrong} fields: {', '.join(sorted(names))}")
     prefix = f"{place}." if place else ""
-    values = {
-        name: _read(types[name], value, prefix + name, limits) for name, value in data.items()
-    }
+    values = {name: _read(types[name], value, prefix + name) for name, value in data.items()}
     return kind(**values)
 
 
-def _read_items(
-    kinds: tuple[Any, ...], data: Any, place: str, limits: Limits | None
-) -> tuple[Any, ...]:
+def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
     if type(data) is not list:
         raise Misfit(place, "is not a list")
     if kinds[-1] is Ellipsis:
@@ -134,15 +125,15 @@ def _read_items(
     if len(kinds) != len(data):
         raise Misfit(place, f"has {len(data)} entries, not {len(kinds)}")
     return tuple(
-        _read(kind, one, f"{place}[{index}]", limits)
+        _read(kind, one, f"{place}[{index}]")
         for index, (kind, one) in enumerate(zip(kinds, data, strict=True))
     )
 
 
-def _read_map(kind: Any, data: Any, place: str, limits: Limits | None) -> dict[str, Any]:
+def _read_map(kind: Any, data: Any, place: str) -> dict[str, Any]:
     if type(data) is not dict:
         raise Misfit(place, "is not a map")
-    return {name: _read(kind, one, f"{place}[{name!r}]", limits) for name, one in data.items()}
+    return {name: _read(kind, one, f"{place}[{name!r}]") for name, one in data.items()}
 
 
 def _shown(data: Any) -> str:

@@ -58,15 +58,6 @@ def test_what_is_of_another_type_is_refused_with_its_place(place: str, data: Any
     assert caught.value.place == place
 
 
-def test_plain_values_keep_to_their_limits() -> None:
-    def limits(field: str, value: object) -> str:
-        return "is too large" if field == "size" and value == 9.0 else ""
-
-    assert read(Part, ["x", 8], limits=limits) == Part("x", 8.0)
-    with pytest.raises(Misfit):
-        read(Part, ["x", 9], limits=limits)
-
-
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "[NaN]", "[1, Infinity]", "{"])
 def test_what_json_would_take_and_should_not_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duplicate|no number|Expecting"):
