@@ -74,12 +74,10 @@ from headway.trackers.choice import LoggerType as LoggerType
 from headway.training.availability import *  # noqa: F403  a table of functions
 from headway.training.models import (
     extract_model_from_parallel as extract_model_from_parallel,
-    get_pretty_name as get_pretty_name,
     has_compiled_regions as has_compiled_regions,
     is_compiled_module as is_compiled_module,
     is_peft_model as is_peft_model,
     model_has_dtensor as model_has_dtensor,
-    recursive_getattr as recursive_getattr,
 )
 
 _OWN = ("annotations", "typing")

@@ -236,22 +236,13 @@ class Machine(NamedTuple):
     @property
     def mask_fault(self) -> str | None:
         """Why CUDA_VISIBLE_DEVICES shows some, but not all, of the GPUs that it lists, or None."""
-        mask, entries = self.mask or "", self.mask_entries
         shown = len(self.visible_gpus)
-        if not 0 < shown < len(entries):
-            return None
-        last = entries[shown]
-        if last not in _END_OF_MASK:
-            return (
-                f"CUDA_VISIBLE_DEVICES={mask} lists a GPU that does not exist ({last}); CUDA "
-                "ignores it and all entries after it"
-            )
-        ignored = [entry for entry in entries[shown:] if entry not in _END_OF_MASK]
-        if not ignored:
+        ignored = self.mask_entries[shown:]
+        if not shown or not {*ignored} - {*_END_OF_MASK}:
             return None
         return (
-            f"CUDA_VISIBLE_DEVICES={mask} ends at {last or 'the empty entry'}; CUDA ignores "
-            f"the entries after it ({', '.join(ignored)})"
+            f"CUDA_VISIBLE_DEVICES={self.mask} shows no GPU from {ignored[0] or 'the empty entry'} "
+            "on: CUDA ignores an entry that is none of its GPUs, and all after it"
         )
 
     def best_device(self) -> tuple[str, str]:

@@ -132,9 +132,9 @@ TOPICS = (
             get_data_structure get_shape ignorant_find_batch_size initialize_tensors
             is_tensor_information is_torch_xpu_tensor move_to_device pad_input_tensors
             patch_optimizer_step test_launch verify_operation
-            CannotPadNestedTensorWarning find_device get_int_from_env is_namedtuple
+            CannotPadNestedTensorWarning find_device get_int_from_env get_pretty_name is_namedtuple
             is_rich_available is_torch_tensor parse_choice_from_env parse_flag_from_env
-            recursively_apply str_to_bool synchronize_rng_state
+            recursive_getattr recursively_apply str_to_bool synchronize_rng_state
         """),
     ),
     Topic(

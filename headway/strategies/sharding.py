@@ -14,7 +14,6 @@ CALL = "the script's FullyShardedDataParallelPlugin(...)"
 SHARDING = {"FULL_SHARD": FSDP, "HYBRID_SHARD": HSDP, "NO_SHARD": DDP}
 """Accelerate's names of ways to shard, and the strategy that does the same."""
 
-NUMBERED = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
 
@@ -43,8 +42,7 @@ class FullyShardedDataParallelPlugin:
 
     Args:
         fsdp_version: 1 or 2; models are sharded by `torch.distributed.fsdp.fully_shard` (2).
-        sharding_strategy: `FULL_SHARD` (fsdp), `HYBRID_SHARD` (hsdp) or `NO_SHARD` (ddp), or its
-            number in torch; so may be `reshard_after_forward`.
+        sharding_strategy: `FULL_SHARD` (fsdp), `HYBRID_SHARD` (hsdp) or `NO_SHARD` (ddp).
         reshard_after_forward: True; units are always freed after their forward pass.
         auto_wrap_policy: `TRANSFORMER_BASED_WRAP` or `SIZE_BASED_WRAP`, with the next two; None
             and `NO_WRAP` are the blocks that the model repeats.
@@ -104,7 +102,11 @@ class FullyShardedDataParallelPlugin:
                 raise _wrong(name, getattr(self, name), "pass True or False")
         if self.state_dict_type is not None and _name(self.state_dict_type) not in STATE_DICTS:
             raise _wrong("state_dict_type", self.state_dict_type, "pass 'SHARDED_STATE_DICT'")
-        self._strategy()
+        if self.reshard_after_forward not in (None, True):
+            raise _wrong("reshard_after_forward", self.reshard_after_forward, "pass True")
+        if self._strategy() is None:
+            fix = f"pass one of {', '.join(SHARDING)}"
+            raise _wrong("sharding_strategy", self.sharding_strategy, fix)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that say the same, by their names."""
@@ -115,16 +117,9 @@ class FullyShardedDataParallelPlugin:
             "cpu_offload": bool(self.cpu_offload),
         }
 
-    def _strategy(self) -> str:
-        for name in ("sharding_strategy", "reshard_after_forward"):
-            value = getattr(self, name)
-            if value is None or value is True:
-                continue
-            if _name(value) not in SHARDING:
-                fix = "pass True, or FULL_SHARD: units are freed after their forward pass"
-                raise _wrong(name, value, fix)
-            return SHARDING[_name(value)]
-        return FSDP
+    def _strategy(self) -> str | None:
+        given = self.sharding_strategy
+        return FSDP if given is None else SHARDING.get(_name(given))
 
     def _wrap(self) -> str:
         policy = str(self.auto_wrap_policy).upper()
@@ -151,9 +146,7 @@ def shown_plugin(
 
 
 def _name(value: Any) -> str:
-    """Return the name of a member of one of torch's enumerations, or of its number."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= len(NUMBERED):
-        return NUMBERED[value - 1]
+    """Return the name of a member of one of torch's enumerations, or the text itself."""
     return str(getattr(value, "name", value)).upper()
 
 

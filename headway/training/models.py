@@ -107,34 +107,3 @@ def _unwrap_all(model: torch.nn.Module) -> torch.nn.Module:
     for name, child in model.named_children():
         setattr(model, name, _unwrap_all(child))
     return model
-
-
-def recursive_getattr(obj: object, attr: str) -> Any:
-    """Return the attribute at a path with dots: `recursive_getattr(model, "head.weight")`.
-
-    Raises:
-        AttributeError: there is no such attribute.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import recursive_getattr
-        >>> recursive_getattr(torch.nn.Sequential(torch.nn.Linear(2, 1)), "0.weight").shape
-        torch.Size([1, 2])
-    """
-    for name in attr.split("."):
-        obj = getattr(obj, name)
-    return obj
-
-
-def get_pretty_name(obj: object) -> str:
-    """Return the name of a function or class, or that of an object's class.
-
-    Examples:
-        >>> import torch
-        >>> from headway.utils import get_pretty_name
-        >>> get_pretty_name(torch.nn.Linear(2, 1)), get_pretty_name(len)
-        ('Linear', 'len')
-    """
-    if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
-        obj = type(obj)
-    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or obj)

@@ -84,7 +84,7 @@ def test_impossible_arguments_are_refused(values: dict[str, Any]) -> None:
         ({}, ("fsdp", "auto", False, False)),
         ({"sharding_strategy": "FULL_SHARD", "cpu_offload": True}, ("fsdp", "auto", False, True)),
         ({"reshard_after_forward": True, "fsdp_version": 2}, ("fsdp", "auto", False, False)),
-        ({"sharding_strategy": 4}, ("hsdp", "auto", False, False)),
+        ({"sharding_strategy": "HYBRID_SHARD"}, ("hsdp", "auto", False, False)),
         ({"sharding_strategy": "no_shard"}, ("ddp", "auto", False, False)),
         (
             {
@@ -115,6 +115,7 @@ def test_the_plugin_says_the_same_as_settings(
         {"backward_prefetch": "BACKWARD_PRE"},
         {"sync_module_states": True},
         {"sharding_strategy": "SHARD_GRAD_OP"},
+        {"sharding_strategy": 4},
         {"reshard_after_forward": False},
         {"auto_wrap_policy": "all"},
         {"mixed_precision_policy": {}},

@@ -58,8 +58,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         u.is_torch_version("<", "2.10.0"),
     ],
     "precisions": lambda u: [str(u.PrecisionType("bf16")), u.PrecisionType.NO == "no"],
-    "names": lambda u: [u.get_pretty_name(one) for one in (Pair, Pair(1, 2), os.getcwd)],
-    "recursive_getattr": lambda u: u.recursive_getattr(torch.nn.Linear(2, 3), "weight.shape"),
     "installed": lambda u: {
         name: bool(getattr(u, f"is_{name}_available")())
         for name in (
