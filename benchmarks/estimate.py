@@ -307,8 +307,7 @@ def _free_port() -> int:
 
 def compare(case: Case, folder: Path) -> Row:
     """Return the line of one case."""
-    from headway.estimate.attempt import Attempt
-    from headway.estimate.planner import Planner
+    from headway.estimate.planner import Attempt, Planner
 
     script = folder / "case.py"
     script.write_text(case.text)

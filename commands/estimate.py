@@ -12,9 +12,8 @@ from headway.contract.notes import waiting_for
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import ACCELERATE
 from headway.errors import ConfigError, UsageError, did_you_mean
-from headway.estimate.attempt import Attempt
 from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import Judged, Planner, Row, rows_for
+from headway.estimate.planner import Attempt, Judged, Planner, Row, rows_for
 from headway.estimate.report import Report, last_lines, show
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine

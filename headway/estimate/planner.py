@@ -11,9 +11,42 @@ from typing import NamedTuple
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.strategies import DDP, FSDP
 from headway.errors import LaunchError
-from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices
 from headway.settings.table import YES
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
+"""What a byte is for. Activations are made in the passes of modules; other tensors, such as
+batches, outside of them."""
+
+
+class Attempt(NamedTuple):
+    """One run of the script in a process of its own."""
+
+    program: str  # the script's path, or the name of a module
+    args: tuple[str, ...]
+    is_module: bool = False
+    device: str = "cpu"  # or cuda: what the script is told that it has
+    device_name: str = ""
+    device_bytes: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    sharded: bool = False  # by `fully_shard`, over the ranks
+    checkpointed: bool = False  # activations of repeated blocks are recomputed
+    time_limit_s: float = 300.0
+
+
+class Outcome(NamedTuple):
+    """What an attempt found, for one rank."""
+
+    peak_bytes: int = 0  # at the highest point of the steps
+    peak_at: str = ""  # when that was, and at which line
+    categories: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    steps: int = 0  # optimizer steps that the script made
+    seconds: float = 0.0  # from its first line to its last
+    notes: tuple[str, ...] = ()  # what was skipped, bounded or refused, each with its line
+    failed_at: str = ""  # the line that did not work, and why; nothing else is known then
+    output: str = ""  # the last lines that the script printed
+
 
 MARGIN_BYTES = {"cuda": 5 * 2**28, "cpu": 2**29}
 """For what torch does not count: of a GPU its context, the workspaces of cuBLAS, cuDNN and NCCL; of

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from headway.contract.sizes import size
 from headway.contract.strategies import DDP
-from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices
-from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, Judged
+from headway.estimate.planner import MARGIN_BYTES, MARGIN_SHARE, Attempt, Judged, Outcome
 from headway.settings.table import YES
 
 CHECKED = "checked against CPU runs only"

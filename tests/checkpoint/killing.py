@@ -1,7 +1,6 @@
-"""Kills processes that save checkpoints, and looks at what is left: at each event, or at any time.
+"""Kills processes that save checkpoints at each event, and looks at what is left.
 
-    python -m tests.checkpoint.killing events --ranks 2 --keep 1 --stride 5
-    python -m tests.checkpoint.killing random --kills 30
+    python -m tests.checkpoint.killing --ranks 2 --keep 1 --stride 5
 
 Prints one JSON object: how many were killed, and what is lost or mixed.
 """
@@ -11,12 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import count, product
@@ -26,13 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headway import Accelerator
 from headway.checkpoint import background, folders
-from headway.checkpoint.folders import Checkpoint, checkpoints_in, prune, recover
+from headway.checkpoint.folders import checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
 from headway.checkpoint.saving import TENSORS, CheckpointProgress, State
 from headway.checkpoint.tensors import SavedTensors
-from headway.utils import ProjectConfiguration
 from tests.checkpoint.saving import save_checkpoint
 
 EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.link"}
@@ -51,32 +46,24 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
     )
 
 
-def problem_in(
-    folder: Path, at_least: int, step_of: Callable[[Checkpoint], int], kind: str = ""
-) -> str:
-    """Return what is wrong with the checkpoints that are left; empty if nothing is.
-
-    `step_of` is what a checkpoint says of its step; `kind` begins the names of tensors with it.
-    """
+def problem_in(folder: Path, at_least: int) -> str:
+    """Return what is wrong with the checkpoints that are left; empty if nothing is."""
     for path in [*folder.iterdir()]:
         if path.name.startswith(".old-"):
             recover(folder / path.name.removeprefix(".old-")[:-9])
     found = checkpoints_in(folder)
-    steps = [*map(step_of, found)]
+    steps = [one.manifest.step for one in found]
     if not found or steps[-1] < at_least:
         return f"lost: {steps}, not {at_least}"
     for one, step in zip(found, steps, strict=True):
         verify(one.path)
         texts = [path.read_text() for path in one.path.glob("hook_*.txt")]
         saved = SavedTensors(one.path / TENSORS)
-        tensors = saved.load({n: fact for n, fact in saved.facts.items() if n.startswith(kind)})
+        tensors = saved.load(saved.facts)
         numbers = {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
         if {*map(int, texts)} != {step} or numbers != {step}:
             return f"mixed: {texts} {numbers} in {step}"
     return ""
-
-
-# ---------------------------------------------------------------------- at each event
 
 
 def kill_at(event: int, folder: Path) -> None:
@@ -158,80 +145,25 @@ def at_events(
             folder = scratch / "run"
             shutil.copytree(base, folder)
             hit = killed_at(event, victim, ranks, folder, kind[0], keep, "without" not in kind)
-            problem = problem_in(folder, 1, lambda one: one.manifest.step)
+            problem = problem_in(folder, 1)
             yield f"rank {victim} keep {keep} to {kind}", hit, problem
             shutil.rmtree(folder)
             folder.with_suffix(".store").unlink(missing_ok=True)
             event += stride
 
 
-# ---------------------------------------------------------------------- at any time
-
-
-def save_for_ever(folder: Path, told: int, step: int) -> None:
-    """Save again and again, and tell the steps that are surely saved."""
-    project = ProjectConfiguration(
-        str(folder), automatic_checkpoint_naming=True, total_limit=1, iteration=step
-    )
-    accelerator = Accelerator(cpu=True, project_config=project)
-    model = accelerator.prepare_model(torch.nn.Linear(300, 300), evaluation_mode=True)
-    while True:
-        step += 1
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(step)
-        accelerator.project_configuration.iteration = step
-        accelerator.register_save_state_pre_hook(
-            lambda models, weights, path, step=step: (Path(path) / "hook_0.txt").write_text(
-                str(step)
-            )
-        )
-        accelerator.save_state(wait=step % 2 == 0)
-        if step % 2 == 0:
-            os.write(told, f"{step}\n".encode())
-
-
-def at_any_time(scratch: Path, kills: int) -> Iterator[tuple[str, bool, str]]:
-    """Yield the same for kills after random times."""
-    draw, saved = random.Random(7), 0
-    for _ in range(kills):
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            save_for_ever(scratch, writing, saved + 10)
-        os.close(writing)
-        with os.fdopen(reading) as told:
-            first = told.readline()
-            time.sleep(draw.uniform(0, 0.2))
-            os.kill(pid, signal.SIGKILL)
-            steps = [int(line) for line in (first + told.read()).split()]
-        os.waitpid(pid, 0)
-        saved = steps[-1]
-        folder = scratch / "checkpoints"
-        problem = problem_in(folder, saved, lambda one: int(one.path.name[11:]), "shared.models")
-        yield "any time", True, problem
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["events", "random"])
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--keep", type=int, action="append")
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--offset", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=30)
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     assert background  # imported before any fork
     with tempfile.TemporaryDirectory() as scratch:
-        if parsed.kind == "random":
-            outcomes = list(at_any_time(Path(scratch), parsed.kills))
-        else:
-            outcomes = list(
-                at_events(
-                    Path(scratch), parsed.ranks, parsed.keep or [1], parsed.stride, parsed.offset
-                )
-            )
+        keeps = parsed.keep or [1]
+        outcomes = [*at_events(Path(scratch), parsed.ranks, keeps, parsed.stride, parsed.offset)]
     problems = [f"{case}: {problem}" for case, _, problem in outcomes if problem]
     print(json.dumps({"killed": sum(hit for _, hit, _ in outcomes), "problems": problems}))
 

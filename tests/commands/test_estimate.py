@@ -12,9 +12,8 @@ import pytest
 
 from headway.contract.sizes import size
 from headway.errors import ConfigError, LaunchError
-from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import ROWS, Judged, Planner, judged, rows_for
+from headway.estimate.planner import ROWS, Attempt, Judged, Outcome, Planner, judged, rows_for
 from headway.estimate.report import Report
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine

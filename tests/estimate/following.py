@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.estimate.attempt import Attempt, Outcome
-from headway.estimate.planner import Planner
+from headway.estimate.planner import Attempt, Outcome, Planner
 
 ROOT = Path(__file__).resolve().parents[2]
 

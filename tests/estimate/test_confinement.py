@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.estimate.attempt import Outcome
+from headway.estimate.planner import Outcome
 from tests.estimate.following import Follow
 
 pytestmark = pytest.mark.processes

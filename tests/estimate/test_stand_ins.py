@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from headway.estimate.attempt import Attempt  # noqa: E402  they need torch
 from headway.estimate.child import patching  # noqa: E402
+from headway.estimate.planner import Attempt  # noqa: E402  they need torch
 
 KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -59,17 +59,6 @@ def test_digits_learns_counts_each_test_sample_once_and_saves_its_model(
     assert num_correct_of_saved_model(tmp_path / "digits.pt") == int(num_correct)
 
 
-@pytest.mark.distributed
-@pytest.mark.long
-@pytest.mark.parametrize("num_ranks", [3, 4])
-def test_digits_learns_as_well_on_more_ranks(num_ranks: int, tmp_path: Path) -> None:
-    stdout, _ = run([*HEADWAY[:-1], str(num_ranks)], "digits.py", tmp_path, "--output", "a.pt")
-
-    assert float(re.findall(r"test accuracy: (\S+)", stdout)[0]) >= 0.97
-    assert f"of {NUM_TEST_SAMPLES})" in stdout
-    assert num_correct_of_saved_model(tmp_path / "a.pt") >= 0.97 * NUM_TEST_SAMPLES
-
-
 @pytest.mark.parametrize(
     "launcher",
     [
@@ -88,23 +77,6 @@ def test_char_gpt_learns_within_a_few_steps_and_samples(
     assert first > 4.5, "an untrained model knows nothing of 128 characters"
     assert last < 3.5
     assert len(stdout.partition("sample:\n")[2].rstrip("\n")) >= len("def ") + 40
-
-
-@pytest.mark.distributed
-@pytest.mark.long
-def test_char_gpt_at_its_defaults_learns_words_on_two_ranks(tmp_path: Path) -> None:
-    stdout, _ = run(HEADWAY, "char_gpt.py", tmp_path)
-
-    assert stdout.count("sample:") == 1
-    assert losses(stdout)[-1] < 2.2
-
-
-@pytest.mark.long
-def test_char_gpt_124m_has_the_parameters_of_gpt_2(tmp_path: Path) -> None:
-    options = ["--size", "124m", "--steps", "1", "--batch-size", "1", "--sample-length", "1"]
-    stdout, _ = run(PYTHON, "char_gpt.py", tmp_path, *options)
-
-    assert "124,475,904 parameters" in stdout  # GPT-2's 124,439,808, its vocabulary padded
 
 
 ACCURACY = r"test accuracy \S+ \((\d+) of (\d+)\)"

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from headway.estimate.attempt import CATEGORIES
 from headway.estimate.child.patching import line_now, replace
+from headway.estimate.planner import CATEGORIES
 
 _ACTIVATIONS, _OTHER = "activations", "other"
 

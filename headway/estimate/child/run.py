@@ -31,12 +31,12 @@ from headway.contract import signals
 from headway.contract.forking import become_new, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.notes import say
-from headway.estimate.attempt import Attempt, Outcome
 from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Ledger, Models
 from headway.estimate.child.patching import line_now, line_of
+from headway.estimate.planner import Attempt, Outcome
 from headway.strategies.units import checkpoint_activations, units_of
 
 _MARGIN_S = 20.0  # for a script that holds up its own alarm
