@@ -11,11 +11,9 @@ from headway.config_wizard.interview import BACK_KEY, HELP_KEY
 from headway.config_wizard.questions import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from questionary import Question as Shown
-    from questionary.prompts.common import InquirerControl
 
 _ANSWERED = "fg:ansicyan"
 _POINTER = "❯"
@@ -45,7 +43,7 @@ class PlainPrompter:
 
 
 class TerminalPrompter:
-    """Shows menus (arrow keys, letters or numbers) and text fields."""
+    """Shows menus (arrow keys or numbers) and text fields."""
 
     def say(self, text: str) -> None:
         print(text)
@@ -72,7 +70,6 @@ class TerminalPrompter:
     def _menu(self, question: Question) -> Shown:
         import questionary
         from prompt_toolkit.key_binding import merge_key_bindings
-        from questionary.prompts.common import InquirerControl
 
         width = max(len(choice.value) for choice in question.choices)
         choices = [
@@ -90,15 +87,13 @@ class TerminalPrompter:
             qmark="",
             pointer=_POINTER,
             style=questionary.Style([("question", "bold"), ("highlighted", _ANSWERED)]),
+            use_shortcuts=True,
             use_jk_keys=False,
             use_emacs_keys=False,
         )
-        controls = shown.application.layout.find_all_controls()
-        menu = next(control for control in controls if isinstance(control, InquirerControl))
         keys = _reply_keys()
         keys.add("c-d")(lambda event: event.app.exit(exception=EOFError()))
         keys.add("<sigint>")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
-        _allow_typing(menu, [choice.value for choice in question.choices], keys)
         bindings = shown.application.key_bindings
         shown.application.key_bindings = merge_key_bindings(
             [bindings, keys] if bindings else [keys]
@@ -126,57 +121,6 @@ def _wrapped_reason(width: int, reason: str) -> str:
     margin = " " * (len(f" {_POINTER} ") + width + 2)
     columns = max(8, (os.get_terminal_size().columns or 80) - len(margin) - 1)
     return "  " + f"\n{margin}".join(textwrap.wrap(reason, columns))
-
-
-def _allow_typing(menu: InquirerControl, values: Sequence[str], keys: KeyBindings) -> None:
-    """Let a choice be typed: its value, a prefix of it, or its number from 1.
-
-    Any other text is the reply, so that it can be refused.
-    """
-    from prompt_toolkit.filters import Condition
-    from prompt_toolkit.keys import Keys
-
-    typed, left_at = "", menu.pointed_at
-
-    def take(text: str) -> None:
-        nonlocal typed, left_at
-        typed = text
-        index = _match(typed, values)
-        if index is not None:
-            menu.pointed_at = index
-        left_at = menu.pointed_at
-
-    @keys.add(Keys.Any)
-    @keys.add(Keys.BracketedPaste)
-    def add(event: KeyPressEvent) -> None:
-        text = " ".join(event.data.split()) or " "
-        if text.isprintable():
-            was_moved = menu.pointed_at != left_at  # by an arrow key
-            take(text if was_moved else typed + text)
-
-    @keys.add("backspace")
-    def remove(_: KeyPressEvent) -> None:
-        take(typed[:-1])
-
-    has_no_match = Condition(
-        lambda: menu.pointed_at == left_at and _match(typed, values) is None and bool(typed.strip())
-    )
-
-    @keys.add("enter", filter=has_no_match, eager=True)
-    def leave(event: KeyPressEvent) -> None:
-        event.app.exit(result=typed)
-
-
-def _match(typed: str, values: Sequence[str]) -> int | None:
-    """Return the index of the value that is typed, else by prefix, else by number."""
-    word = typed.strip().lower()
-    if not word:
-        return None
-    if word in values:
-        return values.index(word)
-    prefixed = [index for index, value in enumerate(values) if value.startswith(word)]
-    numbers = [str(number) for number in range(1, len(values) + 1)]
-    return prefixed[0] if prefixed else numbers.index(word) if word in numbers else None
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:

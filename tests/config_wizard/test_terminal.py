@@ -44,7 +44,7 @@ def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> No
     assert screen.endswith("next: headway launch your_script.py")
 
 
-def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
+def test_arrows_and_numbers_move_through_a_menu() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
         terminal.wait_for("❯ cuda")
         terminal.press("down")
@@ -55,51 +55,20 @@ def test_arrows_letters_and_numbers_move_through_a_menu() -> None:
         terminal.wait_for("How many")
         terminal.press("\r")
         terminal.wait_for("❯ bf16")
-        terminal.press("f", "p", "1", "6")
+        terminal.press("3")
         terminal.wait_for("❯ fp16")
-        terminal.press("\x7f" * 4, "2")
+        terminal.press("2")
         terminal.wait_for("❯ no")
         terminal.press("\r")
         terminal.wait_for("❯ user")
         terminal.press("\r")
         terminal.wait_for("❯ no")
-        terminal.press("y", "e", "s")  # as one may type it
+        terminal.press("2")
         terminal.wait_for("❯ yes")
         terminal.press("\r")
         terminal.wait_for("Which GPUs? (for num_processes: 8) [all]")
         terminal.press("ctrl-c")
         assert terminal.exit_code() == 130
-
-
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        ("cpu", "cpu"),
-        ("CPU", "cpu"),
-        ("c", "cuda"),
-        ("2", "cpu"),
-        ("cpx\x7fu", "cpu"),
-        ("\x1b[200~cpu\n\x1b[201~", "cpu"),  # pasted
-        ("x\x1b[B", "cpu"),  # an arrow key selects the default
-        ("\x1b[Bcud", "cuda"),
-    ],
-)
-def test_a_choice_can_be_typed(typed: str, answer: str) -> None:
-    with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press(typed)
-        terminal.wait_for(f"❯ {answer}")
-        terminal.press("\r")
-        terminal.wait_for(f"Where should scripts run? {answer}")
-
-
-@pytest.mark.parametrize("typed", ["5", "12", "gpu2", "\x1b[200~rocm\n\x1b[201~"])
-def test_what_is_typed_and_is_no_choice_is_refused(typed: str) -> None:
-    with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press(typed, "\r")
-        terminal.wait_for("is not one of cuda, cpu or a number from 1 to 2")
-        terminal.wait_for("❯ cuda")
 
 
 def test_ctrl_z_suspends_and_the_question_is_there_again() -> None:
