@@ -25,6 +25,7 @@ _REPLACED = {  # and the words that each is
     **dict.fromkeys(("--no-cuda", "--use-cpu", "--multi-cpu"), "--cpu"),
     **dict.fromkeys(("--mps", "--use-mps-device"), "--device mps"),
     "--use-xpu": "--device xpu",
+    "--hostfile": "--hosts a,b:2",
     "--use-fsdp": "--strategy fsdp",
     "--config-file": "--profile NAME, after `headway config import FILE`",
     **dict.fromkeys(

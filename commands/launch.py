@@ -32,7 +32,7 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import OF_HOSTS, ON, TABLE, TOPICS, Settings
+from headway.settings.table import ON, TABLE, TOPICS, Settings
 
 if TYPE_CHECKING:
     from headway.history.beginning import Launch
@@ -123,12 +123,12 @@ def _go_elsewhere(launch: _Launch) -> int | None:
         from headway.commands.submit import submit
 
         return submit(request)
-    if any(name in layer for layer in layers for name in OF_HOSTS):
-        from headway.commands.over_ssh import hosts_of, launch_over_ssh
-
+    if any("hosts" in layer for layer in layers):
         settings = resolve(layers, machine, environ)
-        if hosts := hosts_of(settings):
-            return launch_over_ssh(request, hosts, settings)
+        if settings.hosts:
+            from headway.commands.over_ssh import launch_over_ssh
+
+            return launch_over_ssh(request, settings.hosts, settings)
     return None
 
 

@@ -12,7 +12,7 @@ from headway.commands.flags import Parsed
 from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
 from headway.launcher.plan.program import Program, interpreter
-from headway.settings.hosts import Hosts, read_hostfile
+from headway.settings.hosts import Hosts
 from headway.settings.setting import AUTO
 from headway.settings.table import TABLE, Settings
 
@@ -20,23 +20,9 @@ _AGENT = "headway.commands.on_host"
 _STOP_MARGIN_S = 15  # after the grace period, for a launcher to end
 _HERE = {
     *("--dry-run", "--show-secrets"),
-    *("hosts", "hostfile", "num_machines", "main_address", "main_port"),
+    *("hosts", "num_machines", "main_address", "main_port"),
 }
 """Flags and settings for here, which the launches on the hosts do not get."""
-
-
-def hosts_of(settings: Settings) -> Hosts:
-    """Return the hosts to run on; none where the launch stays here."""
-    hosts, file = settings.hosts, settings.hostfile
-    if file is None or settings.is_overridden("hostfile", "hosts"):
-        return hosts or Hosts()
-    if hosts is not None and not settings.is_overridden("hosts", "hostfile"):
-        raise ConfigError(
-            f"hosts is {hosts}, and hostfile names hosts, too",
-            where=settings.where("hosts", "hostfile"),
-            fix="keep one of the two",
-        )
-    return read_hostfile(file, settings.where("hostfile"))
 
 
 def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
@@ -109,7 +95,7 @@ def _refuse_contradictions(
     parsed: Parsed, hosts: Hosts, settings: Settings, program: Program
 ) -> None:
     """Refuse what says something else of the machines, or works on this one alone."""
-    where = settings.where("hosts" if settings.hosts else "hostfile")
+    where = settings.where("hosts")
     is_counted = settings.are_user_set("num_machines") and settings.num_machines != len(hosts)
     own = {"--machine-rank": parsed.machine_rank, "--in-process": parsed.in_process or None}
     given = [flag for flag, value in own.items() if value is not None]

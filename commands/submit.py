@@ -31,7 +31,7 @@ from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.setting import job_seconds, read_job_time
-from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
+from headway.settings.table import OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
@@ -132,7 +132,7 @@ def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
     for layer in request.layers:
         for name, entry in layer.items():
             is_of_profile = entry.origin.layer in (Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
-            if is_of_profile and name not in (_ENV.name, *OF_JOBS, *OF_HOSTS, *OF_MACHINES):
+            if is_of_profile and name not in (_ENV.name, "hosts", *OF_JOBS, *OF_MACHINES):
                 raw = entry.raw
                 yield TABLE[name].variable, raw if isinstance(raw, str) else ",".join(raw)
 
@@ -154,11 +154,10 @@ def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, 
     """Return the settings, of which those that are detected are this machine's."""
     refuse_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
-    given = [name for name in ("hosts", "hostfile") if settings.values[name].value]
-    if given:
+    if settings.hosts:
         raise ConfigError(
-            f"{given[0]} says on which machines to run, and so does --submit",
-            where=f"flag --submit; {settings.where(given[0])}",
+            "hosts says on which machines to run, and so does --submit",
+            where=f"flag --submit; {settings.where('hosts')}",
             fix="leave --submit out, or pass --hosts none",
         )
     return settings

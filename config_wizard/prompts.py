@@ -11,7 +11,6 @@ from headway.config_wizard.interview import BACK_KEY, HELP_KEY
 from headway.config_wizard.questions import Question
 
 if TYPE_CHECKING:
-
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from questionary import Question as Shown
 

@@ -20,7 +20,6 @@ from headway.commands.config.check import (
 )
 from headway.commands.config.edit import apply, flat, set_all
 from headway.commands.flags import Parsed, Parser, machine_from_flags
-from headway.commands.over_ssh import hosts_of
 from headway.config_wizard.interview import Defaults, Prompter, interview
 from headway.config_wizard.questions import (
     CANCEL,
@@ -226,7 +225,7 @@ def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers:
         layers.append({name: Entry(raw, origin) for name, raw in profile.items()})
     try:
         plan = plan_for(layers, facts.machine)
-        if hosts := hosts_of(plan.settings):
+        if hosts := plan.settings.hosts:
             number = f"{len(hosts)} host{'s' * (len(hosts) != 1)}"
             lines.append(f"A launch: {plan.program.name} on {number} over ssh: {hosts}\n")
         else:

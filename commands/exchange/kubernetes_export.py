@@ -14,11 +14,11 @@ from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
 from headway.devices.table import kind_of
 from headway.launcher.processes.shutdown import grace_of
-from headway.settings.table import OF_HOSTS, OF_JOBS, OF_MACHINES, TABLE, Settings
+from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings
 
 _PORT = 29500  # each pod has an address of its own, so that any port is free
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
-_NOT_THERE = (*OF_HOSTS, *OF_JOBS)
+_NOT_THERE = ("hosts", *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _RUN_AGAIN_ONCE_SAVED = {
     "action": "Ignore",

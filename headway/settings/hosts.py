@@ -1,4 +1,4 @@
-"""Hosts to run on: how lists and files of them are written."""
+"""Hosts to run on: how lists of them are written."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.errors import ConfigError
-from headway.settings.profile_files import read_text
 from headway.settings.setting import Count, Raw
 
 _HOST = r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:\[\],]+))(:(?P<count>[^:\s]+))?$"
-_SLOTS = "slots"
 _NONE = "none"
 
 
@@ -68,33 +65,3 @@ def _read_host(word: str) -> Host:
     except ValueError as error:
         what = f"in which the processes of {word!r} are {match['count']!r}, {error}"
         raise ValueError(what) from None
-
-
-def read_hostfile(path: str, where: str) -> Hosts:
-    """Return the hosts in a file or pipe: `a`, `a:2`, or `a slots=2` as MPI and DeepSpeed write it.
-
-    `where` says what named it, for messages.
-    """
-    lines = read_text(path, "hostfile", where=where).splitlines()
-    try:
-        named = [line.partition("#")[0].split() for line in lines]
-        return _distinct([_read_line(words) for words in named if words])
-    except ValueError as error:
-        raise ConfigError(
-            f"hostfile is {path!r}, {error}",
-            where=where,
-            fix="write one host on each line: a, a:2, or a slots=2",
-        ) from None
-
-
-def _read_line(words: Sequence[str]) -> Host:
-    """Read the words of a line; beside slots, MPI's max_slots and the like limit what we do not."""
-    host = _read_host(words[0])
-    options = dict(word.partition("=")[::2] for word in words[1:])
-    if unknown := options.keys() - {_SLOTS}:
-        raise ValueError(f"in which {host.name} has {', '.join(sorted(unknown))}, not {_SLOTS}=N")
-    if not options:
-        return host
-    if host.num_processes is not None:
-        raise ValueError(f"in which {host.name} has its processes twice")
-    return _read_host(f"{host}:{options[_SLOTS]}")

@@ -56,9 +56,6 @@ LINES, RAW = "lines", "raw"
 OF_JOBS = ("sbatch", "snapshot")
 """Settings that only a job of a scheduler obeys."""
 
-OF_HOSTS = ("hosts", "hostfile")
-"""Settings that name the hosts of a launch over ssh."""
-
 OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 """Settings that say which machine of a run this is; not known before the run is there."""
 
@@ -317,13 +314,6 @@ class Settings:
         metavar="a,b:2",
         shape=Shape.LIST,
     )
-    hostfile = Setting[str | None](
-        read_path,
-        None,
-        "file of hosts to run on over ssh, one on a line: a, a:2, or a slots=2",
-        metavar="FILE",
-        example="hosts.txt",
-    )
     sbatch = Setting[dict[str, str]](
         read_options,
         {},
@@ -391,7 +381,7 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "sharing the model out": (
         *("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload"),
     ),
-    "several machines": (*OF_MACHINES, "cluster", *OF_HOSTS, "machine_timeout_s"),
+    "several machines": (*OF_MACHINES, "cluster", "hosts", "machine_timeout_s"),
     "failing and stopping": (
         *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
         "library_hooks",

@@ -12,10 +12,7 @@ import pytest
 
 from headway.commands.on_host import address_towards, found_here
 from headway.contract.lines import decode, encode, kinds_of
-from headway.errors import ConfigError
 from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
-from headway.settings import hosts
-from headway.settings.hosts import Host, read_hostfile
 from tests.commands.running import run
 
 
@@ -45,22 +42,19 @@ def test_a_dry_run_shows_the_launch_of_each_host_without_secrets(script: str) ->
         ["--hosts", "a,b", "--num-machines", "3"],
         ["--hosts", "a,b", "--machine-rank", "1"],
         ["--hosts", "a,b", "--in-process"],
-        ["--hosts", "a,b", "--hostfile", "hosts.txt"],
-        ["--hostfile", "missing.txt"],
+        ["--hostfile", "hosts.txt"],
         ["--hosts", "a,b", "--mixed-precision", "fp16", "--cpu"],
     ],
 )
 def test_hosts_that_contradict_another_setting_are_refused(words: list[str], script: str) -> None:
-    Path("hosts.txt").write_text("a\n")
     code, text = run("launch", *words, "--dry-run", script)
     assert code == 2, text
 
 
-def test_the_stronger_of_hosts_and_hostfile_wins_and_none_stays_here(script: str) -> None:
-    Path("hosts.txt").write_text("of-the-file\n")
+def test_a_flag_is_stronger_than_the_hosts_of_a_profile_and_none_stays_here(script: str) -> None:
     Path("headway.yaml").write_text("hosts: [of-the-profile]\n")
-    code, text = run("launch", "--hostfile", "hosts.txt", "--dry-run", script)
-    assert (code, text.partition(":")[0]) == (0, "of-the-file")
+    code, text = run("launch", "--hosts", "of-the-flag", "--dry-run", script)
+    assert (code, text.partition(":")[0]) == (0, "of-the-flag")
     code, text = run("launch", "--dry-run", script)
     assert (code, text.partition(":")[0]) == (0, "of-the-profile")
     code, text = run("launch", "--hosts", "none", "--dry-run", script)
@@ -71,60 +65,6 @@ def test_the_stronger_of_hosts_and_hostfile_wins_and_none_stays_here(script: str
 def test_without_ssh_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert run("launch", "--hosts", "a", script)[0] == 3
-
-
-def test_a_hostfile_is_read_as_mpi_and_deepspeed_write_it() -> None:
-    Path("hosts").write_text("# mine\n\na\nb:2   # two\nme@c slots=4\n[::1]:8\n")
-    expected = (Host("a"), Host("b", 2), Host("me@c", 4), Host("::1", 8))
-    assert read_hostfile("hosts", "here") == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a slots=x", "a slots=0", "a max_slots=4", "a:2 slots=2", "a\na\n", "-o x"]
-)
-def test_a_hostfile_that_is_none_is_refused(text: str) -> None:
-    Path("hosts").write_text(text)
-    with pytest.raises(ConfigError):
-        read_hostfile("hosts", "here")
-
-
-def test_a_hostfile_with_a_mark_of_its_encoding_is_read() -> None:
-    Path("hosts").write_text("a\nb:2\n", encoding="utf-8-sig")
-    assert read_hostfile("hosts", "here") == (Host("a"), Host("b", 2))
-
-
-def test_a_hostfile_of_many_hosts_is_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    comparisons = 0
-
-    class Name(str):
-        __hash__ = str.__hash__
-
-        def __eq__(self, other: object) -> bool:
-            nonlocal comparisons
-            comparisons += 1
-            return str.__eq__(self, other)
-
-    made = hosts._read_host
-    monkeypatch.setattr(hosts, "_read_host", lambda word: Host(Name(made(word).name)))
-    Path("hosts").write_text("".join(f"n{number}\n" for number in range(1000)))
-    assert len(read_hostfile("hosts", "here")) == 1000
-    assert comparisons < 10_000
-
-
-def test_a_hostfile_may_come_from_a_pipe() -> None:
-    reading, writing = os.pipe()
-    os.write(writing, b"a\nb\n")
-    os.close(writing)
-    assert read_hostfile(f"/dev/fd/{reading}", "here") == (Host("a"), Host("b"))
-    os.close(reading)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"), [("/dev/zero", "larger"), (".", "Is a directory"), ("missing", "No such")]
-)
-def test_a_hostfile_that_cannot_be_read_is_refused(path: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        read_hostfile(path, "here")
 
 
 def test_a_host_has_to_have_the_folder_and_the_script(

@@ -86,8 +86,7 @@ def test_two_hosts_are_one_run_with_one_output_and_no_secret_is_in_sight() -> No
 
 
 def test_the_code_of_the_rank_that_failed_is_that_of_the_run_and_there_is_one_report() -> None:
-    Path("hosts.txt").write_text("# two machines\na slots=2\nb\n")
-    done = launch("-q", "--cpu", "--hostfile", "hosts.txt", script(FAILS))
+    done = launch("-q", "--cpu", "--hosts", "a:2,b", script(FAILS))
     assert done.returncode == 7
     assert done.stderr.count("error: ") == 1
 
