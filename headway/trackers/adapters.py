@@ -227,8 +227,9 @@ class MLflowTracker(PackageRunTracker):
         import mlflow
 
         self._mlflow: Any = mlflow
-        mlflow.set_experiment(self.run_name)
-        run = mlflow.start_run(**self.init_kwargs)
+        found = mlflow.get_experiment_by_name(self.run_name)
+        experiment = found.experiment_id if found else mlflow.create_experiment(self.run_name)
+        run = mlflow.start_run(experiment_id=experiment, **self.init_kwargs)
         self.run_id = str(run.info.run_id)
         return run
 
