@@ -31,13 +31,54 @@ from headway.training.arguments import (
     reject_unsupported,
 )
 
+_GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
 
-class _SharedProcess(Process):
-    """A rank whose attributes all instances of a class share."""
+
+class PartialState(Process):
+    """This process's rank and device; all instances, and every Accelerator, share them.
+
+    The first one, or the first Accelerator, chooses the device and forms the process group. It
+    needs no Accelerator, and an Accelerator made later uses the same device unless its arguments
+    name another one, which then is that of all.
+
+    Args:
+        cpu: use the CPU, even where there is a GPU.
+        backend: as in `InitProcessGroupKwargs`, like the next two.
+
+    Raises:
+        UsageError: `cpu` or `backend` contradicts what the state is already.
+        MachineError, LaunchError: as `Accelerator` does.
+
+    Examples:
+        >>> from headway import PartialState
+        >>> state = PartialState(cpu=True)
+        >>> with state.split_between_processes(["a", "b"]) as prompts:
+        ...     prompts
+        ['a', 'b']
+    """
 
     debug = fork_launched = False  # what scripts written for Accelerate look at
 
-    _shared_state: ClassVar[dict[str, Any]]
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        cpu: bool = False,
+        *,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        settings = InitProcessGroupKwargs(backend, init_method, timeout)
+        if not self.initialized:
+            agreed = merge_arguments(read_run(), cpu=cpu)
+            super().__init__(join_world(agreed.run.device, settings=settings))
+            return
+        if cpu and self.device.type != "cpu":
+            raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
+        if settings != InitProcessGroupKwargs(None) and dist.is_initialized():
+            join_world(self.device.type, self.device.index, settings)
 
     @property
     def initialized(self) -> bool:
@@ -75,61 +116,13 @@ class _SharedProcess(Process):
         reason = "" if self.initialized else ": its state was reset; make a new one"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
 
-
-_GROUP_ARGUMENTS = ("backend", "init_method", "timeout")
-
-
-class PartialState(_SharedProcess):
-    """This process's rank and device; all instances, and every Accelerator, share them.
-
-    The first one, or the first Accelerator, chooses the device and forms the process group. It
-    needs no Accelerator, and an Accelerator made later uses the same device unless its arguments
-    name another one, which then is that of all.
-
-    Args:
-        cpu: use the CPU, even where there is a GPU.
-        backend: as in `InitProcessGroupKwargs`, like the next two.
-
-    Raises:
-        UsageError: `cpu` or `backend` contradicts what the state is already.
-        MachineError, LaunchError: as `Accelerator` does.
-
-    Examples:
-        >>> from headway import PartialState
-        >>> state = PartialState(cpu=True)
-        >>> with state.split_between_processes(["a", "b"]) as prompts:
-        ...     prompts
-        ['a', 'b']
-    """
-
-    _shared_state: ClassVar[dict[str, Any]] = {}
-
-    def __init__(
-        self,
-        cpu: bool = False,
-        *,
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: timedelta | None = None,
-    ) -> None:
-        self.__dict__ = self._shared_state
-        settings = InitProcessGroupKwargs(backend, init_method, timeout)
-        if not self.initialized:
-            agreed = merge_arguments(read_run(), cpu=cpu)
-            super().__init__(join_world(agreed.run.device, settings=settings))
-            return
-        if cpu and self.device.type != "cpu":
-            raise _cannot_change("cpu=True", f"device {self.device}", "PartialState")
-        if settings != InitProcessGroupKwargs(None) and dist.is_initialized():
-            join_world(self.device.type, self.device.index, settings)
-
     @staticmethod
     def _reset_state() -> None:
         """Forget the shared state, for tests; the process group stays."""
         PartialState._shared_state.clear()
 
 
-class AcceleratorState(_SharedProcess):
+class AcceleratorState(PartialState):
     """PartialState, with the precision and the compiler settings of the Accelerator made last.
 
     Args:

@@ -17,7 +17,6 @@ from headway.contract.notes import say
 from headway.data.sharding import as_plain, is_plain
 from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
-from headway.trackers.choice import without_missing
 from headway.training.arguments import Arguments
 from headway.training.preparer import Preparer
 from headway.training.steps import Tensors
@@ -74,20 +73,12 @@ def _accepted(arguments: Arguments) -> Arguments:
                 where="the script's Accelerator(...) of headway.compat",
                 fix=f"use `from headway import Accelerator`, or remove {name}",
             )
-    if arguments.split_batches:
-        _note(
-            "split_batches=True has no effect, as in Accelerate; pass"
+    if arguments.split_batches and rank_and_size_without_group()[0] == 0:
+        say(
+            "note: split_batches=True has no effect, as in Accelerate; pass"
             " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
         )
-    log_with, missing = without_missing(arguments.log_with)
-    for one in missing:
-        _note(f"{one} is not installed: nothing is logged to it, as in Accelerate")
-    return replace(arguments, split_batches=False, log_with=log_with)
-
-
-def _note(text: str) -> None:
-    if rank_and_size_without_group()[0] == 0:
-        say(f"note: {text}")
+    return replace(arguments, split_batches=False)
 
 
 class Accelerator(native.Accelerator):
@@ -99,7 +90,6 @@ class Accelerator(native.Accelerator):
     - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
       with an `__iter__` of their own are shared out as by `headway.Accelerator`.
     - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
-    - A tracker in `log_with` whose package is not installed is left out, with a note.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it, and so
       does the loader itself with `use_stateful_dataloader=True`.

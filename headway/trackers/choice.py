@@ -154,22 +154,10 @@ def choose_trackers(log_with: Any) -> list[Chosen]:
     return chosen
 
 
-def without_missing(log_with: Any) -> tuple[list[Any], list[str]]:
-    """Return `log_with` without trackers whose package is not installed, and these."""
-    wanted = _as_list(log_with)
-    missing = [str(one) for one in wanted if _is_missing(one)]
-    return [one for one in wanted if str(one) not in missing], missing
-
-
 def _as_list(log_with: Any) -> list[Any]:
     if log_with is None:
         return []
     return list(log_with) if isinstance(log_with, (list, tuple, set)) else [log_with]
-
-
-def _is_missing(wanted: Any) -> bool:
-    name = str(wanted)
-    return name in LOGGER_TYPE_TO_CLASS and name not in LOGGER_TYPE_TO_CLASS.installed()
 
 
 def _checked(wanted: Any) -> Chosen:
@@ -178,7 +166,7 @@ def _checked(wanted: Any) -> Chosen:
     name = str(wanted)
     if name not in LOGGER_TYPE_TO_CLASS:
         raise _unknown(wanted)
-    if _is_missing(wanted):
+    if name not in LOGGER_TYPE_TO_CLASS.installed():
         package = ADAPTERS[name].install
         raise UsageError(
             f"log_with={name!r} needs {package}, which is not installed",

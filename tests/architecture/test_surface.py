@@ -71,8 +71,7 @@ def surface() -> str:
     lines += [f"Accelerator.{name}" for name in own if name != "part_types"]
     for name in ("PartialState", "AcceleratorState", "GradientState"):
         lines += [f"{name}.{member}" for member in public_members("state.py", name)]
-    shared = [*process, *public_members("state.py", "_SharedProcess")]
-    lines += [f"PartialState.{member}" for member in shared]
+    lines += [f"PartialState.{member}" for member in process]
     lines += sorted(f"headway.utils.{name}" for name in public_names("utils.py"))
     commands = [*COMMANDS, *(f"config {name}" for name in SUBCOMMANDS)]
     for command in sorted(commands):

@@ -13,15 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headway import accelerator as native
 from headway import compat
 from headway.compat import Accelerator
 from headway.compat.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipDataLoader
 from headway.compat.utils import gather, pad_across_processes, save, send_to_device
 from headway.data.loader import PreparedDataLoader
 from headway.data.sharding import as_plain
-from headway.errors import CheckpointError, UsageError
-from headway.trackers.choice import Adapter
+from headway.errors import CheckpointError
 from headway.tracking import (
     LOGGER_TYPE_TO_CLASS,
     GeneralTracker,
@@ -69,19 +67,6 @@ def test_a_tracker_that_needs_a_folder_gets_one_or_says_so(trackers: None, tmp_p
     tracker: Any = accelerator.get_tracker("recorder")
     assert (tracker.run, tracker.folder) == ("run", str(tmp_path))
     accelerator.end_training()
-
-
-def test_a_tracker_that_is_not_installed_is_left_out_and_named(
-    trackers: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    register_tracker_class(Recorder)
-    LOGGER_TYPE_TO_CLASS["tensorboard"] = Adapter(("absent", "Absent"), ("no_such_package",))
-    wanted = ["tensorboard", "recorder"]
-    accelerator = Accelerator(cpu=True, log_with=wanted, project_dir=str(tmp_path))
-    assert accelerator.log_with == ["recorder"]
-    assert "note: tensorboard is not installed: nothing is logged" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="needs "):
-        native.Accelerator(cpu=True, log_with="tensorboard")
 
 
 @pytest.mark.parametrize(

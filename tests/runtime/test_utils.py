@@ -91,7 +91,6 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
     "an empty batch": (ValueError, lambda u: u.find_batch_size([])),
     "two texts joined": (TypeError, lambda u: u.concatenate(["a", "b"])),
     "an unknown operation": (ValueError, lambda u: u.compare_versions("numpy", "~", "1")),
-    "a bar of True": (ValueError, lambda u: u.tqdm(True, range(3))),
 }
 
 
