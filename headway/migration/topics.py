@@ -119,6 +119,19 @@ TOPICS = (
         """),
     ),
     Topic(
+        "whether a package, or a part of torch, that few scripts use is there",
+        "ask Python or torch: importlib.util.find_spec('NAME'), torch.distributed.is_available()",
+        (),
+        _names("""
+            is_aim_available is_amdsmi_available is_bitsandbytes_multi_backend_available
+            is_boto3_available is_dvclive_available is_fp16_available is_matplotlib_available
+            is_msamp_available is_numpy_available is_pandas_available is_pynvml_available
+            is_pytest_available is_sdaa_available is_swanlab_available is_timm_available
+            is_torch_distributed_available is_torchdata_available is_torchvision_available
+            is_tqdm_available is_triton_available is_weights_only_available is_xccl_available
+        """),
+    ),
+    Topic(
         "Accelerate's own use",
         "copy the function or the value from Accelerate into the script, if it needs it",
         ("test_utils", "utils_constants", "utils_rich", "utils_versions"),

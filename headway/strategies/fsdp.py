@@ -83,7 +83,7 @@ class FSDP(Strategy):
         if isinstance(inner, FSDPModule):
             return model
         units = units_of(inner, self._settings.wrap)
-        _require_shardable(inner)
+        _require_not_empty(inner)
         _require_one_dtype([*units, inner])
         precision.prepare_model(inner)
         if self._settings.activation_checkpointing:
@@ -253,26 +253,13 @@ def _checked_shard_size(world: World, shard_size: int | None) -> int:
     return size
 
 
-def _require_shardable(model: torch.nn.Module) -> None:
-    kind = type(model).__name__
-    if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-        raise UsageError(
-            f"a {kind} cannot be sharded: it has no forward(), in which its parameters would be"
-            " gathered",
-            where=PREPARE,
-            fix="prepare the module that holds it, or each of its members",
-        )
+def _require_not_empty(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 0 or parameter.numel() == 0:
-            what, fix = (
-                ("a scalar", "give it the shape [1]: nn.Parameter(torch.ones(1))")
-                if parameter.ndim == 0
-                else ("empty", "leave it out of the model")
-            )
+        if parameter.numel() == 0:
             raise UsageError(
-                f"the parameter {name} of {kind} is {what}, which cannot be sharded",
+                f"the parameter {name} of {type(model).__name__} is empty, and cannot be sharded",
                 where=PREPARE,
-                fix=f"{fix}, or use strategy ddp",
+                fix="leave it out of the model, or use strategy ddp",
             )
 
 

@@ -150,75 +150,38 @@ is_cuda_available = _whether("torch can use a CUDA or ROCm GPU", lambda: torch.c
 is_rocm_available = _whether(
     "torch can use a ROCm GPU", lambda: torch.version.hip is not None and torch.cuda.is_available()
 )
-is_xccl_available = _whether(
-    "torch can form process groups of Intel GPUs", lambda: torch.distributed.is_xccl_available()
-)
-is_fp16_available = _whether(
-    "the best device of this machine gains from fp16: every GPU does, no CPU",
-    lambda: is_cuda_available() or is_xpu_available() or is_mps_available(),
-)
-is_torch_distributed_available = _whether(
-    "torch can form process groups", lambda: torch.distributed.is_available()
-)
-is_weights_only_available = _whether(
-    "torch loads files with `weights_only=True`: every one that Headway runs on", lambda: True
-)
 
+_has_torchdata = _package("torchdata")
 _has_tensorboard = _package("tensorboard")
 _has_tensorboardx = _package("tensorboardX")
-is_4bit_bnb_available = _package("bitsandbytes")
-is_8bit_bnb_available = _package("bitsandbytes")
-is_aim_available = _package("aim")
-is_amdsmi_available = _package("amdsmi")
 is_bnb_available = _package("bitsandbytes")
-is_boto3_available = _package("boto3")
 is_clearml_available = _package("clearml")
 is_comet_ml_available = _package("comet_ml", "comet-ml")
 is_datasets_available = _package("datasets")
-is_dvclive_available = _package("dvclive")
-is_lomo_available = _package("lomo_optim", "lomo-optim")
-is_matplotlib_available = _package("matplotlib")
 is_mlflow_available = _package("mlflow", "mlflow", "mlflow-skinny")
-is_numpy_available = _package("numpy")
-is_pandas_available = _package("pandas")
 is_peft_available = _package("peft")
-is_pynvml_available = _package("pynvml", "nvidia-ml-py", "pynvml")
-is_pytest_available = _package("pytest")
 is_schedulefree_available = _package("schedulefree")
-is_swanlab_available = _package("swanlab")
-is_timm_available = _package("timm")
 is_torchao_available = _package("torchao")
-is_torchdata_available = _package("torchdata")
-is_torchvision_available = _package("torchvision")
-is_tqdm_available = _package("tqdm")
 is_trackio_available = _package("trackio")
 is_transformers_available = _package("transformers")
-is_triton_available = _package("triton")
 is_wandb_available = _package("wandb")
 
 is_tensorboard_available = _whether(
     "tensorboard or tensorboardX is installed", lambda: _has_tensorboard() or _has_tensorboardx()
 )
 is_torchdata_stateful_dataloader_available = _whether(
-    "torchdata has a StatefulDataLoader", lambda: is_torchdata_available("0.8.0")
+    "torchdata has a StatefulDataLoader", lambda: _has_torchdata("0.8.0")
 )
 
-is_bitsandbytes_multi_backend_available = _unsupported("bitsandbytes on other devices than CUDA")
 is_deepspeed_available = _unsupported("DeepSpeed")
 is_fp8_available = _unsupported("fp8")
 is_hpu_available = _unsupported("HPUs")
-is_megatron_lm_available = _unsupported("Megatron-LM")
 is_mlu_available = _unsupported("MLUs")
-is_msamp_available = _unsupported("MS-AMP")
 is_musa_available = _unsupported("MUSA devices")
 is_neuron_available = _unsupported("Neuron devices")
 is_npu_available = _unsupported("NPUs")
-is_pippy_available = _unsupported("pippy")
-is_sagemaker_available = _unsupported("SageMaker")
-is_sdaa_available = _unsupported("SDAA devices")
 is_torch_xla_available = _unsupported("torch_xla")
 is_transformer_engine_available = _unsupported("Transformer Engine")
-is_transformer_engine_mxfp8_available = _unsupported("Transformer Engine")
 
 if not TYPE_CHECKING:  # type checkers follow no comprehension
     __all__ = [name for name in dir() if name.startswith("is_") or name == "compare_versions"]

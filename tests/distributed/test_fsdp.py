@@ -130,7 +130,6 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         "AveragedModel": lambda: torch.optim.swa_utils.AveragedModel(model),
         "Adafactor": lambda: with_optimizer(torch.optim.Adafactor),
         "Rprop": lambda: with_optimizer(torch.optim.Rprop),
-        "scalar parameter": lambda: accelerator.prepare(scalar),
         "one layer more on a rank": lambda: accelerator.prepare(
             nn.Sequential(*[nn.Linear(2, 2) for _ in range(2 + RANK)])
         ),
@@ -150,7 +149,6 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         "hsdp without shard_size": lambda: fsdp(strategy="hsdp"),
         "cpu_offload on a CPU": lambda: fsdp(cpu_offload=True),
         "join_uneven_inputs": joined,
-        "ModuleList": lambda: accelerator.prepare(nn.ModuleList([nn.Linear(1, 1)])),
         "nothing initialises it": lambda: accelerator.prepare(empty),
     }
     for name, call in cases.items():
@@ -159,6 +157,9 @@ def test_what_cannot_work_is_refused_on_every_rank() -> None:
         problem = refused.value.problems[0]
         assert problem.where, name
         assert problem.fix, name
+    for impossible in (scalar, nn.ModuleList([nn.Linear(1, 1)])):
+        with pytest.raises(ValueError, match="fully_shard"):  # torch's own
+            accelerator.prepare(impossible)
 
 
 @with_ranks(2, long=LONG)

@@ -61,9 +61,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "installed": lambda u: {
         name: bool(getattr(u, f"is_{name}_available")())
         for name in (
-            *("clearml", "comet_ml", "cuda", "datasets", "deepspeed", "bf16", "matplotlib"),
-            *("mlflow", "mps", "npu", "pandas", "peft", "pynvml", "rocm", "schedulefree", "timm"),
-            *("tensorboard", "torch_xla", "torchvision", "trackio", "transformers", "wandb", "xpu"),
+            *("bf16", "clearml", "comet_ml", "cuda", "datasets", "deepspeed", "mlflow", "mps"),
+            *("npu", "peft", "rocm", "schedulefree", "tensorboard", "torch_xla", "trackio"),
+            *("transformers", "wandb", "xpu"),
         )
     },
 }
