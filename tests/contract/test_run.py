@@ -34,7 +34,11 @@ def test_without_a_launcher_there_is_no_contract_and_there_are_no_ranks() -> Non
     assert read_ranks({}) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", '{"version":3}', '{"version":99}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "7", '{"version":3}', '{"version":99}', "[" * 100_000],
+    ids=lambda text: text[:14],
+)
 def test_a_contract_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match="HEADWAY_RUN"):
         decode(text)
@@ -52,11 +56,6 @@ def test_a_contract_that_is_none_is_refused(text: str) -> None:
 def test_a_contract_with_a_value_of_the_wrong_kind_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(LaunchError, match="HEADWAY_RUN"):
         decode(json.dumps({**json.loads(encode(RUN)), **changes}))
-
-
-def test_a_contract_that_is_nested_too_deeply_is_refused() -> None:
-    with pytest.raises(LaunchError, match="HEADWAY_RUN"):
-        decode("[" * 100_000)
 
 
 def test_accelerate_s_variables_are_read_where_ours_is_missing() -> None:
