@@ -173,7 +173,7 @@ class Checkpointer:
         self.has_state = True
         project = self.project
         if project.automatic_checkpoint_naming:
-            named_in = self._named_in("load_state")
+            named_in = self.project_folder("load_state")
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
     # ------------------------------------------------------------------ hooks, registered objects
@@ -243,7 +243,7 @@ class Checkpointer:
     # ------------------------------------------------------------------ folders
 
     def project_folder(self, method: str) -> Path:
-        """Return the folder in which `checkpoint()` saves; `method` is what needs it."""
+        """Return the project folder, whose checkpoints Headway names; `method` is what needs it."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(
@@ -253,21 +253,10 @@ class Checkpointer:
             )
         return Path(folder).expanduser()
 
-    def _named_in(self, method: str) -> Path:
-        """Return the project folder, in which checkpoints are named automatically."""
-        project_dir = self.project.project_dir
-        if project_dir is None:
-            raise UsageError(
-                "automatic_checkpoint_naming needs a project_dir",
-                where=f"the script's {method}()",
-                fix="pass ProjectConfiguration(project_dir=..., automatic_checkpoint_naming=True)",
-            )
-        return Path(project_dir).expanduser()
-
     def _next_folder(self, output_dir: Folder) -> Path:
         if not self.project.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
-        folder = numbered_folder(self._named_in("save_state"), self.project.iteration)
+        folder = numbered_folder(self.project_folder("save_state"), self.project.iteration)
         if os.path.lexists(folder):
             raise CheckpointError(
                 "there is a checkpoint of this number, of another run or of an earlier one",
@@ -282,7 +271,7 @@ class Checkpointer:
             return _given(input_dir, "load_state")
         from headway.checkpoint.saving import on_rank_0
 
-        parent = self._named_in("load_state") / FOLDER
+        parent = self.project_folder("load_state") / FOLDER
         newest = on_rank_0(lambda: newest_in(parent))
         if newest is None:
             raise CheckpointError(

@@ -28,13 +28,7 @@ from headway.estimate.child.patching import is_read_by_user
 _MOST_ELEMENTS = 2**16  # of a value that is kept
 _aten = torch.ops.aten
 _TRUE = {_aten.all, _aten.isfinite, _aten.eq, _aten.ge, _aten.le}
-_AND = {_aten.mul, _aten.logical_and, _aten.bitwise_and}
-_OR = {_aten.logical_or, _aten.bitwise_or, _aten.add}
 _NOT = {_aten.logical_not, _aten.bitwise_not}
-_AS_BEFORE = {
-    *(_aten.any, _aten._to_copy, _aten.clone, _aten.detach, _aten.alias, _aten.view, _aten.select),
-    *(_aten.min, _aten.max, _aten.squeeze, _aten.unsqueeze, _aten.prod, _aten.expand),
-}
 _MAKERS = {
     *(_aten.arange, _aten.randint, _aten.randperm, _aten.zeros, _aten.ones, _aten.full),
     *(_aten.rand, _aten.randn, _aten.linspace, _aten.scalar_tensor, _aten.eye, _aten.tril_indices),
@@ -130,18 +124,12 @@ def _expected(operator: Any, args: Any) -> bool:
     infinite = len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
     if operator is _aten.ne:
         return infinite
-    if operator is _aten.eq and infinite:
-        return False
     if operator in _TRUE:
-        return True
-    given = [_truth(one) if isinstance(one, torch.Tensor) else bool(one) for one in args[:2]]
-    if operator in _AND:
-        return all(given)
-    if operator in _OR:
-        return any(given)
-    if operator in _NOT:
-        return not given[0]
-    return operator in _AS_BEFORE and given[0]
+        return not (operator is _aten.eq and infinite)
+    given = [
+        _truth(one) for one in args if isinstance(one, torch.Tensor) and one.dtype is torch.bool
+    ]
+    return bool(given) and all(given) != (operator in _NOT)
 
 
 def _unique(x: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:

@@ -6,6 +6,7 @@ The line is the innermost one of the user's own code: not torch's, Python's or a
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -66,6 +67,12 @@ def line_of(error: BaseException) -> str:
         return _shown(error.filename, error.lineno or 0)
     steps = reversed([*traceback.walk_tb(error.__traceback__)])
     return _first((frame.f_code.co_filename, line) for frame, line in steps)
+
+
+def line_in(text: str) -> str:
+    """Return the line in the stacks that Python's faulthandler prints."""
+    found = re.findall(r'^  File "(.+?)", line (\d+)', text, re.MULTILINE)
+    return _first((file, int(line)) for file, line in found)
 
 
 def _first(places: Iterable[tuple[str, int]]) -> str:

@@ -35,7 +35,7 @@ from headway.estimate.child import fake_cuda, ranks, torch_patches
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Ledger, Models
-from headway.estimate.child.patching import line_now, line_of
+from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Attempt, Outcome
 from headway.strategies.units import checkpoint_activations, units_of
 
@@ -96,7 +96,8 @@ def _outcome(
         return found._replace(output=text)
     code = os.waitstatus_to_exitcode(status)
     ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-    return Outcome(failed_at=ended, output=text)
+    line = line_in(text)
+    return Outcome(failed_at=f"{line}: {ended}" if line else ended, output=text)
 
 
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int:
