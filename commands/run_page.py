@@ -112,9 +112,6 @@ def _table(*rows: tuple[str, str]) -> str:
 def _report(record: RunRecord) -> Iterator[str]:
     if record.end is not None and record.end.report:
         yield f"<h2>Report</h2><pre>{_text(record.end.report)}</pre>"
-    if record.restarts:
-        rows = ((when(one.time), one.line) for one in record.restarts)
-        yield f"<h2>Restarts</h2>{_table(*rows)}"
 
 
 def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]:

@@ -64,7 +64,6 @@ def as_json(record: RunRecord) -> dict[str, object]:
         "steps": record.num_steps or None,
         "samples_per_s": record.samples_per_s,
         "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
-        "restarts": len(record.restarts),
         "path": record.path,
         "command": command_line(record),
     }

@@ -75,8 +75,6 @@ def _print(record: RunRecord) -> None:
     ranks = start.num_processes * start.num_machines
     print(f"run {record.name}: {shown(start.program)} on {ranks} rank{'s' * (ranks > 1)}")
     print(f"began {when(start.began_at)}, took {took(record)}, ended: {ended(record)}")
-    for one in record.restarts:
-        print(f"  {when(one.time)} {shown(one.line)}")
     for kept in record.kept:
         print(f"{kept.what}: {shown(kept.path)}")
     if slow := slow_rank(record):

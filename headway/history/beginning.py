@@ -59,7 +59,6 @@ def begin(path: str, start: Launch, diff_within_s: float) -> dict[str, Any]:
         "commit": plain(commit),
         "packages": packages(sys.path),
         "kept": [],
-        "restarts": [],
         "ranks": [],
         "end": None,
     }

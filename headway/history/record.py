@@ -26,13 +26,6 @@ _SUMMED = (  # figures of a row that stands for several
 )
 
 
-class Restart(NamedTuple):
-    """The end of an attempt, and the restart that followed."""
-
-    time: float
-    line: str  # as it was printed
-
-
 class Outcome(NamedTuple):
     """How the run ended."""
 
@@ -58,7 +51,6 @@ class RunRecord(NamedTuple):
     packages: Mapping[str, str]  # the versions of all that were installed
     commit: Commit | None  # None: the script is in no git repository
     kept: tuple[Kept, ...]
-    restarts: tuple[Restart, ...]
     ranks: tuple[RankRecord, ...]
     end: Outcome | None
 

@@ -13,7 +13,7 @@ from headway.contract.secrets import masked_output
 from headway.contract.typed import plain
 from headway.history import store
 from headway.history.beginning import Launch, begin
-from headway.history.record import MAX_TEXT, Outcome, Restart, Series
+from headway.history.record import MAX_TEXT, Outcome, Series
 
 TAIL_LINES = 200
 """Kept of each rank."""
@@ -40,7 +40,6 @@ class Recorder:
         self._secrets = secrets
         self._series = Series()
         self._kept: list[Kept] = []
-        self._restarts: list[Restart] = []
         self._tails: Mapping[int, Sequence[str]] = {}
         self._end: Outcome | None = None
         self._has_news = threading.Event()
@@ -56,11 +55,6 @@ class Recorder:
     def keep(self, what: str, path: str) -> None:
         """Record where something of the run is kept."""
         self._kept.append(Kept(what, os.path.abspath(path)))
-        self._has_news.set()
-
-    def restart(self, line: str) -> None:
-        """Record that an attempt has ended, and another one begins."""
-        self._restarts.append(Restart(time.time(), line))
         self._has_news.set()
 
     def close(self) -> None:
@@ -82,7 +76,6 @@ class Recorder:
                 self._has_news.clear()
                 record["end"] = plain(self._end)  # set after all the rest
                 record["kept"] = plain(self._kept)
-                record["restarts"] = plain(self._restarts)
                 record["ranks"] = plain(self._series.ranks(self._tails))
                 store.write(self.path, record)
         except OSError as error:

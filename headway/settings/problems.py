@@ -26,7 +26,6 @@ SETTING_OF = {
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
     **{kind.mask: "devices" for kind in KINDS.values() if kind.mask},
-    "PYTORCH_ENABLE_MPS_FALLBACK": "mps_fallback",
 }
 """Variables that Headway derives from a setting, so that `env` may not set them."""
 

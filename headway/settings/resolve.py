@@ -218,13 +218,6 @@ def _num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -
     return _detected(max(1, count), f"one process for each of {count} GPUs")
 
 
-def _mps_fallback(settings: Settings, _: Machine, environ: Mapping[str, str]) -> Value:
-    name = "PYTORCH_ENABLE_MPS_FALLBACK"
-    if settings.device == "mps" and name in environ:
-        return _from_variable("on" if is_on(environ, name) else "strict", name, environ[name])
-    return _detected("on", "operators that MPS lacks run on the CPU")
-
-
 def _threads(settings: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = "OMP_NUM_THREADS"
     for source, variables in (("env", settings.env), ("environment", environ)):
@@ -268,7 +261,6 @@ def _start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value
 _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each other
     "device": _device,
     "num_processes": _num_processes,
-    "mps_fallback": _mps_fallback,
     "strategy": _always(DDP, "every rank has the whole model"),
     "wrap": _always(AUTO, "the blocks that the model repeats"),
     "status": _always(AUTO, "a line below a terminal's output, one a minute in a file"),

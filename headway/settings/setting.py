@@ -56,7 +56,6 @@ class Obeyer(Enum):
     LAUNCHER = auto()  # beside the script
     MACHINES = auto()  # several of them
     GPUS = auto()
-    MPS = auto()
     ACCELERATOR = auto()  # made by the script
     # an Accelerator with several ranks, with copies of shards, with shards, or with shards or
     # recomputed activations

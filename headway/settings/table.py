@@ -95,13 +95,6 @@ class Settings:
         "precision of the forward pass",
         obeyed_by=Obeyer.ACCELERATOR,
     )
-    mps_fallback = Setting(
-        Choice("on", "strict", or_auto=True),
-        AUTO,
-        "operators not implemented for MPS: run on the CPU (on), or raise an error (strict)",
-        obeyed_by=Obeyer.MPS,
-        has_flag=False,
-    )
     gradient_accumulation_steps = Setting(
         Count(1),
         1,
@@ -373,7 +366,7 @@ TABLE: Mapping[str, Setting[Any]] = {
 }
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
-    "device": ("device", "devices", "mps_fallback"),
+    "device": ("device", "devices"),
     "ranks on this machine": ("num_processes", "threads_per_process", "start_method", "env"),
     "training": (
         *("mixed_precision", "gradient_accumulation_steps", "resume", "replace_accelerate"),

@@ -88,8 +88,8 @@ REASONS = (
             and contains(seen.crash.message, NOT_ON_MPS)
         ),
         _EXCEPTION,
-        "let the CPU compute this operator: --set mps_fallback=on; it can be requested at "
-        f"{_PYTORCH_ISSUES}",
+        "let the CPU compute this operator: `export PYTORCH_ENABLE_MPS_FALLBACK=1`; it can be "
+        f"requested at {_PYTORCH_ISSUES}",
     ),
     Reason(
         "no_nccl",

@@ -22,7 +22,7 @@ _MUST_AGREE = (
 )
 _SHOULD_AGREE = (
     *("machine_timeout_s", "hang_timeout", "grace_period_s", "resume", "time_limit"),
-    *("mps_fallback", "threads_per_process"),
+    "threads_per_process",
 )
 
 

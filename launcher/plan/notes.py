@@ -44,7 +44,6 @@ def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
         Obeyer.LAUNCHER: (plan.supervised is None, "on one process without --supervise"),
         Obeyer.MACHINES: (plan.is_one_machine, "on one machine"),
         Obeyer.GPUS: (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
-        Obeyer.MPS: (settings.device != "mps", f"on {settings.device}"),
         Obeyer.RANKS: (
             settings.strategy in SHARDED and plan.is_alone,
             "with one process: the model is not sharded",

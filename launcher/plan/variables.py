@@ -74,11 +74,10 @@ def _threads(plan: LaunchPlan) -> Variables:
 
 
 def _mps(plan: LaunchPlan) -> Variables:
-    if plan.settings.device != "mps":
+    name = "PYTORCH_ENABLE_MPS_FALLBACK"
+    if plan.settings.device != "mps" or name in {**plan.inherited, **plan.settings.env}:
         return {}
-    # torch parses it as a number when its library loads, and crashes on other text
-    on = "1" if plan.settings.mps_fallback == "on" else "0"
-    return {"PYTORCH_ENABLE_MPS_FALLBACK": _from(plan.settings, "mps_fallback", on)}
+    return {name: _ours("1", "operators that MPS lacks run on the CPU")}
 
 
 def _hidden_gpus(plan: LaunchPlan) -> Variables:

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -94,8 +94,6 @@ class Agent(LocalElasticAgent):
         handler.note_steps, handler.note_loss = figures.note, figures.lose
         figures.listeners.append(handler.tell_steps)
         handler.end_grace_period = self.end_grace_period
-        self.on_restart: Callable[[str], None] = lambda _: None
-        """Is told of a restart in the line that is printed."""
         self.output = output
         self.watch = watch
         self._figures = figures
@@ -271,7 +269,6 @@ class Agent(LocalElasticAgent):
             number = worker_group.spec.max_restarts - self._remaining_restarts
         line, delay_s = self._restarts.after(cause, number, made_progress, where=where)
         say(line)
-        self.on_restart(line)
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
 

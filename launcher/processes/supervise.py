@@ -90,7 +90,6 @@ def supervise(
     agent = Agent(plan, starter, handler, output, watch, figures, environ)
     if recorder is not None:
         figures.listeners.append(recorder.note)
-        agent.on_restart = recorder.restart
         recorder.tails = lambda: {
             end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
         }

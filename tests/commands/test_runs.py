@@ -15,7 +15,6 @@ import pytest
 
 from headway.contract.records import METRICS, Kept
 from headway.history import store
-from headway.history.record import Restart
 from headway.history.store import runs_folder
 from tests.commands.running import python, run
 from tests.distributed import launching
@@ -59,11 +58,10 @@ def test_without_a_record_there_is_said_how_to_get_one() -> None:
 def test_why_prints_the_report_and_what_has_changed() -> None:
     good = write_run()
     changed = (*START.arguments[:1], "0.3", *START.arguments[2:])
-    restart = Restart(START.began_at, "rank 1 failed; restart 1 of 1")
-    write_run(1, restarts=[restart], report=REPORT, arguments=changed)
+    write_run(1, report=REPORT, arguments=changed)
     code, text = run("why")
     assert code == 0
-    for part in ("exit code 1", "restart 1 of 1", "failed with ValueError", good.name):
+    for part in ("exit code 1", "failed with ValueError", good.name):
         assert part in text
     assert "argument --lr: 0.1 -> 0.3" in text
     assert "\x1b" not in text

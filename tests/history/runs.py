@@ -13,7 +13,7 @@ from headway.contract.typed import plain
 from headway.history import store
 from headway.history.beginning import Launch
 from headway.history.code import Commit
-from headway.history.record import Outcome, Restart, RunRecord, Series
+from headway.history.record import Outcome, RunRecord, Series
 
 _counter = itertools.count()
 
@@ -52,7 +52,6 @@ def write_run(
     commit: Commit | None = COMMIT,
     packages: Mapping[str, str] = PACKAGES,
     kept: Sequence[Kept] = (),
-    restarts: Sequence[Restart] = (),
     rows: Iterable[tuple[int, Figures]] = (),
     tails: Mapping[int, Sequence[str]] = {},
     has_ended: bool = True,
@@ -72,7 +71,6 @@ def write_run(
         packages=packages,
         commit=commit,
         kept=tuple(kept),
-        restarts=tuple(restarts),
         ranks=series.ranks(tails),
         end=Outcome(began_at + 30, code, report, 0) if has_ended else None,
     )

@@ -40,7 +40,6 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     start = START._replace(folder=os.getcwd(), script=os.path.abspath("train.py"))
     recorder = Recorder(new_path(), lambda: start, ["0123456789"])
     recorder.note(0, figures(10))
-    recorder.restart("rank 0 failed; restart 1 of 2")
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
     recorder.step = lambda: 12
     recorder.tails = lambda: {
@@ -54,7 +53,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     assert "diff --git a/train.py b/train.py" in (record.commit.diff or "")
     assert "+lr = 0.2" in (record.commit.diff or "")
     assert record.end is not None
-    assert (record.end.exit_code, record.restarts[0].line) == (3, "rank 0 failed; restart 1 of 2")
+    assert record.end.exit_code == 3
     assert record.tails[0][-1] == "line 499"
     assert len(record.tails[0]) == 200
     assert record.figures[0] == (figures(10),)

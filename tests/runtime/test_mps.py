@@ -113,7 +113,7 @@ def test_a_model_learns_on_the_apple_gpu(mixed_precision: str) -> None:
 
 @pytest.mark.mps
 @on_a_mac
-@pytest.mark.parametrize("words", [[], ["--set", "mps_fallback=strict"]])
+@pytest.mark.parametrize("words", [[], ["--env", "PYTORCH_ENABLE_MPS_FALLBACK=0"]])
 def test_the_smoke_test_passes_on_the_apple_gpu(words: list[str]) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "headway", "test", *words]
@@ -131,7 +131,7 @@ def test_strict_makes_a_missing_kernel_an_error(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "headway", "launch", "-q"]
     script = str(tmp_path / "missing.py")
-    strict = [*command, "--set", "mps_fallback=strict", script]
+    strict = [*command, "--env", "PYTORCH_ENABLE_MPS_FALLBACK=0", script]
     assert subprocess.run(strict, env=environ, capture_output=True).returncode != 0
     assert subprocess.run([*command, script], env=environ, capture_output=True).returncode == 0
 

@@ -33,7 +33,7 @@ def test_a_value_that_is_no_text_is_refused_as_what_it_is(
         ("device: gpu\ndevices: 0-3\n", None),
         ("device: mps\ndevices: 0-3\n", "which selects GPUs, but device is 'mps'"),
         ("hang_timeout: 0\n", "hang_timeout is '0', but it must be 1 or more"),
-        ("mps_fallback: off\n", "but it must be one of on, strict"),
+        ("start_method: off\n", "but it must be one of fork, exec"),
         ("device: mps\nnum_processes: 2\n", "MPS supports only one process"),
         ("device: gpu\nnum_processes: 2\n", None),
     ],

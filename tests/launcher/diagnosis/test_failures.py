@@ -168,7 +168,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         (crashed("RuntimeError", NO_NCCL), 0, "no_nccl", FAILED, 'init_process_group("gloo")'),
         (
             crashed("NotImplementedError", NO_MPS, is_from_torch=True),
-            *(0, "operator_not_on_mps", "failed with NotImplementedError", "mps_fallback=on"),
+            *(0, "operator_not_on_mps", "failed with NotImplementedError", "MPS_FALLBACK=1"),
         ),
         (
             crashed("ValueError", "boom", is_from_headway=True),

@@ -67,7 +67,6 @@ def test_the_device_and_its_gpus(
         ("driver_too_old", {}, "fix: update the NVIDIA driver"),
         ("mask_minus_one", {}, "4 GPUs not used: CUDA_VISIBLE_DEVICES='-1'"),
         ("mask_minus_one", {}, "unset CUDA_VISIBLE_DEVICES"),
-        ("laptop_cpu", {"mps_fallback": "strict"}, "mps_fallback has no effect on cpu"),
     ],
 )
 def test_what_may_be_unexpected_is_noted(machine: str, values: dict[str, Any], reason: str) -> None:
@@ -166,7 +165,7 @@ def test_a_device_that_is_asked_for_opts_out_of_the_devices_of_a_weaker_layer(
 
 def test_a_switch_that_means_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError, match="not a boolean"):
-        planned("mac_m2", {"PYTORCH_ENABLE_MPS_FALLBACK": "maybe"})
+        planned("mac_m2", {"ACCELERATE_USE_CPU": "maybe"})
 
 
 @pytest.mark.parametrize(
@@ -196,19 +195,15 @@ def test_an_outer_launchs_variable_is_no_opt_out_for_an_inner_one() -> None:
     ("environ", "values", "value"),
     [
         ({}, {}, "1"),
-        ({"PYTORCH_ENABLE_MPS_FALLBACK": "0"}, {}, "0"),
-        ({"PYTORCH_ENABLE_MPS_FALLBACK": "true"}, {}, "1"),
-        ({"PYTORCH_ENABLE_MPS_FALLBACK": ""}, {}, "0"),
-        ({}, {"mps_fallback": "strict"}, "0"),
-        ({"PYTORCH_ENABLE_MPS_FALLBACK": "1"}, {"mps_fallback": "strict"}, "0"),
-        ({"PYTORCH_ENABLE_MPS_FALLBACK": "0"}, {"mps_fallback": "on"}, "1"),
+        ({"PYTORCH_ENABLE_MPS_FALLBACK": "0"}, {}, None),  # it is inherited
+        ({}, {"env": {"PYTORCH_ENABLE_MPS_FALLBACK": "0"}}, "0"),
     ],
 )
-def test_the_fallback_is_in_the_environment_as_a_number(
-    environ: dict[str, str], values: dict[str, Any], value: str
+def test_operators_that_mps_lacks_run_on_the_cpu_unless_the_variable_is_set(
+    environ: dict[str, str], values: dict[str, Any], value: str | None
 ) -> None:
     changes = variables(planned("mac_m2", environ, **values))
-    assert changes["PYTORCH_ENABLE_MPS_FALLBACK"] == value
+    assert changes.get("PYTORCH_ENABLE_MPS_FALLBACK") == value
     for plan in (planned("laptop_cpu", environ), planned("mac_m2", environ, device="cpu")):
         assert "PYTORCH_ENABLE_MPS_FALLBACK" not in variables(plan)
 
