@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from headway.distributed.environment import patch_environment
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState
-from headway.training.arguments import check_precision, reject_unsupported
+from headway.training.arguments import check_precision
 
 GRACE_S = 5
 """How long a rank has to exit, once another has failed or the launch was interrupted."""
@@ -39,18 +39,6 @@ _SEEN_S = 0.2
 _ADDRESS, _ANY_PORT = "127.0.0.1", "29500"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 CALL = "the call of notebook_launcher(...)"
-
-_OF_HEADWAY_LAUNCH = {
-    "master_addr": _ADDRESS,
-    "node_rank": 0,
-    "num_nodes": 1,
-    "rdzv_endpoint": "",
-    "rdzv_conf": None,
-    "rdzv_id": "none",
-    "max_restarts": 0,
-    "log_line_prefix_template": None,
-}
-"""Accelerate's arguments for several machines, restarts and labels, with their defaults."""
 
 
 def notebook_launcher(
@@ -61,7 +49,7 @@ def notebook_launcher(
     use_port: int | str = _ANY_PORT,
     rdzv_backend: str = "static",
     monitor_interval: float = 0.1,
-    **of_headway_launch: Any,
+    **unsupported: NoReturn,
 ) -> None:
     """Call `function(*args)` on several ranks, forked from this process, and wait for them.
 
@@ -75,8 +63,7 @@ def notebook_launcher(
         use_port: where the ranks meet; Accelerate's default stands for any free port.
         rdzv_backend: without effect, like the next: the ranks of one machine meet, and the end of
             one is seen, at once.
-        of_headway_launch: Accelerate's arguments for several machines, restarts and labels are
-            refused, unless they have their default values: `headway launch` has all of them.
+        unsupported: Accelerate's arguments for several machines, restarts and labels are refused.
 
     Raises:
         UsageError: an argument is impossible, a GPU is in use by this process already, or this
@@ -92,18 +79,13 @@ def notebook_launcher(
         small: bf16
     """
     check_precision(mixed_precision, where=CALL)
-    reject_unsupported(
-        {name: one for name, one in of_headway_launch.items() if name not in _OF_HEADWAY_LAUNCH},
-        ("num_processes", "mixed_precision", "use_port"),
-        CALL,
-    )
-    for name, value in of_headway_launch.items():
-        if value != _OF_HEADWAY_LAUNCH[name]:
-            raise UsageError(
-                f"{name} is {value!r}, but notebook_launcher starts ranks on this machine, once",
-                where=CALL,
-                fix="put the function into a script, and start it with `headway launch`",
-            )
+    for name in unsupported:
+        raise UsageError(
+            f"{name} is not an argument: notebook_launcher starts ranks on this machine, once",
+            where=CALL,
+            fix="remove it; several machines, restarts and the lines of all ranks need a script and"
+            " `headway launch`",
+        )
     if num_processes is None:
         gpus = [kind.count() for kind in KINDS.values() if kind.is_numbered]
         num_processes = max(1, *gpus)

@@ -124,10 +124,7 @@ def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
 
 def test_one_process_is_the_process_itself() -> None:
     pids: list[int] = []
-    # defaults of Accelerate are accepted
-    notebook_launcher(
-        lambda: pids.append(os.getpid()), num_processes=1, num_nodes=1, rdzv_id="none"
-    )
+    notebook_launcher(lambda: pids.append(os.getpid()), num_processes=1)
     assert pids == [os.getpid()]
 
 

@@ -22,13 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
-from headway.contract.origin import Layer, Origin
 from headway.contract.progress import Progress, process_progress
 from headway.contract.run import VARIABLE, RunContract, encode
 from headway.contract.step_clock import Event, QueueTimes
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.training import steps
-from headway.utils import DistributedType, send_to_device, set_seed
+from headway.utils import send_to_device, set_seed
 
 
 def make() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader[Any], LambdaLR]:
@@ -188,11 +187,6 @@ def test_compat_splits_batches_by_the_configuration_of_loaders_alone(
     assert capsys.readouterr().err == ""
 
 
-def test_how_ranks_work_together_is_written_as_in_accelerate() -> None:
-    assert str(DistributedType.MULTI_CPU) == "DistributedType.MULTI_CPU"
-    assert DistributedType.MULTI_CPU == "MULTI_CPU"
-
-
 def test_freeing_memory_keeps_optimizers_and_loops_in_time() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, loader, _ = accelerator.prepare(*make())  # 3 batches
@@ -338,19 +332,6 @@ def test_fp16_on_the_cpu_is_refused_and_names_bf16() -> None:
         Accelerator(cpu=True, mixed_precision="fp16")
 
 
-def test_argument_that_beats_the_profile_is_announced_on_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    origins = {"mixed_precision": Origin(Layer.USER_PROFILE, "default.yaml", 2)}
-    run = RunContract("cpu", "bf16", 1, origins=origins)
-    monkeypatch.setenv(VARIABLE, encode(run))
-    assert Accelerator(mixed_precision="no").mixed_precision == "no"
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1
-    assert "default.yaml, line 2" in said.err
-    assert said.out == ""
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunContract("cuda", "no", 1, origins={})
@@ -377,22 +358,6 @@ def test_a_rank_of_two_in_a_group_of_one_is_refused(monkeypatch: pytest.MonkeyPa
         dist.destroy_process_group()
 
 
-def test_one_process_is_every_kind_of_main_process(capsys: pytest.CaptureFixture[str]) -> None:
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.is_main_process
-    assert accelerator.is_local_main_process
-    assert accelerator.is_last_process
-    assert accelerator.distributed_type == DistributedType.NO
-    with accelerator.main_process_first(), accelerator.local_main_process_first():
-        accelerator.print("once")
-    assert capsys.readouterr().out == "once\n"
-    assert accelerator.on_local_main_process(lambda: 5)() == 5
-    assert accelerator.on_process(process_index=1)(lambda: 5)() == 5
-    assert accelerator.on_local_process(lambda: 5, 1)() == 5
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-
-
 @pytest.mark.parametrize("name", ["on_process", "on_local_process"])
 def test_a_function_for_one_rank_needs_the_number_of_that_rank(name: str) -> None:
     with pytest.raises(UsageError):
@@ -415,11 +380,6 @@ def test_free_memory_forgets_objects_and_returns_nones() -> None:
     model, optimizer, *_ = accelerator.prepare(*make())
     assert accelerator.free_memory(model, optimizer) == [None, None]
     assert accelerator.prepare(optimizer.optimizer) is not optimizer
-
-
-def test_an_unknown_argument_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="unsupported argument 'megatron_lm_plugin'"):
-        Accelerator(megatron_lm_plugin=object())  # type: ignore[arg-type]
 
 
 def test_set_seed_repeats_every_generator(monkeypatch: pytest.MonkeyPatch) -> None:
