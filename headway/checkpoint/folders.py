@@ -243,18 +243,6 @@ def leftovers_in(folder: Path) -> list[Path]:
     return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
 
 
-def require_space(folder: Path, size: int) -> None:
-    """Require `size` bytes of free space on the disk of an existing folder."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise CheckpointError(
-            f"the checkpoint needs {size / 2**20:.0f} MiB, and the disk has {free / 2**20:.0f} MiB",
-            where=str(folder),
-            fix="free some space (`headway checkpoint prune` removes old checkpoints), or save to "
-            "another disk",
-        )
-
-
 # ---------------------------------------------------------------------- look
 
 

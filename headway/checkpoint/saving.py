@@ -21,7 +21,6 @@ from headway.checkpoint.folders import (
     next_time,
     remove,
     require_shared,
-    require_space,
 )
 from headway.checkpoint.manifest import (
     FORMAT,
@@ -42,7 +41,6 @@ from headway.errors import CheckpointError, HeadwayError
 T = TypeVar("T")
 TENSORS = "tensors"  # the folder of torch.distributed.checkpoint
 _OF_RANK = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
-_ROOM = 2**20  # bytes for what is no tensor
 
 
 class State(NamedTuple):
@@ -129,8 +127,6 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
     rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
     with removed_on_failure(pending):
-        num_bytes = sum(_gather(_bytes_to_write(tensors, rank), group))
-        on_rank_0(lambda: require_space(pending, num_bytes), group)
         checksums = save_tensors(tensors, pending / TENSORS, group)
         known = {f"{TENSORS}/{name}": crc for name, crc in checksums.items()}
 
@@ -164,12 +160,6 @@ def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
     """Return whether this rank writes a tensor, or a part of it: a plain shared one is rank 0's."""
     is_shared = name.startswith(f"{prefix_of()}.")
     return rank == 0 or not is_shared or isinstance(tensor, DTensor)
-
-
-def _bytes_to_write(tensors: Mapping[str, torch.Tensor], rank: int) -> int:
-    """Return the bytes of a rank's tensors; those of DTensors count on rank 0, all of them."""
-    counted = [one for one in tensors.values() if rank == 0 or not isinstance(one, DTensor)]
-    return _ROOM + sum(tensor.numel() * tensor.element_size() for tensor in counted)
 
 
 def _files_of(rank: int, folder: Path) -> list[str]:

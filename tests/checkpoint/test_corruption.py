@@ -18,7 +18,6 @@ torch = pytest.importorskip("torch")
 resource = pytest.importorskip("resource")
 
 from headway import Accelerator  # noqa: E402
-from headway.checkpoint import saving  # noqa: E402
 from headway.checkpoint.folders import State, leftovers_in, listed_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint, weights_in  # noqa: E402
 from headway.checkpoint.manifest import NAME, verify  # noqa: E402
@@ -233,12 +232,6 @@ def test_what_is_exported_is_judged_as_what_is_loaded(
 # ---------------------------------------------------------------------- disks that are full
 
 
-@pytest.fixture
-def without_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not ask for space in advance, as if it had been taken since."""
-    monkeypatch.setattr(saving, "require_space", lambda *_: None)
-
-
 def refused(folder: Path) -> CheckpointError:
     """Return the error of a save to a checkpoint that is there already, and stays."""
     before = verify(folder)
@@ -249,7 +242,6 @@ def refused(folder: Path) -> CheckpointError:
     return caught.value
 
 
-@pytest.mark.usefixtures("without_question")
 def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_cause(
     tmp_path: Path,
 ) -> None:

@@ -18,7 +18,6 @@ from headway.checkpoint.folders import (
     next_time,
     prune,
     recover,
-    require_space,
 )
 from headway.checkpoint.manifest import verify
 from headway.errors import CheckpointError
@@ -153,12 +152,6 @@ def test_a_checkpoint_that_another_run_replaces_while_it_is_verified_is_not_call
 
     monkeypatch.setattr(manifest, "_fault_in", look_late)
     assert verify(tmp_path / "a").step == 6
-
-
-def test_space_is_asked_for_in_advance(tmp_path: Path) -> None:
-    require_space(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="MiB"):
-        require_space(tmp_path, 2**60)
 
 
 @pytest.mark.usefixtures("no_exchange")

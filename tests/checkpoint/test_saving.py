@@ -85,16 +85,13 @@ def fail(_: Path) -> None:
     raise OSError(28, "No space left on device", "somewhere")
 
 
-@pytest.mark.parametrize("failure", ["object", "hook", "disk"])
+@pytest.mark.parametrize("failure", ["object", "hook"])
 def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
-    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
     save(folder / "a")
     before = verify(folder / "a")
-    if failure == "disk":
-        usage = type(shutil.disk_usage(tmp_path))(10, 10, 0)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     state = State({"model": object()}, {}) if failure == "object" else STATE
     with pytest.raises(CheckpointError):
         save(folder / "a", state, hook=fail if failure == "hook" else str)
