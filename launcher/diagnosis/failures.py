@@ -16,7 +16,7 @@ from headway.launcher.diagnosis.reasons import (
     find_reason,
     is_of_communication,
 )
-from headway.launcher.diagnosis.stacks import Stack, parse_traceback
+from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -24,7 +24,8 @@ from headway.launcher.diagnosis.torch_messages import (
 )
 
 _FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
-_MAX_LINES = 12  # of a failed rank's last output
+_MAX_LINES = 12  # of a failed rank's last output, in the report
+_KEPT_LINES = 40  # in the record
 
 
 class RankExit(NamedTuple):
@@ -139,7 +140,6 @@ def find_failure(
     world_size: int,
     memory_kills: int = 0,
     last_lines: Mapping[int, Sequence[str]] | None = None,
-    crash_stacks: Mapping[int, Sequence[str]] | None = None,
     divergence: Sequence[str] = (),
     lost_reader: str = "",
 ) -> Failure | None:
@@ -150,9 +150,8 @@ def find_failure(
     rank's process is found dead. An abort that the rank's last lines explain by communication does
     not count as silent: victims end by it, too.
 
-    `ranks` are all of this machine. A rank's crash stack, if it has one, stands for its last lines.
-    How ranks diverged is kept where the first failure is one of communication; the other arguments
-    are as in `Evidence`.
+    `ranks` are all of this machine. How ranks diverged is kept where the first failure is one of
+    communication; the other arguments are as in `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
@@ -179,6 +178,7 @@ def find_failure(
         and not _may_be_a_victim(end)
     ]
     others = sorted({*ranks} - fine - {first.rank} - {end.rank for end in different})
+    lines = last_lines.get(first.rank, ())
     return Failure(
         first=first,
         same=tuple(rank for rank in others if rank in same),
@@ -194,8 +194,8 @@ def find_failure(
             tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
             first.killed_after_s,
         ),
-        last_lines=tuple((crash_stacks or {}).get(first.rank) or last_lines.get(first.rank, ())),
-        tells_of_communication=_tell_of_communication(last_lines.get(first.rank, ())),
+        last_lines=tuple(describe_crash(lines) or lines[-_KEPT_LINES:]),
+        tells_of_communication=_tell_of_communication(lines),
         killed=tuple(end for end in ended if end.killed_after_s is not None),
     )
 

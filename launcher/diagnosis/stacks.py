@@ -45,22 +45,6 @@ def _is_in_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGE_FOLDERS)
 
 
-def parse_stacks(text: str) -> tuple[Stack, ...]:
-    """Return the stacks in what faulthandler has written, the main thread's first.
-
-    Headway's calls before the script, and Headway's own thread, are left out.
-    Source: Python's library reference, faulthandler: threads from the newest to the oldest, calls
-    from the most recent one on.
-    """
-    stacks: list[list[Frame]] = []
-    for line in text.splitlines():
-        if STACK_HEADER in line:
-            stacks.append([])
-        elif stacks and (frame := _frame(line)) is not None:
-            stacks[-1].insert(0, frame)
-    return users_stacks(reversed(stacks))
-
-
 def users_stacks(stacks: Iterable[Sequence[Frame]]) -> tuple[Stack, ...]:
     """Return the stacks without the launcher's threads, and its calls before the script."""
     users = [
@@ -78,12 +62,15 @@ def waits_for_threads(stacks: Sequence[Stack]) -> bool:
     return any(one.function == function and one.file.endswith(file) for one in main)
 
 
-def describe_crash(text: str) -> list[str]:
-    """Return the stack of the thread that crashed, if faulthandler has written one."""
-    _, _, report = text.rpartition(FATAL_ERROR)
-    _, found, stack = report.partition(CRASHED_THREAD)
-    stacks = parse_stacks(found + stack.partition("\n\n")[0])
-    if not stacks:
+def describe_crash(lines: Sequence[str]) -> list[str]:
+    """Return the stack of the thread that crashed, if faulthandler wrote it at the end of `lines`.
+
+    Source: Python's library reference, faulthandler: calls from the most recent one on.
+    """
+    _, _, report = "\n".join(lines).rpartition(FATAL_ERROR)
+    _, found, calls = report.rpartition(CRASHED_THREAD)[2].partition(STACK_HEADER)
+    stacks = users_stacks([parse_traceback(calls.partition("\n\n")[0])[::-1]])
+    if not found or not stacks:
         return []
     return [f"{report.splitlines()[0]}, most recent call last:", *format_stack(stacks[0])]
 

@@ -71,10 +71,10 @@ RANK_PREFIX = Text(
 )
 
 # Python 3.11, Python/traceback.c and Modules/faulthandler.c
-STACK_HEADER = "(most recent call first)"  # of each thread
+STACK_HEADER = "(most recent call first)"
 STACK_FRAME = r'  File "(?P<file>.*)", line (?P<line>\d+),? in (?P<function>.*)'  # no comma there
 FATAL_ERROR = "Fatal Python error: "
-CRASHED_THREAD = "Current thread"
+CRASHED_THREAD = "Current thread"  # where all threads are shown
 CODE_OF_DASH_C = "<string>"  # the file name of what `python -c` runs
 
 # Python 3.11, Lib/threading.py: what the main thread calls at the end, to join the others

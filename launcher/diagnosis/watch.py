@@ -31,19 +31,18 @@ from headway.contract.records import (
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
 from headway.launcher.diagnosis.process_state import read_state
-from headway.launcher.diagnosis.stacks import describe_crash
 
 _ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _POLL_S = 0.02
 _ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
 _READ_SIZE = 65536
-_MAX_READ = 2**20  # bytes of one descriptor at a time, more than a pipe or socket usually holds
+_MAX_READ = 2**20  # bytes of one channel at a time, more than it usually holds
 _MAX_REFUSED = 100  # lines of one rank; then nothing more that it sends is looked at
 
 
 class Watch:
-    """One thread that reads the ranks' status channels and stacks until `close`.
+    """One thread that reads the ranks' status channels until `close`.
 
     A run hangs if no rank has reported progress or written output for `hang_timeout_s`; None: none
     does. Progress is a step, another phase, a collective, an import, a start or an end.
@@ -82,15 +81,14 @@ class Watch:
             self._is_stopping = False
             self._progress_at = time.monotonic()
 
-    def add(self, rank: int, pid: int, channel: int, stacks: int) -> None:
-        """Read a new rank's channel and pipe of stacks; both are closed when it ends."""
+    def add(self, rank: int, pid: int, channel: int) -> None:
+        """Read a new rank's channel, which is closed when it ends."""
+        os.set_blocking(channel, False)
         with self._lock:
             note_figures = partial(self._note_figures, rank)
-            self._ranks[rank] = RankChannel(rank, pid, channel, stacks, note_figures)
+            self._ranks[rank] = RankChannel(rank, pid, channel, note_figures)
             self._progress_at = time.monotonic()
-            for fd in (channel, stacks):
-                os.set_blocking(fd, False)
-                self._selector.register(fd, selectors.EVENT_READ)
+            self._selector.register(channel, selectors.EVENT_READ)
         self._wake()
 
     def end(self, rank: int, code: int) -> list[Crash | End]:
@@ -105,15 +103,9 @@ class Watch:
             if ended.code is None:
                 ended.read()
                 ended.code = code
-                for fd in ended.fds:
-                    self._forget(fd)
-                    os.close(fd)
+                self._forget(ended.fd)
+                os.close(ended.fd)
             return ended.ends
-
-    def crash_stack(self, rank: int) -> list[str]:
-        """Return where the process of a rank crashed, if faulthandler wrote it."""
-        known = self._ranks.get(rank)
-        return known.crash_stack if known else []
 
     def has_failed(self, rank: int, since: float) -> bool:
         """Return whether a rank reported a failure before `since`, in seconds since the epoch."""
@@ -207,8 +199,8 @@ class Watch:
             for one in self._ranks.values():
                 if one.read():
                     self._progress_at = time.monotonic()
-                for fd in one.closed:
-                    self._forget(fd)
+                if one.is_closed:
+                    self._forget(one.fd)
 
     def _listen(self) -> None:
         every_s = inf if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
@@ -247,20 +239,19 @@ class Watch:
 
 
 class RankChannel:
-    """One rank: what it has sent on its status channel, and faulthandler through `stacks`."""
+    """One rank, and what it has sent on its status channel."""
 
     def __init__(
         self,
         rank: int,
         pid: int,
         channel: int,
-        stacks: int,
         note_figures: Callable[[Figures], None] = lambda _: None,
     ) -> None:
         self.rank = rank
         self._note_figures = note_figures
-        self.fds = (channel, stacks)
-        self.closed: set[int] = set()  # of these, by the rank
+        self.fd = channel
+        self.is_closed = False  # by the rank
         self.code: int | None = None  # of its process, once that has ended
         self.ends: list[Crash | End] = []  # as it reported them
         self.is_asked = False  # and has not answered yet
@@ -274,14 +265,12 @@ class RankChannel:
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
         self._figures: Figures | None = None  # the last ones, or how far it has been since
-        self._crash = b""  # what faulthandler wrote
 
     def read(self) -> bool:
         """Read what has come, up to a limit; return whether it shows progress."""
         if self.code is not None:
             return False
-        sent = self._read_available(self.fds[0])
-        self._crash += self._read_available(self.fds[1])
+        sent = self._read_available()
         shows_progress = False
         if self._num_refused < _MAX_REFUSED:  # else still read: the rank must not wait for it
             for record in self._reader.read(sent):
@@ -290,14 +279,13 @@ class RankChannel:
                     break
         return shows_progress
 
-    def _read_available(self, fd: int) -> bytes:
-        """Return what is in a pipe or socket, up to a limit, without waiting for more."""
+    def _read_available(self) -> bytes:
         parts: list[bytes] = []
         with suppress(BlockingIOError, ConnectionResetError):
             for _ in range(_MAX_READ // _READ_SIZE):
-                part = os.read(fd, _READ_SIZE)
+                part = os.read(self.fd, _READ_SIZE)
                 if not part:
-                    self.closed.add(fd)
+                    self.is_closed = True
                     break
                 parts.append(part)
         return b"".join(parts)
@@ -353,18 +341,13 @@ class RankChannel:
         """Ask where the rank is, unless it has not answered the last question yet."""
         if self.code is None and self._is_ready and not self.is_asked:
             with suppress(OSError):
-                os.write(self.fds[0], b"?")
+                os.write(self.fd, b"?")
                 self.is_asked = True
 
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered yet; a script that closes all descriptors cannot."""
-        return self.code is None and self.is_asked and self.fds[0] not in self.closed
-
-    @property
-    def crash_stack(self) -> list[str]:
-        """Where its process crashed, if faulthandler wrote it."""
-        return describe_crash(self._crash.decode(errors="replace"))
+        return self.code is None and self.is_asked and not self.is_closed
 
     @property
     def step(self) -> int:
@@ -374,7 +357,7 @@ class RankChannel:
     @property
     def status(self) -> RankStatus:
         """What is known of it now."""
-        is_closed = self.code is None and self.fds[0] in self.closed
+        is_closed = self.code is None and self.is_closed
         return status_of(
             RankFacts(
                 self.rank,

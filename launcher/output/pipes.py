@@ -26,7 +26,7 @@ _DRAIN_S = 1.0  # the longest wait for what a dead rank's children may still wri
 _MAX_LEFT = 2**20  # bytes that are read of a pipe at the end; more than one usually holds
 _READ_SIZE = 2**16
 _NEVER = float("inf")
-_TAIL_LINES = 40  # of each rank, for the report of a failure
+_TAIL_LINES = 120  # of each rank, for the report of a failure: faulthandler shows 100 calls
 _MOST_LINES = 200  # that are kept of each, for the record of the run
 _LONGEST = 4096  # bytes that are kept of a line
 

@@ -251,7 +251,6 @@ class Agent(LocalElasticAgent):
             world_size=workers[0].world_size,
             memory_kills=memory_kills,
             last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
-            crash_stacks={end.rank: self.watch.crash_stack(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
         )

@@ -116,7 +116,7 @@ class RankProcesses(PContext):
             self.handles[local_rank] = ProcessHandle(pid)
             self.local_ranks[pid] = local_rank
             self._output.add(rank, streams.pipes)
-            self._watch.add(rank, pid, streams.channel, streams.stacks)
+            self._watch.add(rank, pid, streams.channel)
 
     _start = start
 
@@ -304,7 +304,7 @@ class _Terminal(NamedTuple):
 
 
 class _Streams:
-    """The descriptors of a new rank: `theirs`, five that it gets, and those the launcher reads.
+    """The descriptors of a new rank: `theirs`, four that it gets, and those the launcher reads.
 
     Rank 0 reads the launcher's stdin, and writes to a terminal where the launcher does. A rank that
     is debugged has the launcher's own three streams instead, and rank 0 is then like any other.
@@ -324,12 +324,11 @@ class _Streams:
                 self.pipes[2], err = self._channel(2, has_stdin and os.isatty(2))
             ours, theirs = socket.socketpair()
             self.channel, channel = self._keep(ours.detach(), theirs.detach())
-            self.stacks, stacks = self._keep(*os.pipe())
         except OSError:
             for fd in self._opened:
                 os.close(fd)
             raise
-        self.theirs = (stdin, out, err, channel, stacks)
+        self.theirs = (stdin, out, err, channel)
 
     def _channel(self, target: int, is_terminal: bool) -> tuple[int, int]:
         """Return the reading and the writing end of a pipe or a pseudo-terminal for a stream."""

@@ -2,8 +2,8 @@
 
 It starts before the launcher's own imports and runs in parallel with them. To fork ranks it imports
 torch once; it then has one Python thread, no CUDA context, and a session of its own. Requests
-are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr,
-status channel and pipe of stacks. When the launcher ends, also if it is killed, all descendants of
+are JSON over a socket, answers are records; a request carries the rank's stdin, stdout, stderr and
+status channel. When the launcher ends, also if it is killed, all descendants of
 this process are ended. Orphans among them are adopted, and reaped when they end.
 """
 
@@ -59,7 +59,7 @@ class Rank(NamedTuple):
     """A request to start one rank."""
 
     env: dict[str, str]
-    fds: list[int]  # stdin, stdout, stderr, status channel, stacks
+    fds: list[int]  # stdin, stdout, stderr, status channel
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
     if rank is None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
-    rank_monitor.start(*rank.fds[3:])
+    rank_monitor.start(rank.fds[3])
     preloaded.hand_out_torch()
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
@@ -175,7 +175,7 @@ class _Server:
 def _receive(server: socket.socket) -> Rank | None:
     fds = array.array("i")
     try:
-        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(5 * fds.itemsize))
+        message, ancillary, _, _ = server.recvmsg(2**20, socket.CMSG_LEN(4 * fds.itemsize))
     except OSError:
         return None
     for level, kind, data in ancillary:
@@ -211,11 +211,11 @@ def _fork() -> int:
 
 def _start_fresh(job: Job, rank: Rank) -> int:
     here = os.getpid()
-    stdin, stdout, stderr, *ours = rank.fds
+    stdin, stdout, stderr, channel = rank.fds
     command = [job.name, *job.args]
     is_ours = job.method == "exec"
     if is_ours:
-        arguments = [*map(str, ours), job.kind, *command]
+        arguments = [str(channel), job.kind, *command]
         command = [*interpreter(), "-c", worker.bootstrap_code("rank.worker"), *arguments]
     try:
         with _stop_signals_blocked() if is_ours else nullcontext():
@@ -225,7 +225,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=ours if is_ours else [],
+                pass_fds=[channel] if is_ours else [],
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(here),
             )

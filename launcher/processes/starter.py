@@ -113,9 +113,9 @@ class Starter:
     def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
         """Start one rank and return its pid.
 
-        `env` has the variables that differ from rank to rank; `fds` are its stdin, stdout, stderr,
-        status channel and pipe of stacks, which the caller closes. Raises LaunchError where the
-        system refuses, or the server is that of another version, and ServerEnded.
+        `env` has the variables that differ from rank to rank; `fds` are its stdin, stdout, stderr
+        and status channel, which the caller closes. Raises LaunchError where the system refuses, or
+        the server is that of another version, and ServerEnded.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | LaunchError | None = None

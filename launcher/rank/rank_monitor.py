@@ -36,17 +36,17 @@ _MAIN_THREAD = threading.main_thread().ident or 0
 _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 
 
-def start(channel: int, stacks: int) -> None:
+def start(channel: int) -> None:
     """Open the status channel, and start the thread that answers: all that arrives is a question.
 
-    faulthandler writes to `stacks` when the process crashes.
+    If the process crashes, faulthandler prints where.
     """
     # a script may close low descriptors that it did not open, and reuse their numbers
-    channel, stacks = _move_to_high_number(channel), _move_to_high_number(stacks)
+    channel = _move_to_high_number(channel)
     progress = process_progress()
     progress.connect(Channel(channel))
     if not faulthandler.is_enabled():
-        faulthandler.enable(stacks)
+        faulthandler.enable(2, all_threads=False)
     helper = _Helper(channel, progress)
     helper.start()
     os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)

@@ -60,11 +60,10 @@ def bootstrap_code(module: str, function: str = "main") -> str:
 
 def main() -> None:
     """Run the program in this fresh interpreter, given by the fork server's command line."""
-    channel, stacks, kind, name, *args = sys.argv[1:]
-    for fd in (channel, stacks):
-        os.set_inheritable(int(fd), False)
+    channel, kind, name, *args = sys.argv[1:]
+    os.set_inheritable(int(channel), False)
     atexit.register(finish_process)
-    rank_monitor.start(int(channel), int(stacks))
+    rank_monitor.start(int(channel))
     run_program(kind, name, args, blocked=STOP_SIGNALS)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,6 @@ from headway.launcher.diagnosis.hang import (
 from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
     describe_crash,
-    parse_stacks,
     parse_traceback,
     users_frame,
 )
@@ -185,26 +183,23 @@ def test_equal_stacks_and_threads_are_shown_once_and_why_there_is_none() -> None
     assert "rank 2" not in describe_stacks(none)
 
 
-def test_stacks_are_read_as_faulthandler_writes_them() -> None:
-    ours = Path(users_frame.__code__.co_filename).with_name("rank_monitor.py")
-    text = (
-        "Thread 0x00 (most recent call first):\n"
-        '  File "/lib/json/encoder.py", line 1 in encode\n'
-        f'  File "{ours}", line 1 in _answer_questions\n\n'
-        "Thread 0x01 (most recent call first):\n"
-        '  File "/lib/threading.py", line 9 in wait\n\n'
-        "Current thread 0x02 (most recent call first):\n"
-        '  File "/w/train.py", line 14 in main\n'
-        '  File "/w/train.py", line 3 in <module>\n'
-        '  File "<string>", line 4 in <module>\n'
-    )
-    assert parse_stacks(text) == (TRAIN, (Frame("/lib/threading.py", 9, "wait"),))
-    crash = describe_crash(
-        f"Fatal Python error: Segmentation fault\n\n{text}\nExtension modules: a"
-    )
-    assert crash[0] == "Segmentation fault, most recent call last:"
-    assert crash[-1] == '  File "/w/train.py", line 14, in main'
-    assert describe_crash("") == []
+def test_stacks_are_read_as_python_prints_them() -> None:
+    calls = [
+        '  File "/w/train.py", line 14 in main',
+        '  File "/w/train.py", line 3 in <module>',
+        '  File "<string>", line 4 in <module>',
+        "",
+        "Extension modules: a",
+    ]
+    error, header = "Fatal Python error: Segmentation fault", "(most recent call first):"
+    other = [f"Thread 0x01 {header}", '  File "/lib/threading.py", line 9 in wait', ""]
+    for crash in ([f"Stack {header}"], [*other, f"Current thread 0x02 {header}"]):
+        assert describe_crash(["loading", error, "", *crash, *calls]) == [
+            "Segmentation fault, most recent call last:",
+            '  File "/w/train.py", line 3, in <module>',
+            '  File "/w/train.py", line 14, in main',
+        ]
+    assert describe_crash(["loading"]) == []
     text = 'Traceback:\n  File "/w/train.py", line 3, in <module>\n    main()\nValueError: x\n'
     assert parse_traceback(text) == TRAIN[:1]
 

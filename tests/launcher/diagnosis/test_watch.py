@@ -36,9 +36,8 @@ class Rank:
         self.figures: list[Figures] = []
         self.watch = Watch(None, lambda: 0.0, lambda _, figures: self.figures.append(figures))
         ours, self.channel = socket.socketpair()
-        reading, self.stacks = os.pipe()
         self.watch.begin_attempt()
-        self.watch.add(0, os.getpid(), ours.detach(), reading)
+        self.watch.add(0, os.getpid(), ours.detach())
 
     def tell(self, *records: Record) -> None:
         self.channel.sendall(b"".join(map(encode, records)))
@@ -47,7 +46,6 @@ class Rank:
         self.watch.end(0, 0)
         self.watch.close()
         self.channel.close()
-        os.close(self.stacks)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ pytestmark = [
 START = """
 import ctypes, os, signal, sys, threading, time, warnings
 from headway.launcher.rank import rank_monitor
-rank_monitor.start(int(sys.argv[1]), int(sys.argv[2]))
+rank_monitor.start(int(sys.argv[1]))
 
 def tasks():
     return os.listdir("/proc/self/task")
@@ -61,24 +60,21 @@ class Rank:
 def rank(script: str) -> Iterator[Rank]:
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    reading, writing = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", START + script, str(theirs.fileno()), str(writing)],
+        [sys.executable, "-c", START + script, str(theirs.fileno())],
         env=environment(),
-        pass_fds=[theirs.fileno(), writing],
+        pass_fds=[theirs.fileno()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     theirs.close()
-    os.close(writing)
     try:
         yield Rank(process, ours)
     finally:
         _, errors = process.communicate("", timeout=120)
         ours.close()
-        os.close(reading)
     assert (process.returncode, errors) == (0, "")
 
 

@@ -61,21 +61,18 @@ CRASHES = {  # the script, the kind of its exception, the text
 def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
     """Run a script as a rank of its own; return how it ended, and what it sent."""
     ours, channel = socket.socketpair()
-    reading, stacks = os.pipe()
-    arguments = [str(channel.fileno()), str(stacks), "script", name]
+    arguments = [str(channel.fileno()), "script", name]
     with ours, channel:
         process = subprocess.run(
             [sys.executable, "-c", bootstrap_code("rank.worker"), *arguments],
             env=environment(),
-            pass_fds=[channel.fileno(), stacks],
+            pass_fds=[channel.fileno()],
             capture_output=True,
             text=True,
             timeout=120,
         )
         ours.settimeout(60)
         sent = ours.recv(2**20)
-    os.close(reading)
-    os.close(stacks)
     return process, sent
 
 
