@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,35 +22,6 @@ def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
     if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
         folder = os.path.join(home(), usual)
     return os.path.join(folder, "headway")
-
-
-def runtime_folder() -> str:
-    """Return the folder of this user's sockets and files of running processes; it may not exist."""
-    if sys.platform == "linux":
-        folder = "/tmp"  # not TMPDIR, which schedulers set for each job
-    else:
-        import tempfile
-
-        folder = tempfile.gettempdir()
-    return os.path.join(folder, f"headway-run-{os.geteuid()}")
-
-
-def make_private(folder: str) -> None:
-    """Make a folder that nobody else may enter; PermissionError if somebody made it otherwise."""
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    if not is_private(folder):
-        raise PermissionError(errno.EPERM, "is not a folder that only you may enter", folder)
-
-
-def is_private(folder: str) -> bool:
-    """Return whether a folder is this user's, and nobody else may enter it."""
-    try:
-        status = os.lstat(folder)
-    except FileNotFoundError:
-        return False
-    is_closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    return is_closed and status.st_uid == os.geteuid()
 
 
 def home() -> str:

@@ -124,20 +124,16 @@ def _linux(source: Source) -> dict[str, Fact]:
 
 def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
     answers = ask_sysctl(source)
-    absent = (None, "not available on a Mac")
-    unknown = (None, "not detected on a Mac")
+    absent = ("cpu_quota", "numa_nodes", "memory_limit_bytes", "shm_bytes")
     return {
+        **dict.fromkeys(absent, (None, "not available on a Mac")),
         "os": (f"macOS {machine.macos}", "sysctl"),
         "kernel": (f"Darwin, {machine.architecture}", "uname"),
         "cpu": _or_cause(answers.get("machdep.cpu.brand_string"), "sysctl"),
         "logical_cores": _or_cause(int(answers.get("hw.logicalcpu", 0)), "sysctl"),
         "physical_cores": _or_cause(int(answers.get("hw.physicalcpu", 0)), "sysctl"),
-        "cpu_quota": absent,
-        "numa_nodes": absent,
         "memory_bytes": _or_cause(int(answers.get("hw.memsize", 0)), "sysctl"),
-        "available_bytes": unknown,
-        "memory_limit_bytes": absent,
-        "shm_bytes": absent,
+        "available_bytes": (None, "not detected on a Mac"),
         "interfaces": ((), "not detected on a Mac"),
         "infiniband": ((), "not available on a Mac"),
     }

@@ -10,7 +10,6 @@ import torch
 
 from headway.contract.progress import Progress
 from headway.distributed.world import World
-from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.compilation import TorchDynamoPlugin, compiled, uncompiled
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs
@@ -119,15 +118,6 @@ class Strategy:
         """Return the full state of `model`; every rank has to call this."""
         with self.whole(model):
             return model.state_dict()
-
-    def require_whole_models(self, what: str) -> None:
-        """Raise UsageError if ranks hold parts of models, which `what` cannot work with."""
-        if self.shards:
-            raise UsageError(
-                f"{what} needs the whole model on each rank, but strategy is {self.name!r}",
-                where=f"the script's {what}",
-                fix=f"use strategy ddp, or remove {what}",
-            )
 
     def own_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the state of `model` as this rank holds it: where it is sharded, as DTensors."""

@@ -119,7 +119,12 @@ class Steps:
     ) -> Iterator[None]:
         """Allow ranks to have different numbers of batches."""
         training = self.training
-        training.strategy.require_whole_models("join_uneven_inputs()")
+        if training.strategy.shards:
+            raise UsageError(
+                "join_uneven_inputs() needs the whole model on each rank, but it is sharded",
+                where="the script's join_uneven_inputs()",
+                fix="use strategy ddp, or remove join_uneven_inputs()",
+            )
         even = usual if even_batches is None else even_batches
         with ExitStack() as stack:
             if even_batches is not None:

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -20,7 +21,6 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from headway.contract.typed import read
-from headway.contract.user_folders import is_private, make_private, runtime_folder
 from headway.launcher.diagnosis.process_state import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
@@ -209,9 +209,7 @@ def _new_address() -> str:
     name = os.urandom(4).hex()  # pids are not unique where containers share a network
     if _HAS_ABSTRACT_NAMES:
         return f"\0{_PREFIX}-{os.geteuid()}-{name}"
-    folder = runtime_folder()
-    make_private(folder)
-    return os.path.join(folder, name)
+    return os.path.join(_private(runtime_folder()), name)
 
 
 def _addresses() -> list[str]:
@@ -225,5 +223,24 @@ def _addresses() -> list[str]:
             names = {line.split()[-1] for line in file}
         return [f"\0{name[1:]}" for name in names if name.startswith(start)]
     folder = runtime_folder()
-    names = {*os.listdir(folder)} if is_private(folder) else set()
-    return [os.path.join(folder, name) for name in names]
+    with suppress(PermissionError):
+        return [os.path.join(folder, name) for name in os.listdir(_private(folder))]
+    return []
+
+
+def runtime_folder() -> str:
+    """Return the folder of this user's sockets, where they have no abstract names."""
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"headway-run-{os.geteuid()}")
+
+
+def _private(folder: str) -> str:
+    """Make a folder that nobody else may enter; PermissionError if somebody made it otherwise."""
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    is_open = not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077
+    if is_open or status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "is not a folder that only you may enter", folder)
+    return folder
