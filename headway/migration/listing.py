@@ -90,11 +90,6 @@ DIFFERENCES = (
         "each batch is divided among the ranks; in Accelerate the argument has no effect",
         "remove it to keep the size of each rank's batches",
     ),
-    Difference(
-        "Accelerator(log_with=)",
-        "a tracker that is not installed is refused; Accelerate skips it",
-        "install it, or remove its name",
-    ),
     *(
         Difference(f"accelerate.{name}", *_DISPATCHED)
         for name in ("DataLoaderConfiguration", "utils.DataLoaderConfiguration")
