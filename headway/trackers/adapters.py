@@ -6,7 +6,6 @@ WANDB_MODE=offline works without a network; MLFLOW_TRACKING_URI is where MLflow 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import yaml
 from headway.contract.notes import say_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
-_PROBE_BYTES = 4096  # more than the head of a file of events
 _HPARAMS = (bool, int, float, str)  # what TensorBoard takes as a hyperparameter
 
 
@@ -40,15 +38,11 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def start(self) -> None:
-        self._has_failed = False
-        self.writer: Any = self._new_writer()
-
-    def _new_writer(self) -> Any:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError:
             from tensorboardX import SummaryWriter  # type: ignore[no-redef]
-        return SummaryWriter(self.logging_dir, **self.init_kwargs)
+        self.writer: Any = SummaryWriter(self.logging_dir, **self.init_kwargs)
 
     @property
     def tracker(self) -> Any:
@@ -80,19 +74,7 @@ class TensorBoardTracker(GeneralTracker):
             step: the training step.
             kwargs: go to `add_scalar`, `add_text` or `add_scalars`.
         """
-        if self._has_failed:
-            _require_room(self.logging_dir)
-            self.writer = self._new_writer()
-            self._has_failed = False
-        try:
-            self._add(python_numbers(values), step, kwargs)
-            self.writer.flush()
-        except OSError:
-            self._has_failed = True  # a writer that could not write once never does again
-            raise
-
-    def _add(self, values: dict[str, Any], step: int | None, kwargs: dict[str, Any]) -> None:
-        for name, value in values.items():
+        for name, value in python_numbers(values).items():
             if isinstance(value, (int, float)):
                 self.writer.add_scalar(name, value, global_step=step, **kwargs)
             elif isinstance(value, str):
@@ -101,22 +83,16 @@ class TensorBoardTracker(GeneralTracker):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
                 _note_left_out(self, name, value, "; use get_tracker('tensorboard').writer for it")
+        self.writer.flush()
 
     @on_main_process
     def finish(self) -> None:
-        if not self._has_failed:
-            self.writer.close()
+        self.writer.close()
 
 
 def _note_left_out(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
     kind = type(value).__name__
     say_once(f"{tracker.name} leaves out {name!r}, which is a {kind}{why}")
-
-
-def _require_room(folder: str) -> None:
-    """Raise OSError if nothing can be written: a new writer's thread would print a traceback."""
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(bytes(_PROBE_BYTES))
 
 
 class PackageRunTracker(GeneralTracker):

