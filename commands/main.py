@@ -23,7 +23,6 @@ from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
 _PACKAGES = ("torch", "safetensors")  # which what needs none of them runs without
-_MOST_PROBLEMS = 50  # shown at once: more than there are settings
 
 GROUPS = {
     "start": {
@@ -122,9 +121,7 @@ def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
 
 def described(error: HeadwayError) -> str:
     """Return an error as it is printed, all its problems and its note."""
-    lines = [f"error: {problem}" for problem in error.problems[:_MOST_PROBLEMS]]
-    if len(error.problems) > _MOST_PROBLEMS:
-        lines.append(f"and {len(error.problems) - _MOST_PROBLEMS} more errors")
+    lines = [f"error: {problem}" for problem in error.problems]
     if error.note:
         lines.append(f"note: {error.note}")
     return "\n".join(lines)

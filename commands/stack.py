@@ -30,10 +30,8 @@ def main(argv: Sequence[str]) -> int:
         usage="headway stack [PID]",
         appendix=f"\n{PID}\n",
     )
-    _, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway stack takes one process id, and got {len(words)} arguments")
-    run = _run_of(_process(words[0])) if words else _only_run()
+    _, word = parser.parse_one(argv, "process id")
+    run = _only_run() if word is None else _run_of(_process(word))
     if run.is_suspended:
         raise LaunchError(
             "the launcher is suspended, and cannot answer",

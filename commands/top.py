@@ -62,10 +62,7 @@ def main(argv: Sequence[str]) -> int:
         appendix="\nRUN: the process id of a launch, as in its table; by default the newest\n",
     )
     parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
-    parsed, words = parser.parse_words(argv)
-    if len(words) > 1:
-        parser.error(f"headway top takes one run, and got {len(words)}")
-    chosen = words[0] if words else None
+    parsed, chosen = parser.parse_one(argv, "run")
     runs = _chosen(chosen)
     if parsed.json:
         print(json.dumps({"runs": [one.to_json() for one in runs]}, indent=2))

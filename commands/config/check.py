@@ -106,14 +106,13 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
     where = str(origin)
     problems = []
     values: dict[str, Raw] = {}
-    for word in _joined(words):
+    for word in words:
         key, equals, raw = word.partition("=")
         if any("\ud800" <= char <= "\udfff" for char in word):  # undecodable bytes
             problems.append(Problem(f"{word!r} is not UTF-8", where, "write it as text"))
         elif not equals:
-            name, space, value = word.partition(" ")
-            fix = f"write {name}={value if space else 'VALUE'}"
-            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, fix))
+            name = word if word.partition(".")[0] in TABLE else "KEY"
+            problems.append(Problem(f"{word!r} is not KEY=VALUE", where, f"write {name}=VALUE"))
         elif key in values:
             problems.append(Problem(f"{key} is set twice", where, "keep one of the two"))
         if equals:
@@ -125,18 +124,6 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
             if key.startswith("env.")
         ]
     return checked_values({key: Entry(raw, origin) for key, raw in values.items()}, problems)
-
-
-def _joined(words: Sequence[str]) -> list[str]:
-    """Return the words, with a key and the value typed after it as one word for the message."""
-    joined: list[str] = []
-    for word in words:
-        is_value = joined and "=" not in word + joined[-1] and " " not in joined[-1]
-        if is_value and joined[-1].partition(".")[0] in TABLE:
-            joined[-1] += f" {word}"
-        else:
-            joined.append(word)
-    return joined
 
 
 def checked_values(

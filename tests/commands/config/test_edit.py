@@ -108,16 +108,6 @@ def test_an_unknown_key_is_answered_by_a_command_that_lists_them(
     assert all(f"\n  {name} " in out for name in TABLE)
 
 
-def test_very_many_mistakes_are_not_all_printed(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile.write_text("".join(f"key_{number}: 1\n" for number in range(300)))
-    assert main(["config", "show"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 50 * 3 + 1
-    assert lines[-1] == "and 250 more errors"
-
-
 def test_yes_writes_a_profile_that_show_reads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--yes"]) == 0
     written = Path(choose_profile().path)
