@@ -26,15 +26,12 @@ from headway.launcher.remote.orders import (
     End,
     Found,
     Order,
-    Question,
-    Route,
     Signal,
     Start,
     environment_there,
 )
 
 _CHUNK_BYTES = 1 << 16
-_DISCARD_PORT = 9  # nothing is sent there
 _BEAT_EVERY_S = 30.0  # with nothing on its way, ssh's server would notice a cut after hours
 
 
@@ -47,12 +44,9 @@ def main() -> None:
     order = decode(kinds_of(Order), first)
     mark = lines.mark = order.mark.encode()
     _answer(mark + encode(found_here(order, os.environ)))
-    while (line := lines.wait()) is not None:
-        asked: Question | Start = decode(kinds_of(Question, Start), line)
-        if isinstance(asked, Start):
-            _answer(mark + encode(_run(asked, order.variables, lines)))
-            return
-        _answer(mark + encode(Route(address_towards(asked.reaches))))
+    if (line := lines.wait()) is not None:
+        start: Start = decode(kinds_of(Start), line)
+        _answer(mark + encode(_run(start, order.variables, lines)))
 
 
 def found_here(order: Order, environ: Mapping[str, str]) -> Found:
@@ -67,22 +61,9 @@ def found_here(order: Order, environ: Mapping[str, str]) -> Found:
     except OSError as error:
         return Found(fault=f"{error.filename or order.folder}: {error.strerror}")
     # sshd(8): address and port of the client, then of the server
-    address = (environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2]
+    caller, _, address, *_ = environ.get("SSH_CONNECTION", "").split() or [""] * 3
     with socket.create_server(("", 0)) as server:
-        return Found("", address, server.getsockname()[1])
-
-
-def address_towards(address: str) -> str:
-    """Return the address of this host from which it reaches another one; empty for none."""
-    with suppress(OSError):
-        family, kind, protocol, _, there = socket.getaddrinfo(
-            address, _DISCARD_PORT, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(there)  # of a datagram socket: chooses a route, and sends nothing
-            source: str = probe.getsockname()[0]
-            return source
-    return ""
+        return Found("", address, server.getsockname()[1], caller)
 
 
 class _Lines:

@@ -11,14 +11,12 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 from headway.contract.forking import die_with_parent
 from headway.contract.lines import decode, kinds_of
 from headway.errors import LaunchError, MachineError
-from headway.launcher.remote.orders import End, Found, Route
-
-Answer = TypeVar("Answer", Found, Route)
+from headway.launcher.remote.orders import End, Found
 
 _OPTIONS = {
     "BatchMode": "yes",  # no prompts: nobody could tell which host asks
@@ -69,7 +67,7 @@ class Connection:
         with suppress(OSError):
             self._process.stdin.write(line)
 
-    async def ask(self, line: bytes, kind: type[Answer]) -> Answer:
+    async def ask(self, line: bytes) -> Found:
         """Send a line, and return the agent's answer; LaunchError where none comes."""
         self.send(line)
         try:
@@ -81,7 +79,7 @@ class Connection:
             await self.ended()
             raise self._unreachable(self._why_it_ended())
         self._show_held_errors()
-        found: Answer = decode(kinds_of(kind), answer)
+        found: Found = decode(kinds_of(Found), answer)
         return found
 
     def _why_it_ended(self) -> str:

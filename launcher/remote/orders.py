@@ -46,18 +46,7 @@ class Found(NamedTuple):
     fault: str = ""  # why nothing can run there
     address: str = ""  # at which ssh has reached the host
     port: int = 0  # a free one
-
-
-class Question(NamedTuple):
-    """Asks an agent from which address it reaches another host."""
-
-    reaches: str
-
-
-class Route(NamedTuple):
-    """The answer to a question."""
-
-    address: str
+    caller: str = ""  # the address of ssh's client, as the host sees it
 
 
 class Start(NamedTuple):

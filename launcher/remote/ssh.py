@@ -21,7 +21,7 @@ from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.launcher.machines.connect import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import Connection, connect
-from headway.launcher.remote.orders import End, Found, Order, Question, Route, Signal, Start
+from headway.launcher.remote.orders import End, Found, Order, Signal, Start
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0
@@ -114,7 +114,7 @@ class _Run:
 
     async def _found(self) -> list[Found]:
         """Return what the agents say; all reasons why they cannot run the launch are one error."""
-        asked = [machine.ask(encode(self.launch.order), Found) for machine in self.machines]
+        asked = [machine.ask(encode(self.launch.order)) for machine in self.machines]
         async with self._telling_who_is_waited_for(lambda machine: not machine.has_answered):
             answers = await asyncio.gather(*asked, return_exceptions=True)
         problems: list[Problem] = []
@@ -146,26 +146,13 @@ class _Run:
             timer.cancel()
 
     async def _start(self, found: Sequence[Found]) -> None:
-        address = self.launch.main_address or await self._main_address(found)
+        address = self.launch.main_address or main_address_of(found)
         port = self.launch.main_port or found[0].port
         key = secrets.token_hex(32)
         self.has_started = True
         for rank, machine in enumerate(self.machines):
             words = self.launch.words(rank, address, port)
             machine.send(encode(Start(tuple(words), key, self.launch.stops_within_s)))
-
-    async def _main_address(self, found: Sequence[Found]) -> str:
-        """Return the address of machine 0: as ssh has reached it, or its route to the others.
-
-        Where this process is on machine 0, ssh may have reached it through the loopback device,
-        which no other machine can.
-        """
-        own = found[0].address
-        others = [one.address for one in found[1:] if not is_loopback(one.address)]
-        if not is_loopback(own) or not others:
-            return own
-        route = await self.machines[0].ask(encode(Question(others[0])), Route)
-        return route.address or own
 
     async def _end(self) -> int:
         """Wait for all launches; print the report of the one to blame, and return its code.
@@ -208,6 +195,17 @@ class _Run:
         say(f"{why}; stopping {', '.join(machine.name for machine in others)}")
         for machine in others:
             machine.close_input(self._stops_within_s())
+
+
+def main_address_of(found: Sequence[Found]) -> str:
+    """Return the address of machine 0: as ssh has reached it, or as the others see it.
+
+    Where this process is on machine 0, ssh may have reached it through the loopback device, which
+    no other machine can.
+    """
+    own = found[0].address
+    seen = [one.caller for one in found[1:] if one.caller and not is_loopback(one.caller)]
+    return seen[0] if seen and is_loopback(own) else own
 
 
 def _to_blame(ends: Mapping[int, End], lost: Sequence[End], *, is_stopped: bool) -> End:

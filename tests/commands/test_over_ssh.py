@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.on_host import address_towards, found_here
+from headway.commands.on_host import found_here
 from headway.contract.lines import decode, encode, kinds_of
 from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
 from tests.commands.running import run
@@ -76,7 +76,7 @@ def test_a_host_has_to_have_the_folder_and_the_script(
     order = Order("", str(tmp_path / "work"), "train.py", {})
     sshd = {"SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
     found = found_here(order, sshd)
-    assert (found.address, found.fault) == ("10.0.0.1", "")
+    assert (found.caller, found.address, found.fault) == ("10.0.0.9", "10.0.0.1", "")
     assert found.port > 0
     assert found_here(order._replace(folder=str(tmp_path / "missing")), sshd).fault
     assert found_here(order._replace(script="missing.py"), sshd).fault
@@ -136,11 +136,6 @@ def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:
     assert handed_on(caller) == {"A": "1", "PATH": "p"}
     own = {"HOME": "/there", "PATH": "short", "B": "2"}
     assert environment_there(own, handed_on(caller)) == {"HOME": "/there", "A": "1", "PATH": "p"}
-
-
-def test_a_route_is_found_without_sending_anything() -> None:
-    assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert address_towards("no address at all") == ""
 
 
 def test_messages_are_lines_whatever_they_hold() -> None:

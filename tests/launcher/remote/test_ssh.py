@@ -17,7 +17,7 @@ from headway.errors import LaunchError
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote import ssh
 from headway.launcher.remote.orders import End, Found, Order
-from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
+from headway.launcher.remote.ssh import RemoteLaunch, main_address_of, run_on_hosts
 from headway.settings.hosts import read_hosts
 from tests.waiting import wait_until
 
@@ -198,3 +198,10 @@ def test_a_killed_command_leaves_no_ssh_that_still_connects(tmp_path: Path) -> N
         wait_until(lambda: all(Path(host).exists() for host in "ab"))
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: is_gone("a") and is_gone("b"))
+
+
+def test_machine_0_that_ssh_has_reached_by_loopback_is_named_as_the_others_see_it() -> None:
+    here, there = Found("", "127.0.1.1", 1, "127.0.1.1"), Found("", "10.0.0.2", 1, "10.0.0.1")
+    assert main_address_of([here, there]) == "10.0.0.1"
+    assert main_address_of([there, here]) == "10.0.0.2"
+    assert main_address_of([here]) == "127.0.1.1"
