@@ -26,6 +26,7 @@ from headway.launcher.diagnosis.process_state import read_state
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"
 _TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
+_REQUEST_WITHIN_S = 1.0  # from the connection to the request; meanwhile all others wait
 _PAUSE_S = 0.1
 _LONGEST_REQUEST = 4096  # bytes
 _NONE: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}  # of a suspended launch
@@ -55,7 +56,7 @@ _NO_FIGURES: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
 
 
 class RunSocket:
-    """Answers requests, by threads of its own, until `close`."""
+    """Answers requests, one after the other by a thread of its own, until `close`."""
 
     def __init__(self, run: Run) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
@@ -63,7 +64,6 @@ class RunSocket:
         self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
         """Returns what the ranks have told of their steps, for JSON."""
         self._run = run
-        self._answering: list[tuple[threading.Thread, socket.socket]] = []
         self._is_closing = False
         self._address = _new_address()
         self._socket = socket.socket(socket.AF_UNIX)
@@ -85,10 +85,6 @@ class RunSocket:
             with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as waking:
                 waking.connect(self._address)
         self._thread.join()
-        for thread, connection in self._answering:
-            with suppress(OSError):  # it has just answered
-                connection.shutdown(socket.SHUT_RDWR)
-            thread.join(_TIMEOUT_S)
         self._socket.close()
         if not _HAS_ABSTRACT_NAMES:
             os.unlink(self._address)
@@ -96,12 +92,8 @@ class RunSocket:
     def _serve(self) -> None:
         while not self._is_closing:
             try:
-                connection, _ = self._socket.accept()
-                thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
-                thread.start()
-                alive = [pair for pair in self._answering if pair[0].is_alive()]
-                self._answering = [*alive, (thread, connection)]
-            except (OSError, RuntimeError):  # too many open files or threads, or the end
+                self._answer(self._socket.accept()[0])
+            except OSError:  # too many open files, or the end
                 if not self._is_closing:
                     time.sleep(_PAUSE_S)
 
@@ -109,7 +101,7 @@ class RunSocket:
         with closing(connection), suppress(OSError, ValueError, TypeError, RecursionError):
             if not _is_same_user(connection):
                 return
-            connection.settimeout(_TIMEOUT_S)
+            connection.settimeout(_REQUEST_WITHIN_S)
             request = json.loads(connection.recv(_LONGEST_REQUEST))
             answer: dict[str, Any] = {"run": self._run._asdict()}
             if "stacks" in request:
