@@ -20,6 +20,7 @@ LAUNCH_FAILED = 4
 """The exit code of a run that has failed outside of its ranks, as that of a LaunchError."""
 
 SETTLE_S = 3.0  # for more machines than are necessary
+_MAX_SHOWN = 12  # differences between machines
 _CULPRIT_WITHIN_S = 2.0  # a failure that may be another's consequence waits so long for that one
 
 
@@ -317,7 +318,7 @@ class Coordinator:
         if found:
             self._refuse_all(
                 f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
-                preflight.table(found),
+                "\n".join(map(str, found[:_MAX_SHOWN])),
                 "install and set the same on every machine, and start the same script",
             )
             return

@@ -89,10 +89,7 @@ class Member:
 
     @property
     def is_closed_unanswered(self) -> bool:
-        """Whether the other end has closed the connection before it answered the first message.
-
-        A tunnel does, and machine 0 where more strangers connect than it keeps connections for.
-        """
+        """Whether the other end, such as a tunnel's, has closed the connection unanswered."""
         answers = (self.accepted, self.refused, self.ended_by)
         return self.lost is not None and not any(one is not None for one in answers)
 

@@ -14,7 +14,6 @@ from headway._version import __version__
 from headway.launcher.machines.messages import Fact, Facts
 from headway.launcher.plan.plan import LaunchPlan
 
-_MAX_ROWS = 12  # of a table
 _ARGUMENTS = "arguments"
 _MUST_AGREE = (
     *("device", "mixed_precision", "gradient_accumulation_steps", "strategy", "shard_size"),
@@ -71,17 +70,3 @@ def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> li
         for name in dict.fromkeys([*on_main, *here])
         if here.get(name) != on_main.get(name)
     ]
-
-
-def table(rows: Sequence[Difference]) -> str:
-    """Return the differences as a table with a heading."""
-    heading = Difference("machine", "what", "there", "machine 0")
-    shown = [heading, *rows[:_MAX_ROWS]]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(heading))]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
-    ]
-    if len(rows) > _MAX_ROWS:
-        lines.append(f"and {len(rows) - _MAX_ROWS} more")
-    return "\n".join(lines)

@@ -281,13 +281,11 @@ class Membership:
         """Return the member, once machine 0's name resolves, and it listens there and answers.
 
         A closed connection is made again: a tunnel or load balancer closes it before machine 0
-        listens behind it, and machine 0 does where too many strangers connect.
+        listens behind it.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
-        noticed = set[bool]()  # both kinds of waiting are
         while True:
-            is_closed = False
             try:
                 link = connect.connect_to(self.address, self.port)
             except UnicodeError as error:
@@ -299,11 +297,11 @@ class Membership:
                 if not member.is_closed_unanswered:
                     return member
                 member.close()
-                is_closed, reason = True, "what listens there closes the connection"
+                reason = "what listens there closes the connection"
             if time.monotonic() > until:
                 raise self._cannot_reach(reason)
-            if time.monotonic() > notice_at and is_closed not in noticed:
-                noticed.add(is_closed)
+            if time.monotonic() > notice_at:
+                notice_at = until
                 say(f"waiting for machine 0 at {self._main} ({reason})")
             time.sleep(connect.CHECK_EVERY_S)
 

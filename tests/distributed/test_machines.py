@@ -158,7 +158,7 @@ def test_a_failure_after_the_ranks_of_machine_0_have_ended_well_is_recorded_whol
     assert Path(record["logs"]).name in errors
 
 
-def test_machines_with_different_scripts_are_refused_with_a_table_before_a_rank_starts() -> None:
+def test_machines_with_different_scripts_are_refused_before_a_rank_starts() -> None:
     place = on_loopback("2")
     names = [script("open('up', 'w')"), script("open('up', 'w')  # changed", "other.py")]
     machines = [start(*place, "--machine-rank", str(rank), names[rank]) for rank in range(2)]
