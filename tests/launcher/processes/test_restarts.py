@@ -17,11 +17,8 @@ def test_the_default_delay_doubles_from_1_s_to_60_s_and_starts_anew_after_progre
 
     assert [next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert [next_delay(made_progress=True), next_delay()] == [1, 2]
-
-
-def test_a_delay_of_zero_stays_zero() -> None:
-    restarts = Restarts(5, 0)
-    assert {restarts.after(CAUSE, number, False)[1] for number in range(1, 6)} == {0}
+    never = Restarts(5, 0)
+    assert {never.after(CAUSE, number, False)[1] for number in range(1, 6)} == {0}
 
 
 def test_a_restart_names_the_failure_and_the_loss_of_a_machine_is_not_counted() -> None:
