@@ -170,7 +170,6 @@ def wants_color(environ: Mapping[str, str]) -> bool:
 
 
 def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with the plan's changes."""
     changes = {name: change.value for name, change in plan.environment.items()}
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 

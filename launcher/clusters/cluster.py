@@ -23,10 +23,10 @@ SIGNS: tuple[str, ...] = (
 
 
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:
-    """Return what the cluster in `environ` says, with the variables as origins.
+    """Return the settings that the cluster in `environ` holds, with its variables as origins.
 
-    `layers`, what a person has set from the weakest on, say which cluster is meant. Inside of a
-    rank, a launch is one of its own, and has no part in the run that the rank belongs to.
+    `layers`, the user's settings from the weakest on, name the cluster. A launch inside a rank is
+    no part of that rank's run.
     """
     wanted = _wanted(layers)
     if wanted == NO_CLUSTER or (wanted == AUTO and not _may_be_on_cluster(environ)):
@@ -39,8 +39,7 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
 def task_of(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     """Return this process's place where its cluster has started each rank by itself.
 
-    The settings have been resolved without a problem. Whoever says which machine this is, has
-    started the launch as one.
+    Where the user has set which machine this is, the cluster has started one launch per machine.
     """
     typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if typed or settings.cluster == NO_CLUSTER:

@@ -58,7 +58,6 @@ def _ask_server() -> Job:
 
 
 def _task(environ: Environ) -> Ranks | None:
-    """Return the place of this process where a machine has several, so that each is a rank."""
     size, local_size = int(environ[_SIZE]), int(environ[_LOCAL_SIZE])
     is_agent = size == 1 or (size != local_size and _ask_server().num_nodes == size)
     if is_agent:

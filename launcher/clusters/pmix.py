@@ -23,8 +23,6 @@ class PmixError(OSError):
 
 
 class Job(NamedTuple):
-    """Where the processes of one mpirun are."""
-
     first_host: str  # of rank 0
     num_nodes: int
     node: int  # the number of this one, from 0
@@ -85,7 +83,6 @@ def _load() -> ctypes.CDLL:
 
 
 def _places() -> Iterator[str]:
-    """Yield where the library may be: on the loader's path, Debian's own place, beside mpirun."""
     yield _NAME
     yield from glob(f"/usr/lib/*/pmix2/lib/{_NAME}")
     for folder in os.get_exec_path():

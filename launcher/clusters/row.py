@@ -34,18 +34,15 @@ class Cluster(NamedTuple):
 
 
 def said_by(variable: str, reason: str = "") -> Origin:
-    """Return the origin of a value that a cluster's variable holds, or that is read from it."""
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
 def faulty(name: str, text: str, variable: str, what: str, fix: str = FIX) -> Entry:
-    """Return the entry of the setting `name` for a variable whose value cannot be used."""
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=(name,))
     return Entry(text, said_by(variable), faults=(problem,))
 
 
 def unreadable(variable: str, what: str, error: Exception) -> Entries:
-    """Return what is said of a cluster whose variables cannot be read, by the error of that."""
     reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
     return {"num_machines": faulty("num_machines", "1", variable, f"{what}: {reason}")}
 

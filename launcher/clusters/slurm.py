@@ -171,7 +171,6 @@ def _processes(tasks_per_node: str, index: int) -> Entries:
 
 
 def _task(environ: Environ) -> Ranks | None:
-    """Return the place of this task where a machine has several of them, so that each is a rank."""
     if not is_step(environ):
         return None
     tasks = read_repeated(environ[_STEP_TASKS])
@@ -209,8 +208,6 @@ _OF_STEPS = (
 
 
 class Step(NamedTuple):
-    """The step that a launch becomes."""
-
     command: tuple[str, ...]
     environment: dict[str, str]
     job: str

@@ -48,8 +48,6 @@ class RankExit(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The first failure of a run, and what it did to the other ranks."""
-
     first: RankExit
     same: tuple[int, ...]  # ranks that failed by themselves in the same way
     different: tuple[RankExit, ...]  # ranks that failed by themselves in another way
@@ -73,13 +71,11 @@ class Failure(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """One sentence: which rank failed, and of what."""
         of = f" of {self.world_size}" if self.world_size > 1 else ""
         return describe_cause(self.reason, self.evidence, f"rank {self.first.rank}{of}")
 
     @property
     def aftermath(self) -> str:
-        """What the other ranks did, in a few words."""
         words = ""
         if self.evidence.divergence and self.first.crash is not None:
             words = f"; rank {self.first.rank} then failed with {self.first.crash.name}"
@@ -94,7 +90,6 @@ class Failure(NamedTuple):
 
     @property
     def details(self) -> str:
-        """The failed rank's traceback, or its last lines where there is none."""
         if self.first.crash is not None:
             return "\n".join([self.first.crash.traceback.rstrip(), *self.evidence.divergence[1:]])
         message = self.first.message.splitlines()
@@ -146,11 +141,10 @@ def find_failure(
     """Return the first failure among `exits`, or None when no rank failed.
 
     A rank that left silently (os._exit, a signal) is the first one if it left before another failed
-    on the connection that it dropped. Such an exception may be reported a moment before the silent
-    rank's process is found dead. An abort that the rank's last lines explain by communication does
-    not count as silent: victims end by it, too.
+    on the connection that it dropped, even if its process is found dead a moment later. An abort
+    that the rank's last lines explain by communication is not silent: victims abort, too.
 
-    `ranks` are all of this machine. How ranks diverged is kept where the first failure is one of
+    `ranks` are all of this machine. `divergence` is kept where the first failure is one of
     communication; the other arguments are as in `Evidence`.
     """
     last_lines = last_lines or {}
@@ -201,9 +195,7 @@ def find_failure(
 
 
 def _may_be_a_victim(end: RankExit) -> bool:
-    """Return whether a rank may have failed because another one left; the script may have wrapped
-    the error in one of its own.
-    """
+    """Return whether a rank, or the script in an error of its own, may have failed as a victim."""
     if end.crash is None:
         return end.left_silently and end.code <= 0  # a code of its own is its own failure
     return _tell_of_communication([end.crash.traceback])
@@ -214,7 +206,6 @@ def _tell_of_communication(lines: Sequence[str]) -> bool:
 
 
 def _is_same(end: RankExit, first: RankExit) -> bool:
-    """Return whether a rank failed with the same exception class, raised at the same line."""
     if end.was_stopping:
         return False
     if end.crash is None or first.crash is None:

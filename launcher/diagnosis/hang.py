@@ -38,7 +38,7 @@ _FORMING = "init_process_group"  # torch's function that forms the first group
 
 
 class NoStack(Enum):
-    """Why a rank that runs did not say where it is."""
+    """Why the stack of a running rank is unknown."""
 
     UNCONNECTED = (
         "it is not Python, has only just started, or has closed the launcher's descriptors"
@@ -62,8 +62,6 @@ class Exit(NamedTuple):
 
 
 class RankStatus(NamedTuple):
-    """What is known of one rank."""
-
     rank: int
     exit: Exit | None = None  # None while it runs
     no_stack: NoStack | None = None
@@ -74,12 +72,10 @@ class RankStatus(NamedTuple):
 
     @property
     def is_absent(self) -> bool:
-        """Whether it has ended, or does not answer."""
         return self.exit is not None or self.process is not None
 
     @property
     def place(self) -> Frame | None:
-        """The line of the script that the main thread is in."""
         return users_frame(self.stacks[0]) if self.stacks else None
 
     def group(self, name: str) -> Group | None:
@@ -87,8 +83,6 @@ class RankStatus(NamedTuple):
 
 
 class RankFacts(NamedTuple):
-    """What a rank has sent, and what the system says of its process."""
-
     rank: int
     code: int | None = None  # of its process, once that has ended
     ends: Sequence[Crash | End] = ()  # as it reported them
@@ -345,7 +339,6 @@ def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
 
 
 def _place(status: RankStatus) -> str:
-    """Return where a rank that runs is, as far as it is known."""
     if status.place is None:
         return f"its main thread is {status.process}" if status.process else ""
     progress = status.progress

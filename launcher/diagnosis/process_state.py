@@ -9,8 +9,6 @@ from headway.launcher.diagnosis.torch_messages import STATE, STATES, STOPPED_STA
 
 
 class ProcessState(NamedTuple):
-    """What the main thread of a process does."""
-
     letter: str = ""  # as in ps(1); empty: not known
     waits_in: str = ""  # the function of the kernel; empty: in none, or not known
 

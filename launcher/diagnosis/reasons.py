@@ -27,8 +27,6 @@ _PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
 
 
 class Evidence(NamedTuple):
-    """What is known of the rank that failed first."""
-
     code: int  # of its process; negative for a signal
     crash: Crash | None = None  # the exception that nothing handled
     message: str = ""  # the text of sys.exit("text")
@@ -208,7 +206,6 @@ def find_reason(evidence: Evidence) -> Reason:
 
 
 def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
-    """Return the sentence that says why the run failed."""
     sentence = reason.cause.format(
         rank=rank,
         exception=evidence.crash and evidence.crash.name,

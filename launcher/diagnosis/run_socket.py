@@ -34,8 +34,6 @@ _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
 class Run(NamedTuple):
-    """A launch that is running."""
-
     pid: int  # of its launcher
     program: str
     num_processes: int  # on this machine
@@ -77,7 +75,6 @@ class RunSocket:
             raise OSError(errno.EAGAIN, str(error)) from None
 
     def close(self) -> None:
-        """Answer no more requests."""
         self._is_closing = True
         with suppress(OSError):  # wakes the thread on Linux
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -76,7 +76,6 @@ def describe_crash(lines: Sequence[str]) -> list[str]:
 
 
 def parse_traceback(text: str) -> Stack:
-    """Return the calls in a traceback as Python prints it."""
     return tuple(frame for line in text.splitlines() if (frame := _frame(line)) is not None)
 
 

@@ -94,5 +94,4 @@ STOPPED_STATES = ("T", "t")
 
 
 def contains(message: str, texts: Iterable[Text]) -> bool:
-    """Return whether one of `texts` is part of a message."""
     return any(one.text in message for one in texts)

@@ -122,12 +122,12 @@ class Watch:
         self._wake()
 
     def step(self) -> int:
-        """Return the last optimizer step that a rank of this attempt has told of; 0: none has."""
+        """Return the last optimizer step that a rank of this attempt has reported; 0: none has."""
         with self._lock:
             return max((one.step for one in self._ranks.values()), default=0)
 
     def last_word(self) -> str:
-        """Return how far the rank is that has told of the most optimizer steps; may be empty."""
+        """Return the progress of the rank with the most optimizer steps; may be empty."""
         # without the lock: its holder may wait for the thread that calls this, to send figures
         furthest = max(self._ranks.copy().values(), key=lambda one: one.step, default=None)
         if furthest is None or not furthest.step:
@@ -135,7 +135,6 @@ class Watch:
         return f"rank {furthest.rank} at optimizer step {furthest.step}"
 
     def will_save(self) -> bool:
-        """Return whether a rank of this attempt saves once it is asked to stop."""
         with self._lock:
             return any(one.will_save for one in self._ranks.values())
 
@@ -239,8 +238,6 @@ class Watch:
 
 
 class RankChannel:
-    """One rank, and what it has sent on its status channel."""
-
     def __init__(
         self,
         rank: int,
@@ -332,7 +329,7 @@ class RankChannel:
         return before is not None and _movement(answer) != _movement(before)
 
     def _note_steps(self, progress: ProgressSnapshot) -> None:
-        """Note steps of which the rank's figures have not told."""
+        """Record steps that the rank's figures have not reported."""
         if self._figures is not None and progress.step > self._figures.step:
             self._figures = self._figures.moved_to(progress.step, progress.loss)
             self._note_figures(self._figures)
@@ -351,12 +348,10 @@ class RankChannel:
 
     @property
     def step(self) -> int:
-        """The optimizer steps that it has told of."""
         return self._progress.step if self._progress is not None else 0
 
     @property
     def status(self) -> RankStatus:
-        """What is known of it now."""
         is_closed = self.code is None and self.is_closed
         return status_of(
             RankFacts(

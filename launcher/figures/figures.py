@@ -22,8 +22,6 @@ _DATA_BOUND = 1 / 3  # of a step: all ranks wait for data, which is worth a word
 
 
 class RankRow(NamedTuple):
-    """One rank, as of its last record."""
-
     rank: int
     machine: int
     host: str
@@ -43,8 +41,6 @@ class RankRow(NamedTuple):
 
 
 class _Rank:
-    """The records of one rank."""
-
     def __init__(self, machine: int) -> None:
         self.machine = machine
         self.recent: deque[Figures] = deque(maxlen=_MOST_KEPT)  # of the last seconds
@@ -70,7 +66,7 @@ class _Rank:
 
 
 class RunFigures:
-    """What all ranks have told of their steps; any thread may use it."""
+    """The reported steps of all ranks; any thread may use it."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[int, Figures], None]] = []
@@ -106,9 +102,9 @@ class RunFigures:
         *,
         age_s: float = 0.0,
     ) -> None:
-        """Take in a record of a rank; one that cannot be is left out: any script may send it.
+        """Take in a record of a rank; skip an impossible one, since any script may send it.
 
-        The machine is that of the rank, None for this one, and `host` is its name.
+        `machine` is that of the rank, None for this one, and `host` is its name.
         """
         with self._lock:
             # a higher rank is of an attempt with more machines, that has ended
@@ -132,7 +128,7 @@ class RunFigures:
             self._slow = None  # nobody waits for a slow rank now
 
     def _judge(self) -> None:
-        """Judge the steps since the last time, once all ranks have told of enough."""
+        """Judge the steps since the last time, once all ranks have reported enough."""
         ranks = self._ranks
         if len(ranks) < self._num_ranks or not all(one.is_judgeable for one in ranks.values()):
             return
@@ -169,7 +165,6 @@ class RunFigures:
             return slow.describe(host if len(self.hosts) > 1 else "")
 
     def rows(self) -> list[RankRow]:
-        """Return what is known of each rank, in order."""
         now = time.monotonic()
         with self._lock:
             return [self._row(rank, one, now) for rank, one in sorted(self._ranks.items())]
@@ -254,7 +249,7 @@ class RunFigures:
         )
 
     def to_json(self, last_line: Callable[[int], str]) -> dict[str, Any]:
-        """Return what `headway top` is told."""
+        """Return the figures for `headway top`."""
         slow, rows = self._slow, self.rows()
         found = slow and {
             "rank": slow.rank,

@@ -58,8 +58,6 @@ class Times(NamedTuple):
 
 
 class SlowRank(NamedTuple):
-    """The rank that all others wait for."""
-
     rank: int
     cost_s: float  # for the others, in each step
     step_s: float
@@ -132,7 +130,6 @@ def find_lasting(stretches: Sequence[Mapping[int, Times]]) -> SlowRank | None:
 
 
 def mean_of(stretches: Sequence[Mapping[int, Times]]) -> dict[int, Times]:
-    """Return the mean of several stretches that have the same ranks."""
     return {
         rank: Times(*(sum(parts) / len(stretches) for parts in zip(*each, strict=True)))
         for rank in stretches[0]

@@ -46,7 +46,6 @@ def host_port(address: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an IP address is one that no other machine can reach."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -59,7 +58,6 @@ def is_literally_local(host: str) -> bool:
 
 
 def is_here(address: str) -> bool:
-    """Return whether an IP address is one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -159,10 +157,7 @@ def connect_to(address: str, port: int) -> socket.socket:
 
 
 def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
-    """Call what waits in C code, where a signal's handler could not run, in a thread of its own.
-
-    The main thread, which runs the handlers, waits for that one. It keeps no process from ending.
-    """
+    """Call, in a daemon thread, what waits in C code, where no signal handler could run."""
     called: futures.Future[T] = futures.Future()
 
     def call() -> None:

@@ -35,17 +35,14 @@ class Connection:
 
     @property
     def has_greeted(self) -> bool:
-        """Whether the other end has sent its greeting."""
         return self._session is not None
 
     @property
     def has_part(self) -> bool:
-        """Whether a line has begun to come, and not ended."""
         return self._lines.has_part
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` has to be called once the connection takes more."""
         return bool(self._unsent)
 
     def receive(self) -> Iterator[messages.Message]:
@@ -84,7 +81,7 @@ class Connection:
                 yield message
 
     def put(self, message: messages.Message) -> None:
-        """Have a message sent by the next `flush`."""
+        """Queue a message for the next `flush`."""
         assert self._session is not None, "the other end has greeted"
         self._unsent += self._session.seal(message)
 
@@ -95,7 +92,7 @@ class Connection:
                 del self._unsent[: self.link.send(self._unsent)]
 
     def flush_watched(self, selector: selectors.BaseSelector) -> None:
-        """Do the same, and let the selector, which has the link, tell when it takes more."""
+        """Flush, and have the selector, which has the link, watch for room for what is left."""
         self.flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         key = selector.get_key(self.link)
@@ -103,14 +100,14 @@ class Connection:
             selector.modify(self.link, events, key.data)
 
     def refuse(self, reason: str) -> None:
-        """Say why nothing more is sent, to an end without the run's key."""
+        """Send the reason of a refusal to an end without the run's key."""
         with suppress(OSError):
             self._unsent += messages.refusal(reason or "key")
             self.flush()
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Read what has come, and forget it: it would keep the other end from reading."""
+        """Discard received data, which would keep the other end from reading."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError
@@ -120,19 +117,16 @@ class Connection:
 
 
 def ended(error: EOFError | OSError) -> str:
-    """Return how a connection to a machine has ended."""
     if isinstance(error, (EOFError, ConnectionError)):
         return "its launcher has ended"
     return f"the connection to it broke: {error.strerror or error}"
 
 
 def silent_for(seconds: float) -> str:
-    """Return that a machine has been silent for so many seconds, and the time of day since when."""
     return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
 
 
 def unheard(message: messages.HeartbeatLost, of: str) -> str:
-    """Return that a machine has left because it heard nothing of another one, and since when."""
     return (
         f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "
         f"or {of} was suspended"
@@ -140,5 +134,4 @@ def unheard(message: messages.HeartbeatLost, of: str) -> str:
 
 
 def time_of_day(seconds_ago: float) -> str:
-    """Return what the clocks here said so many seconds ago."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds_ago))

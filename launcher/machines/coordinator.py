@@ -33,8 +33,6 @@ class Seen(NamedTuple):
 
 @dataclass(eq=False)
 class Machine:
-    """A machine that has joined."""
-
     peer: int  # its connection
     join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
@@ -51,7 +49,6 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         return f"{_numbered(self.rank)} ({self.join.host})"
 
 
@@ -61,7 +58,6 @@ def _numbered(rank: int | None) -> str:
 
 
 def loss(label: str, machine: int, host: str, reason: str, word: str) -> messages.Failed:
-    """Return the failure of a run that has lost a machine, with the last word of its ranks."""
     go_on = "where machines may go, a range lets a run go on: --num-machines 1:2"
     if machine == 0:
         go_on = "no other machine can take the place of machine 0"
@@ -77,7 +73,6 @@ def loss(label: str, machine: int, host: str, reason: str, word: str) -> message
 
 
 def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
-    """Return what other machines are told of an error of this machine's launcher."""
     problem = error.problems[0]
     return messages.Failed(
         machine=machine,
@@ -164,7 +159,6 @@ class Coordinator:
         return True
 
     def _why_not(self, join: messages.Join) -> messages.Refused | None:
-        """Return why a machine cannot join; None if it can."""
         if self.is_ended or self._is_stopping:
             again = "start it again on all machines"
             return messages.Refused("the run has ended", "machine 0", again)
@@ -188,7 +182,6 @@ class Coordinator:
         return messages.Refused(what, "the run at machine 0", fix) if what else None
 
     def take(self, peer: int, message: messages.Message, now: float) -> None:
-        """Act on a message of a machine that is in."""
         machine = self.machines[peer]
         machine.heard_at = now
         if isinstance(message, messages.Beat):
@@ -219,7 +212,6 @@ class Coordinator:
             self._advance(now)
 
     def lose(self, peer: int, reason: str, now: float) -> None:
-        """Act on the end of a machine's connection."""
         machine = self.machines.pop(peer, None)
         if machine is None:
             return
@@ -246,7 +238,6 @@ class Coordinator:
         self._advance(now)
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
         if self._asked_at is not None:
             self._judge(now)
         self._advance(now)
@@ -261,7 +252,6 @@ class Coordinator:
             self._tell(self.machines.values(), messages.Missing(missing))
 
     def _failed(self, cause: str, where: str, fix: str, details: str = "") -> messages.Failed:
-        """Return a failure that machine 0 finds, of no rank."""
         host = next((one.join.host for one in self.machines.values() if one.rank == 0), "")
         return messages.Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
 
@@ -382,7 +372,7 @@ class Coordinator:
         self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Decide how the run goes on after a failure, once it is clear enough whose it is."""
+        """Decide how the run continues after a failure, once it is clear enough whose it is."""
         assert self._asked_at is not None
         failures = [one.failure for one in self.machines.values() if one.failure is not None]
         if not failures:
@@ -409,7 +399,7 @@ class Coordinator:
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
-        """Tell all how the run has failed, and machine 0, which reports it, all that is known."""
+        """Notify all machines of the failure, and machine 0, which reports it, of all details."""
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all, record="")

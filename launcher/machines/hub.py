@@ -32,8 +32,6 @@ class _Left(Exception):
 
 
 class _Peer:
-    """One connection, and when something came on it."""
-
     def __init__(self, connection: Connection, address: str, reached_at: str, now: float) -> None:
         self.connection = connection
         self.address = address  # empty for machine 0 itself

@@ -62,7 +62,7 @@ class Member:
         self._thread.start()
 
     def send(self, message: messages.Message) -> None:
-        """Have a message sent, once the other end has greeted."""
+        """Queue a message, which is sent once the other end has greeted."""
         self._to_send.append(message)
         self._wake()
 
@@ -94,7 +94,7 @@ class Member:
         return self.lost is not None and not any(one is not None for one in answers)
 
     def close(self) -> None:
-        """Send what is to be sent, and leave."""
+        """Send the queued messages, and leave."""
         self._is_closing = True
         self._wake()
         while self._thread.is_alive():

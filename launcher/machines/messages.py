@@ -37,8 +37,6 @@ class Fact(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is compared between machines before ranks start."""
-
     must_agree: tuple[Fact, ...]
     should_agree: tuple[Fact, ...]
 
@@ -101,8 +99,6 @@ class Beat(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What the last steps of a rank took, for machine 0."""
-
     rank: int
     figures: Figures
 
@@ -118,28 +114,20 @@ class Leave(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The machine has been taken in."""
-
     machine_timeout_s: float
 
 
 class Refused(NamedTuple):
-    """The machine has not been taken in."""
-
     what: str
     where: str
     fix: str
 
 
 class Missing(NamedTuple):
-    """What the run waits for."""
-
     text: str
 
 
 class Probe(NamedTuple):
-    """Try to reach another machine."""
-
     label: str
     address: str
     port: int
@@ -190,12 +178,10 @@ class Greeting(NamedTuple):
     has_key: bool
 
     def line(self) -> bytes:
-        """Return it as it is sent."""
         return f"{PROTOCOL} {self.nonce} {'keyed' if self.has_key else 'open'}\n".encode()
 
 
 def new_greeting(key: bytes) -> Greeting:
-    """Return the greeting of one end of a new connection."""
     return Greeting(secrets.token_hex(16), bool(key))
 
 
@@ -237,7 +223,6 @@ class Session:
         self._num_sent = self._num_received = 0
 
     def seal(self, message: Message) -> bytes:
-        """Return the line of the next message to send."""
         content = encode(message)[:-1]
         tag = _tag(self._sending, self._num_sent, content)
         self._num_sent += 1

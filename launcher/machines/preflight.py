@@ -26,8 +26,6 @@ _SHOULD_AGREE = (
 
 
 class Difference(NamedTuple):
-    """A machine that differs from machine 0."""
-
     machine: str
     what: str
     here: str
@@ -63,7 +61,6 @@ def _digest(data: bytes) -> str:
 
 
 def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[Difference]:
-    """Return how the facts of a machine differ from those of machine 0."""
     on_main, here = dict(main), dict(other)
     return [
         Difference(machine, name, here.get(name, "-"), on_main.get(name, "-"))

@@ -137,7 +137,6 @@ class MachinesRendezvous(Rendezvous):
                 say(f"waiting for {missing.text}")
 
     def _look(self) -> None:
-        """Raise RunEnded if the run has ended elsewhere."""
         member = self._member
         if member is None:
             return
@@ -234,7 +233,6 @@ class MachinesRendezvous(Rendezvous):
         return {name: exactly + interface for name, exactly in interfaces if name not in environ}
 
     def shutdown(self) -> bool:
-        """Leave the run; machine 0 first waits until the others have, at most the grace period."""
         self._store = None
         if self._probe is not None:
             self._probe.close()
@@ -335,7 +333,6 @@ class Membership:
         return member
 
     def not_taken_in(self) -> LaunchError:
-        """Return the error for this machine, which machine 0 has not taken in."""
         assert self.member is not None
         refused, unacceptable = self.member.refused, self.member.unacceptable
         if refused is not None:

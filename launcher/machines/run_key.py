@@ -24,7 +24,6 @@ def run_key(environ: Mapping[str, str]) -> bytes:
 
 
 def describe_run_key(environ: Mapping[str, str]) -> str:
-    """Return how the machines of a run with this environment know each other, as a sentence."""
     if KEY_VARIABLE in environ:
         return f"machines know each other by {KEY_VARIABLE}"
     return f"nothing keeps other programs of the network out of the run: {HOW_TO_SET}"

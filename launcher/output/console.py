@@ -59,12 +59,11 @@ class Console:
         self.first = 0  # the lowest rank that is shown: its progress bar moves on a terminal
 
     def begin(self, ranks: Iterable[int]) -> None:
-        """Set which ranks will write."""
         self.first = min(filter(self.shows, ranks), default=0)
 
     @contextmanager
     def takes_stderr(self) -> Iterator[None]:
-        """Let what this process itself prints on `sys.stderr` take its turn, and never block."""
+        """Queue what this process prints on `sys.stderr` with the ranks' output; never block."""
         usual = sys.stderr
         sys.stderr = _OwnText(self._say, usual)
         try:
@@ -73,16 +72,14 @@ class Console:
             sys.stderr = usual
 
     def shows(self, rank: int) -> bool:
-        """Return whether the output of this rank is shown."""
         return self._ranks is None or rank in self._ranks
 
     @property
     def has_terminal(self) -> bool:
-        """Whether there is a terminal on which lines have their places."""
         return self._sink_below is not None
 
     def show_below(self, text: str) -> None:
-        """Let a line be below all output on the terminal, until the next one; empty: none."""
+        """Show a line below all output on the terminal, until the next one; empty: none."""
         if self._sink_below is not None:
             self._sink_below.show_below(text)
 
@@ -90,7 +87,7 @@ class Console:
         return self._sinks[target].is_terminal
 
     def is_full(self, target: int) -> bool:
-        """Return whether so much waits for a reader that the ranks have to wait too."""
+        """Return whether so much waits for a reader that the ranks must wait, too."""
         return self._sinks[target].is_full
 
     def has_no_reader(self, target: int) -> bool:
@@ -109,7 +106,6 @@ class Console:
         return any(error and not isinstance(error, BrokenPipeError) for error in errors)
 
     def pass_on(self, target: int, data: bytes) -> None:
-        """Show bytes as they are."""
         self._sinks[target].pass_on(data)
 
     def write(self, rank: int, target: int, text: bytes, *, is_new: bool = False) -> None:
@@ -216,7 +212,6 @@ class StatusLine:
         self.due = time.monotonic() + (_BELOW_FROM_S if self._is_below else self._every_s)
 
     def show_due(self, now: float) -> None:
-        """Show the line, if it is time."""
         if now < self.due:
             return
         self.due = now + self._every_s

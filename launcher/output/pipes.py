@@ -67,7 +67,6 @@ class Output:
         self._thread.start()
 
     def begin(self, attempt: int, ranks: Collection[int]) -> None:
-        """Set which ranks will be added, in which attempt."""
         self._attempt = attempt
         self._patience_s = _NEVER
         self.console.begin(ranks)
@@ -113,7 +112,7 @@ class Output:
         return time.monotonic() if self._paused else self._read_at
 
     def limit_wait(self, patience_s: float) -> None:
-        """Discard the output for a stream that accepts nothing for so long, so that ranks go on."""
+        """Discard the output for a stream that accepts nothing for so long; ranks then continue."""
         self._patience_s = patience_s
         self._wake()
 
@@ -186,8 +185,6 @@ class Output:
 
 
 class _Stream:
-    """One pipe of one rank."""
-
     def __init__(
         self, fd: int, rank: int, target: int, console: Console, log: Log | None, tail: Tail
     ) -> None:

@@ -57,7 +57,7 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
-        """Whether the ranks have to wait."""
+        """Whether the ranks must wait."""
         return self._size >= MAX_QUEUED
 
     @property
@@ -82,7 +82,6 @@ class Sink:
             self._add(text)
 
     def pass_on(self, data: bytes) -> None:
-        """Queue bytes as they are."""
         with self._changed:
             self._add(data)
 
@@ -95,7 +94,7 @@ class Sink:
                 self._add(data)
 
     def show_below(self, text: str) -> None:
-        """Let a line be below all else on the terminal, until the next one; empty: none."""
+        """Show a line below all else on the terminal, until the next one; empty: none."""
         with self._changed:
             if self._below is not None:
                 self._below.text = text
@@ -103,7 +102,6 @@ class Sink:
                 self._changed.notify_all()
 
     def end_line(self) -> None:
-        """Queue the end of a line that a rank has left unfinished."""
         with self._changed:
             self._end_line()
 
@@ -232,7 +230,6 @@ def _prefixed(text: bytes, prefix: bytes, goes_on: bool) -> bytes:
 
 
 def is_same_file(one: TextIO, other: TextIO) -> bool:
-    """Return whether two streams are one file, terminal or pipe."""
     first, second = os.fstat(one.fileno()), os.fstat(other.fileno())
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
@@ -262,7 +259,6 @@ class LineBelow:
         return bytes_
 
     def note(self, written: bytes | memoryview) -> None:
-        """Take what was written since."""
         self._rest = (self._rest + bytes(written)).rpartition(b"\n")[2][-_LONGEST:]
 
     def draw(self) -> bytes:
@@ -290,7 +286,7 @@ class LineBelow:
 
 
 def _fit(text: str, columns: int) -> str:
-    """Leave out parts between the first and the last one, the longest first, until it fits."""
+    """Skip parts between the first and the last one, the longest first, until the text fits."""
     parts = text.split("  ")
     while len(text) > columns and len(parts) > 2:
         parts.remove(max(parts[1:-1], key=len))

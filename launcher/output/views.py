@@ -43,7 +43,6 @@ class View:
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
     def take(self, data: bytes) -> None:
-        """Take what the rank has written next."""
         self._console.pass_on(self._target, data)
 
     @property

@@ -119,7 +119,6 @@ def _why_not_hooked(plan: LaunchPlan) -> str | None:
 
 
 def _program_problems(plan: LaunchPlan) -> Iterator[Problem]:
-    """Yield why the program cannot run in the requested way."""
     settings, program, supervised = plan.settings, plan.program, plan.supervised
     if plan.in_process and supervised is not None:
         name = _setting_for_a_launcher(settings, is_rank=plan.task is not None)
@@ -157,7 +156,6 @@ def _program_problems(plan: LaunchPlan) -> Iterator[Problem]:
 
 
 def _task_problems(plan: LaunchPlan, task: Ranks) -> list[Problem]:
-    """Return why this process cannot be the rank that its scheduler has started it as."""
     settings = plan.settings
     tasks = task.local_world_size
     what = []

@@ -16,7 +16,6 @@ from headway.settings.table import TABLE, Settings
 
 
 def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
-    """Return the full plan: settings with their origins, how it starts, the environment."""
     plan = plan if show_secrets else without_secrets(plan)
     settings = plan.settings
     ranks = f"{settings.num_processes} on this machine"
@@ -63,7 +62,6 @@ def _section(title: str, rows: Sequence[str]) -> list[str]:
 
 
 def settings_table(settings: Settings, with_origin: bool = True) -> str:
-    """Return one line for each setting: its name, its value, its origin."""
     rows = []
     for name in TABLE:
         value, origin = settings.values[name]

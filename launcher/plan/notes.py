@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def notes(plan: LaunchPlan) -> tuple[str, ...]:
-    """Return one sentence for each note."""
     return tuple(note for rule in NOTES for note in rule(plan))
 
 
@@ -79,7 +78,7 @@ _BESIDE: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] =
 
 
 def _of_selection(plan: LaunchPlan) -> Iterator[str]:
-    """Say which GPUs a selection stands for, and which of them are not used."""
+    """Explain which GPUs a selection stands for, and which of them are not used."""
     settings, machine = plan.settings, plan.machine
     if not kind_of(settings.device).is_numbered:
         return

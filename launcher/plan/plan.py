@@ -38,7 +38,6 @@ class LaunchPlan(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the run has one rank."""
         return self.is_one_machine and self.settings.num_processes == 1
 
     @property
@@ -70,7 +69,6 @@ class LaunchPlan(NamedTuple):
 
 
 def summary(plan: LaunchPlan) -> str:
-    """Return the plan in one line."""
     settings = plan.settings
     processes = counted(settings.num_processes, "process", "processes")
     parts = [f"{processes} on {settings.device}"]
@@ -95,7 +93,7 @@ def place_of(settings: Settings) -> str:
 
 
 def _without_rank(plan: LaunchPlan) -> str:
-    """Say what a script for torchrun lacks; once it has replaced the launcher, none can say so."""
+    """Explain what a script for torchrun lacks; nothing can, once it has replaced the launcher."""
     if plan.is_rank:
         return ""
     return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"

@@ -15,7 +15,7 @@ RUNTIMES = (
 
 
 class Hook(NamedTuple):
-    """A training library that is joined when the script imports it."""
+    """A training library that is hooked when the script imports it."""
 
     name: str  # for messages
     module: str  # after whose import
@@ -32,15 +32,12 @@ HOOKS = (
 
 
 class Program(NamedTuple):
-    """The user's program and its arguments."""
-
     name: str  # a path, or a module's name
     args: tuple[str, ...] = ()
     kind: str = "script"  # script, module, or program if it is not Python
     is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
 
     def command(self, python: Sequence[str]) -> list[str]:
-        """Return the argv that runs it."""
         dashes = ["--"] if self.name.startswith("-") else []
         before = {"script": [*python, *dashes], "module": [*python, "-m"], "program": []}
         return [*before[self.kind], self.name, *self.args]

@@ -76,7 +76,6 @@ def start_of(
 
 
 def without_secrets(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with secrets masked, in variables and in the script's arguments."""
     program = plan.program._replace(args=tuple(masked_command(plan.program.args)))
     environment = {
         name: change if change.value is None else change._replace(value=masked(name, change.value))

@@ -28,7 +28,6 @@ Variables = dict[str, Value]
 
 
 def variables_of(plan: LaunchPlan) -> Variables:
-    """Return the changes of the environment that the script inherits."""
     changes: Variables = {}
     for rule in RULES:
         changes |= rule(plan)

@@ -122,7 +122,6 @@ class Agent(LocalElasticAgent):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the ranks have been asked to stop."""
         return self._ranks is not None and self._ranks.is_stopping
 
     def end_grace_period(self) -> None:
@@ -151,7 +150,7 @@ class Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY) if goes_on else result
 
     def _exit_barrier(self) -> None:
-        """Wait for nobody: `_monitor_workers` has told of no success before all machines had it."""
+        """Wait for nobody: `_monitor_workers` reports success only when all machines have it."""
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # torch 2.11 has no timeout
         if self._ranks is not None and (self.handler.ended_by or self.handler.restart):
@@ -163,7 +162,6 @@ class Agent(LocalElasticAgent):
             raise
 
     def _describe_failure(self) -> Failed:
-        """Return how the ranks have failed here, as far as it is known, for the other machines."""
         from headway.launcher.machines.messages import MAX_DETAILS, MAX_RECORD, Failed
 
         if self._ranks is not None:

@@ -37,8 +37,6 @@ class Outcome(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The exit code, with a line to print, or a failure to report and to record."""
-
     code: int
     line: str = ""
     failure: Failure | Hang | ServerDeath | None = None

@@ -21,7 +21,6 @@ OF_A_MACHINE = "machine"
 
 
 def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
-    """Return where a failure on this machine happened: process, host, logs."""
     place = socket.gethostname()
     if isinstance(failure, Failure):
         place = f"process {failure.first.pid} on {place}"
@@ -51,7 +50,7 @@ def record_elsewhere(failed: Failed) -> str:
 
 
 def write_record(record: str, folder: str) -> None:
-    """Write failure.json, in full or not at all; say so where that cannot be done."""
+    """Write failure.json, in full or not at all; print a note where that fails."""
     path = os.path.join(folder, "failure.json")
     partial = f"{path}.tmp"
     try:

@@ -56,8 +56,6 @@ class Job(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """A request to start one rank."""
-
     env: dict[str, str]
     fds: list[int]  # stdin, stdout, stderr, status channel
 
@@ -103,8 +101,6 @@ def _warm_up() -> None:
 
 
 class _Server:
-    """Serves requests until the launcher has ended."""
-
     def __init__(self, launcher: socket.socket, job: Job) -> None:
         self._launcher = launcher
         self._job = job

@@ -278,7 +278,6 @@ def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def cannot_start(error: OSError) -> LaunchError:
-    """Return the error for a process that the operating system cannot start."""
     fixes = {
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",

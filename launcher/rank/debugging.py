@@ -51,14 +51,14 @@ def lent_terminal() -> Iterator[None]:
 
 
 def leave_prompt() -> None:
-    """Begin a line for the launcher's report where a debugger's prompt may stand."""
+    """Start a new line for the launcher's report where a debugger's prompt may be."""
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\n")
 
 
 def skip_prompts() -> None:
-    """Let `pdb.set_trace()` do nothing in this rank, as PYTHONBREAKPOINT=0 does for breakpoint().
+    """Disable `pdb.set_trace()` in this rank, as PYTHONBREAKPOINT=0 disables breakpoint().
 
     All debuggers begin with this public method of `bdb`, those of IPython and pudb too.
     """

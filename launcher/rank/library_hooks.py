@@ -13,13 +13,13 @@ from headway.launcher.rank.rank_monitor import AfterImport
 
 
 def install() -> None:
-    """Join the libraries of `HOOKS` after their import."""
+    """Hook the libraries of `HOOKS` after their import."""
     for hook in HOOKS:
         _join_after_import(hook.module, hook.joins, "it does not save when the job has to stop")
 
 
 def see_steps() -> None:
-    """See the steps of a script that trains by torch alone, after its import."""
+    """Observe the steps of a script that trains by torch alone, after its import."""
     _join_after_import("torch", "headway.strategies.plain_steps", "its steps are not seen")
 
 

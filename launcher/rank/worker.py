@@ -322,7 +322,6 @@ def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
 
 
 def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:
-    """Return whether the launcher reports the exception instead of this process."""
     is_known = is_of_communication(crash) or (
         isinstance(error, BrokenPipeError) and _has_lost_reader()
     )

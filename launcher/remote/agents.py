@@ -32,14 +32,11 @@ _LONGEST_ANSWER_BYTES = 1 << 23  # of an agent: how its launch has ended, with t
 
 
 def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
-    """Return the command that runs an agent on a host."""
     options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
     return ["ssh", "-T", *options, host, f"exec {shlex.join(agent)}"]
 
 
 class Connection:
-    """The connection to an agent."""
-
     def __init__(self, name: str, process: Process, mark: str) -> None:
         self.name = name
         self.has_answered = False
@@ -105,7 +102,6 @@ class Connection:
         return None
 
     def lost(self) -> End:
-        """Return what is said of a host whose connection has ended."""
         error = LaunchError(
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
             + self._how_it_ended(),
@@ -136,7 +132,7 @@ class Connection:
         self._killer = asyncio.get_running_loop().call_later(seconds, self.kill)
 
     def kill(self) -> None:
-        """End ssh, and what it has started here, at once; what they still say is left out."""
+        """Kill ssh, and what it has started here, at once; what they still print is dropped."""
         if self.is_open:
             self._is_killed = True
             with suppress(ProcessLookupError):
@@ -144,7 +140,7 @@ class Connection:
         asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Wait no longer: what ssh has started for later connections may hold its pipes."""
+        """Stop waiting: what ssh has started for later connections may hold its pipes."""
         for task in (*self._readers, self._exit):
             task.cancel()
 

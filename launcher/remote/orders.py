@@ -58,8 +58,6 @@ class Start(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """A signal for the launch."""
-
     number: int
 
 

@@ -50,15 +50,13 @@ exit "$code"
 
 
 class Job(NamedTuple):
-    """A job for SLURM."""
-
     options: Mapping[str, str]  # of sbatch, by their long names without dashes; "": no value
     variables: Mapping[str, str]  # of the environment that the script sets
     command: Sequence[str]  # the launch, with its arguments
 
 
 class JobState(NamedTuple):
-    """What SLURM says of a job."""
+    """What SLURM reports of a job."""
 
     name: str  # RUNNING, PENDING, FAILED, ...
     reason: str = ""  # why it waits, or why it ended
@@ -79,7 +77,7 @@ class JobState(NamedTuple):
 
 
 def batch_script(job: Job) -> str:
-    """Return the text of a script for sbatch, which has the job run again where it may go on."""
+    """Return the text of a script for sbatch, which has the job requeued where it may resume."""
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
     lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
@@ -87,7 +85,6 @@ def batch_script(job: Job) -> str:
 
 
 def sbatch_words(options: Mapping[str, str]) -> list[str]:
-    """Return the options as words of a command line."""
     return [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
 
 
@@ -125,7 +122,7 @@ def is_job_id(word: str) -> bool:
 
 
 def state_of(job: str) -> JobState:
-    """Return what SLURM's controller says of a job, or its accounting once that has forgotten it.
+    """Return what SLURM's controller reports of a job, or its accounting once that has dropped it.
 
     Raises LaunchError where neither knows the job, and MachineError where there is no SLURM here.
     """
@@ -164,7 +161,7 @@ def _value(pattern: str, text: str) -> str:
 
 
 def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:
-    """Copy the job's output until it has ended; return how. A job that is run again goes on.
+    """Copy the job's output until it has ended, through requeues; return how it ended.
 
     `write` takes the output, `say` a line about the job. Raises LaunchError where SLURM does not
     know the job, or its output cannot be read.

@@ -55,8 +55,6 @@ def run_on_hosts(launch: RemoteLaunch) -> int:
 
 
 class _Run:
-    """One launch on several hosts."""
-
     def __init__(self, launch: RemoteLaunch) -> None:
         self.launch = launch
         self.machines: list[Connection] = []
@@ -113,7 +111,7 @@ class _Run:
             await asyncio.gather(*(machine.ended() for machine in self.machines))
 
     async def _found(self) -> list[Found]:
-        """Return what the agents say; all reasons why they cannot run the launch are one error."""
+        """Return the agents' answers; all reasons why they cannot run the launch are one error."""
         asked = [machine.ask(encode(self.launch.order)) for machine in self.machines]
         async with self._telling_who_is_waited_for(lambda machine: not machine.has_answered):
             answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -189,7 +187,7 @@ class _Run:
     def _stop_others(
         self, others: Collection[Connection], ended: Mapping[Connection, End | None]
     ) -> None:
-        """Stop the launches that go on after a failure; they will say that SIGTERM came."""
+        """Stop the launches that continue after a failure; they will report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
         why = f"the connection to {', '.join(gone)} was lost" if gone else "the run has failed"
         say(f"{why}; stopping {', '.join(machine.name for machine in others)}")
