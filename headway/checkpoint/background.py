@@ -35,7 +35,7 @@ class Background:
         self._group_of: object = None  # the default group that it was made beside
 
     def start(self, prepared: Prepared) -> None:
-        """Copy the tensors, and begin to write the checkpoint; the one before it must be over."""
+        """Copy the tensors, and start to write; the checkpoint before it must be over."""
         with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
@@ -49,7 +49,7 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is there; an error of any rank is raised on all, once."""
+        """Wait until the checkpoint is written; an error of any rank is raised on all, once."""
         if self._thread is not None:
             meet("wait_for_checkpoint()")
             self._join()
@@ -57,13 +57,12 @@ class Background:
             agree(self._raise_failure)
 
     def _raise_failure(self) -> None:
-        """Raise the error of the last checkpoint, once, if it could not be written."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def close(self) -> None:
-        """Wait, as `wait` does, but on this rank alone, and free the memory of the copies."""
+        """Wait, as `wait` does, but on this rank alone, and free the copies."""
         self._join()
         self._thread = None
         self._copies.clear()
@@ -83,7 +82,6 @@ class Background:
             self._thread.join()
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return copies of tensors in the memory of the CPU, where there were some before."""
         before, self._copies = self._copies, {}
         with _one_thread():
             for name, tensor in tensors.items():
@@ -102,7 +100,7 @@ class Background:
         return self._group
 
     def _end(self) -> None:
-        """Let a failure that nobody has waited for end the process with the code of its error."""
+        """Exit with the code of a failure that nobody has waited for."""
         self._join()
         if self._failure is None:
             return
@@ -113,7 +111,7 @@ class Background:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: where cores are busy, several wait long for each other."""
+    """Make torch use one thread: where cores are busy, several wait long for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -140,11 +138,10 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _exit_with(code: int) -> None:
-    """End this process with an exit code while it runs its exit handlers; the others run first.
+    """Exit with a code from within an exit handler; the other handlers run first.
 
-    Relies on a private function of atexit, which multiprocessing uses for the same, as the code of
-    a SystemExit in an exit handler is lost. Handlers registered later than the one that calls this
-    run once more.
+    Python ignores a SystemExit there. Relies on a private function of atexit, which multiprocessing
+    uses for the same. Handlers registered after the caller of this run twice.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -55,8 +55,6 @@ class Checkpointer:
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # once a checkpoint was saved without a wait
 
-    # ------------------------------------------------------------------ save
-
     def save_state(
         self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str:
@@ -81,7 +79,7 @@ class Checkpointer:
     def save_to(
         self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
     ) -> None:
-        """Save to `target`; rank 0 calls `then` once the checkpoint is there."""
+        """Save to `target`; rank 0 calls `then` once the checkpoint is complete."""
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import own_buffers_of
 
@@ -145,8 +143,6 @@ class Checkpointer:
         if self._background is not None:
             self._background.close()
 
-    # ------------------------------------------------------------------ load
-
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
     ) -> None:
@@ -176,8 +172,6 @@ class Checkpointer:
             named_in = self.project_folder("load_state")
             project.iteration = max(project.iteration, on_rank_0(lambda: next_number(named_in)))
 
-    # ------------------------------------------------------------------ hooks, registered objects
-
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Include these objects' states, as they are on rank 0, in checkpoints."""
         without = [
@@ -202,7 +196,6 @@ class Checkpointer:
         return _register(self._load_hooks, hook)
 
     def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:
-        """Return the weights of all models, as the hooks leave them."""
         from headway.checkpoint.saving import agree, on_rank_0
 
         models = self.training.inner_models
@@ -240,10 +233,8 @@ class Checkpointer:
         agree(lambda: check(models))
         return models
 
-    # ------------------------------------------------------------------ folders
-
     def project_folder(self, method: str) -> Path:
-        """Return the project folder, whose checkpoints Headway names; `method` is what needs it."""
+        """Return the folder for named checkpoints, or refuse `method`, which needs it."""
         folder = self.project.project_dir
         if folder is None:
             raise UsageError(

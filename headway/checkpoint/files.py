@@ -103,7 +103,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Give a file to write in place of each of these; at the end they replace them, in order.
+    """Yield a temporary file for each target; after the block they replace them, in order.
 
     After an error the targets stay as they are.
     """
@@ -118,7 +118,6 @@ def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def write_synced(obj: Any, path: Path, *, safe: bool = False) -> None:
-    """Write `obj` to a file, `safe` with safetensors, and wait until the disk has it."""
     if safe:
         safetensors.torch.save_file(without_shared_memory(obj), path, metadata={"format": "pt"})
     else:
@@ -127,7 +126,6 @@ def write_synced(obj: Any, path: Path, *, safe: bool = False) -> None:
 
 
 def wait_for_disk(path: Path) -> None:
-    """Wait until the disk has what was written to a file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -223,7 +221,6 @@ def _check(state_dict: Mapping[str, Any], folder: Path) -> None:
 
 
 def _shards(state: Mapping[str, Any], limit: int) -> list[list[str]]:
-    """Return the names for each file, in order, as many as fit."""
     shards: list[list[str]] = [[]]
     room = limit
     for name, tensor in state.items():

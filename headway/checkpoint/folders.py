@@ -40,14 +40,14 @@ _RENAME_EXCHANGE = 2  # renameat2(2)
 
 
 class Checkpoint(NamedTuple):
-    """A committed checkpoint; its files have not been looked at."""
+    """A committed checkpoint; its files are not checked."""
 
     path: Path
     manifest: Manifest
 
 
 class Candidate(NamedTuple):
-    """A checkpoint that a run may resume from; its files have not been looked at."""
+    """A checkpoint that a run may resume from; its files are not checked."""
 
     saved_at: float  # seconds since the epoch; of the folder, where the manifest cannot be read
     path: Path
@@ -58,7 +58,6 @@ class Candidate(NamedTuple):
 
 
 def begin(target: Path) -> Path:
-    """Make and return the private folder in which the checkpoint `target` is written."""
     if target.name in ("", ".."):
         raise CheckpointError(
             "a checkpoint takes the place of its folder, and this one has no name",
@@ -79,7 +78,7 @@ def begin(target: Path) -> Path:
 
 
 def require_shared(pending: Path) -> None:
-    """Require that this rank sees the folder that `begin` has made on rank 0."""
+    """Require that this rank sees the folder that `begin` made on rank 0."""
     with suppress(OSError):
         # so that a network file system asks its server, and does not remember that it was missing
         pending.parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +91,10 @@ def require_shared(pending: Path) -> None:
 
 
 def commit(pending: Path, target: Path) -> None:
-    """Give a folder that `begin` made, with its manifest in it, the name of the checkpoint.
+    """Rename a folder of `begin`, with its manifest, to the checkpoint's name.
 
-    An older checkpoint of this name is replaced in the same step, and removed; where the system
-    refuses, it still stands.
+    An older checkpoint of this name is replaced in the same step, and removed. If the system
+    refuses, it remains.
     """
     try:
         _flush_folders(pending)
@@ -175,7 +174,7 @@ def _link_or_copy(source: Path, copy: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; return False where the system cannot."""
+    """Exchange the names of two folders atomically; return False if the system cannot."""
     if sys.platform != "linux":
         return False
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -186,9 +185,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def recover(target: Path) -> None:
-    """Finish a commit that was cut off between its two renames, if `target` is missing so.
+    """Finish a commit that stopped between its two renames, if `target` is missing.
 
-    The newest whole one of the two folders takes the name.
+    The newest whole folder of the two takes the name.
     """
     if os.path.lexists(target) or not _siblings(target, "old"):
         return
@@ -214,9 +213,9 @@ def recover(target: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a checkpoint or a leftover; return whether nothing of it is left.
+    """Remove a checkpoint or a leftover; return whether it is gone completely.
 
-    It is renamed first, so that no part of it can be taken for a whole one.
+    It is renamed first, so that no part of it can be taken for a whole checkpoint.
     """
     trash = path.with_name(f".trash-{os.urandom(4).hex()}")
     with suppress(OSError):  # another process was faster, or may not
@@ -229,16 +228,16 @@ def remove(path: Path) -> bool:
 
 
 def prune(folder: Path, keep: int) -> dict[Path, bool]:
-    """Remove all but the newest `keep` checkpoints; return for each path whether nothing is left.
+    """Remove all but the newest `keep` checkpoints; return whether each is gone completely.
 
-    A link is no checkpoint: it neither counts nor goes.
+    A link is not a checkpoint: it is neither counted nor removed.
     """
     old = own_checkpoints_in(folder)[: -max(keep, 1)]
     return {one.path: remove(one.path) for one in old}
 
 
 def leftovers_in(folder: Path) -> list[Path]:
-    """Return what saves that did not end have left in a folder, sorted."""
+    """Return what interrupted saves have left in a folder, sorted."""
     kinds = (".tmp-", ".old-", ".trash-")
     return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
 
@@ -247,44 +246,40 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 
 def step_folder(project: Path, step: int) -> Path:
-    """Return where the checkpoint of an optimizer step is; the names sort by step."""
+    """Return the folder for a step's checkpoint; the names sort by step."""
     return project / FOLDER / f"{_STEP}{step:08d}"
 
 
 def numbered_folder(project: Path, number: int) -> Path:
-    """Return where the checkpoint of this number is, with automatic naming."""
     return project / FOLDER / f"{_NUMBERED}{number}"
 
 
 def next_number(project: Path) -> int:
-    """Return the number after those that `numbered_folder` has used, for damaged ones as well."""
+    """Return the number after all used ones, including those of damaged checkpoints."""
     numbers = (_number(path.name, _NUMBERED) for path in paths_in(project / FOLDER))
     return 1 + max((one for one in numbers if one is not None), default=-1)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """Return the committed checkpoints in a folder, the newest last; damaged manifests are none."""
+    """Return the committed checkpoints in a folder, the newest last; not damaged ones."""
     found = candidates_in(folder)
     return [Checkpoint(one.path, one.manifest) for one in found if one.manifest is not None]
 
 
 def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
-    """Return the checkpoints whose files are in a folder, without links to others."""
+    """Return the committed checkpoints in a folder, without links."""
     return [one for one in checkpoints_in(folder) if not one.path.is_symlink()]
 
 
 def next_time(folder: Path) -> float:
-    """Return the time for a new manifest: now, but later than any other of the project.
-
-    So the order of checkpoints holds where clocks do not.
-    """
+    """Return now, or a time after all manifests of the project: clocks may be set back."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
     found = [one.manifest.saved_at for place in beside for one in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
 def paths_in(folder: Path) -> list[Path]:
-    """Return what is in a folder; nothing if it is none."""
+    """Return the contents of a folder; empty if it is not one."""
     try:
         return [folder / name for name in os.listdir(folder)]
     except (FileNotFoundError, NotADirectoryError):
@@ -298,7 +293,6 @@ def paths_in(folder: Path) -> list[Path]:
 
 
 def keep_newest_steps(project: Path, keep: int) -> None:
-    """Remove all but the newest `keep` of the checkpoints that `step_folder` has named."""
     found = own_checkpoints_in(project / FOLDER)
     named = [one.path for one in found if _number(one.path.name, _STEP) is not None]
     for path in named[:-keep]:
@@ -308,13 +302,12 @@ def keep_newest_steps(project: Path, keep: int) -> None:
 def saves_in(project: Path) -> dict[float, Path]:
     """Return this user's checkpoints of a project by the times in their manifests.
 
-    No two saves have the same time, so it tells whose a checkpoint is; clocks may be set back.
+    The times are unique in a project.
     """
     return {one.manifest.saved_at: one.path for one in own_checkpoints_in(project / FOLDER)}
 
 
 def _number(name: str, start: str) -> int | None:
-    """Return the number in a name that begins like this; None if that is not what it is."""
     digits = name.removeprefix(start)
     return int(digits) if name.startswith(start) and digits.isdecimal() else None
 
@@ -322,7 +315,7 @@ def _number(name: str, start: str) -> int | None:
 def candidates(project: Path) -> list[Candidate]:
     """Return the checkpoints in a project's folder and in `checkpoints` below, the newest last.
 
-    A folder there whose manifest is damaged is one, as old as the folder.
+    A folder there whose manifest is damaged counts, with the folder's time.
     """
     folders = (project, project / FOLDER)
     for folder in folders:
@@ -331,22 +324,21 @@ def candidates(project: Path) -> list[Candidate]:
 
 
 def newest_in(folder: Path) -> Path | None:
-    """Return the newest checkpoint in a folder, which may be damaged; None if it has none."""
+    """Return the newest checkpoint in a folder, maybe a damaged one; None if it has none."""
     _finish_commits(folder)
     return next((one.path for one in reversed(candidates_in(folder))), None)
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at a path, or the newest of the project whose folder is there.
+    """Return the checkpoint at a path, or the newest of the project at this path.
 
-    The path of anything else is returned as it is: to read it says what is wrong.
+    Any other path is returned unchanged: reading it raises the error.
     """
     found = [] if os.path.lexists(path / NAME) else candidates(path)
     return found[-1].path if found else path
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """Return the checkpoints in one folder, the newest last."""
     return sorted(_candidates_of(one for one in paths_in(folder) if not one.name.startswith(".")))
 
 
@@ -378,7 +370,7 @@ def _finish_commits(folder: Path) -> None:
 
 
 def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
-    """Return the newest of these that is not damaged, and what is wrong with those after it."""
+    """Return the newest undamaged checkpoint, and the errors of those after it."""
     faults = []
     for one in reversed(found):
         try:
@@ -391,16 +383,16 @@ def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointEr
 
 
 def remove_abandoned(project: Path) -> None:
-    """Remove what saves of earlier runs have left; one run at a time saves to a project."""
+    """Remove what interrupted saves of earlier runs have left; one run at a time saves."""
     for left in leftovers_in(project / FOLDER):
         remove(left)
 
 
 class State(str, Enum):
-    """How a checkpoint looks from its manifest, and the sizes of its files; their bytes may differ.
+    """A checkpoint's state by its manifest and the sizes of its files, not by their bytes.
 
-    INCOMPLETE: files are missing or have other sizes, or its save has not ended. UNREADABLE: its
-    manifest cannot be read; to verify the checkpoint says why.
+    INCOMPLETE: files are missing or have other sizes, or its save has not finished. UNREADABLE:
+    its manifest cannot be read; verifying the checkpoint gives the reason.
     """
 
     COMPLETE = "complete"
@@ -409,7 +401,7 @@ class State(str, Enum):
 
 
 class Listed(NamedTuple):
-    """A checkpoint, or what a save has left of one."""
+    """A checkpoint, or what an interrupted save has left of one."""
 
     path: Path
     state: State
@@ -417,7 +409,6 @@ class Listed(NamedTuple):
 
 
 def listed_in(folder: Path) -> list[Listed]:
-    """Return the checkpoints in a folder, the newest last, and then what saves have left."""
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [
         *(_look_at(one.path) for one in candidates_in(folder)),
@@ -464,7 +455,6 @@ def _flush_folders(folder: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

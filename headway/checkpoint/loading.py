@@ -21,10 +21,7 @@ from headway.errors import CheckpointError
 
 
 class Loaded(NamedTuple):
-    """A verified checkpoint, of which nothing has been given to live objects yet.
-
-    It has values and tensors as they were saved.
-    """
+    """A verified checkpoint's values and tensors, as saved; no live object has changed."""
 
     manifest: Manifest
     shared: dict[str, Any]  # of all ranks
@@ -41,9 +38,8 @@ def _as_saved(_: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
 def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     """Verify a checkpoint and read all of it; every rank calls this, and all raise together.
 
-    `like` gets the name and the facts of a saved tensor, and whether it was a DTensor; it returns
-    one of the shape, dtype and placements that it is to have, which is not changed. Plain tensors
-    come to the CPU.
+    `like` gets a saved tensor's name, its facts, and whether it was a DTensor, and returns a tensor
+    of the shape, dtype and placements to load it with. Plain tensors are loaded on the CPU.
     """
     rank, _ = rank_and_size()
     on_rank_0(lambda: recover(folder))

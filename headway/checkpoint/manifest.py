@@ -28,16 +28,12 @@ _OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK"
 
 
 class File(NamedTuple):
-    """One file of a checkpoint."""
-
     path: str  # below the checkpoint, with slashes
     size: int  # bytes
     crc32: int
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint is made of."""
-
     format: int
     headway: str  # versions
     torch: str
@@ -56,7 +52,7 @@ def describe_files(
     *,
     known: Mapping[str, int] = MappingProxyType({}),
 ) -> list[File]:
-    """Return these files of a checkpoint with their checksums, and wait until they are on disk.
+    """Return these files with their checksums, once they are flushed to disk.
 
     `known` has the CRC-32 of files that need not be read.
     """
@@ -74,7 +70,7 @@ def describe_files(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a new file, and wait until it is on disk; an OSError names the file."""
+    """Write a value to a new file, flushed to disk; an OSError names the file."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
         json.dump(value, file, allow_nan=False)
         file.flush()
@@ -94,7 +90,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Let errors of the system name the file, where they name none."""
+    """Add the file's name to an OSError that has none."""
     try:
         yield
     except OSError as error:
@@ -109,21 +105,20 @@ def _describe(path: str, handle: int) -> File:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, and wait until it is on disk; all other files must be there by now."""
+    """Write the manifest, flushed to disk, after all other files."""
     fields = plain(manifest)
     write_json(folder / NAME, fields | {"crc32": _checksum(fields)})
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of the fields of a manifest, however they are written."""
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint, without a look at the files that it lists.
+    """Return a checkpoint's manifest; its files are not checked.
 
     Raises:
-        CheckpointError: there is none, or it is damaged, or of another format.
+        CheckpointError: the manifest is missing, damaged, or of another format.
     """
     path = folder / NAME
     try:
@@ -141,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
-    """Return the error of a folder whose manifest cannot be read; a ValueError: it is no name."""
+    """Return the error of a manifest that cannot be read; a ValueError: its path is invalid."""
     path = folder / NAME
     if isinstance(error, PermissionError):
         return _closed(path, error)
@@ -174,9 +169,9 @@ def _require_known_format(fields: Any, path: Path) -> None:
 
 
 def verify(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint whose files are all there, and unchanged.
+    """Return the manifest of a checkpoint whose files all exist, unchanged.
 
-    If another process replaces the checkpoint meanwhile, the new one is looked at.
+    If another process replaces the checkpoint meanwhile, the new one is verified.
     """
     for _ in range(_LOOKS):
         manifest = read_manifest(folder)
@@ -193,7 +188,6 @@ def verify(folder: Path) -> Manifest:
 
 
 def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
-    """Return what is wrong with the first of a checkpoint's files that is not as it was saved."""
     for file in manifest.files:
         path = folder / file.path
         try:
@@ -208,7 +202,7 @@ def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 
 def _problem_with(folder: Path, file: File) -> str:
-    """Return how a file differs from what the manifest says; empty if it does not."""
+    """Return how a file differs from the manifest; empty if it does not."""
     with _opened(folder / file.path) as handle:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -220,13 +214,12 @@ def _problem_with(folder: Path, file: File) -> str:
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    """Return the files below a checkpoint that its manifest does not list, sorted."""
     listed = {NAME, *(file.path for file in manifest.files)}
     return sorted({*files_below(folder)} - listed)
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield the paths of all that is below a folder and is no folder itself, with slashes."""
+    """Yield the paths of all files below a folder, with slashes."""
     for parent, folders, names in os.walk(folder):
         below = Path(parent).relative_to(folder)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
@@ -234,7 +227,6 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def _closed(path: Path, error: PermissionError) -> CheckpointError:
-    """Return the error of a file that this user may not read."""
     return CheckpointError(
         f"the checkpoint cannot be read: {error.strerror}",
         where=shown(str(path)),
@@ -247,7 +239,6 @@ def _damaged(path: Path, why: str) -> CheckpointError:
 
 
 def take_another(what: str, where: Path) -> CheckpointError:
-    """Return the error of a checkpoint that cannot be used."""
     return CheckpointError(
         what,
         where=shown(str(where)),

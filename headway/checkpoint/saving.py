@@ -54,26 +54,20 @@ class State(NamedTuple):
 
 
 class CheckpointProgress(NamedTuple):
-    """Where training stands."""
-
     step: int  # optimizer steps done
     epoch: int
     launched_at: float = 0.0  # as in the manifest
 
 
 def values_name(rank: int | None = None) -> str:
-    """Return the name of the file of shared values, or of those of one rank."""
     return "values.json" if rank is None else f"values_rank{rank}.json"
 
 
 def prefix_of(rank: int | None = None) -> str:
-    """Return what the names of tensors begin with: shared ones, or those of one rank."""
     return "shared" if rank is None else f"rank{rank}"
 
 
 class Prepared(NamedTuple):
-    """A checkpoint that is about to be written; it holds all that the writing needs."""
-
     target: Path  # the folder that it becomes
     pending: Path  # the private folder in which it is written
     shared: Any  # values of all ranks, as JSON
@@ -90,14 +84,12 @@ def prepare_checkpoint(
     *,
     then: Callable[[float], object] = bool,
 ) -> Prepared:
-    """Return a checkpoint whose tensors are still those of the training; every rank calls this.
+    """Return a checkpoint whose tensors are the live ones; every rank calls this.
 
-    Files in a folder at `target` that no checkpoint lists, such as those that a script wrote there,
-    stay; an older checkpoint there is replaced in one step.
+    Files at `target` that no checkpoint lists, such as a script's own, stay.
 
-    `state` is called on every rank with the folder in which it may write further files, which
-    become part of the checkpoint. `then` is called on rank 0 once the checkpoint is there, with the
-    time in its manifest.
+    `state` is called on every rank with the folder in which it may write further files of the
+    checkpoint; `then` on rank 0 once the checkpoint is complete, with the time in its manifest.
     """
     rank, _ = rank_and_size()
 
@@ -122,7 +114,7 @@ def prepare_checkpoint(
 def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -> None:
     """Write and commit a checkpoint; every rank calls this, and all return or raise together.
 
-    `group` is by which the ranks talk, here and below; None is the default one.
+    `group` is the ranks' process group, here and below; None is the default one.
     """
     rank, size = rank_and_size()
     pending, tensors = prepared.pending, prepared.tensors
@@ -147,7 +139,6 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
 @contextmanager
 def removed_on_failure(pending: Path) -> Iterator[None]:
-    """Remove what has been written of a checkpoint, if the block fails."""
     try:
         yield
     except BaseException:
@@ -157,7 +148,7 @@ def removed_on_failure(pending: Path) -> Iterator[None]:
 
 
 def _is_written_by(rank: int, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether this rank writes a tensor, or a part of it: a plain shared one is rank 0's."""
+    """Return whether this rank writes (a part of) a tensor; rank 0 writes plain shared ones."""
     is_shared = name.startswith(f"{prefix_of()}.")
     return rank == 0 or not is_shared or isinstance(tensor, DTensor)
 
@@ -175,7 +166,7 @@ def _files_of(rank: int, folder: Path) -> list[str]:
 def commit_files(
     pending: Path, target: Path, progress: CheckpointProgress, files: list[File], world_size: int
 ) -> float:
-    """Write the manifest of a checkpoint, and give it its name; return the time in it."""
+    """Write the manifest and rename the checkpoint; return the time in its manifest."""
     manifest = Manifest(
         format=FORMAT,
         headway=__version__,
@@ -195,9 +186,9 @@ def commit_files(
 
 
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call `step` on every rank, and return what it returned on this one.
+    """Call `step` on every rank, and return this rank's result.
 
-    Where it failed on a rank, all raise a CheckpointError with the first one's cause.
+    If it failed on a rank, all raise a CheckpointError with the first failure's cause.
     """
     result: T | None = None
     failed = None
@@ -211,14 +202,13 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
 
 def on_rank_0(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call `step` on rank 0, and return on every rank what it returned; all raise its error."""
+    """Call `step` on rank 0, and return its result on every rank; all raise its error."""
     rank, _ = rank_and_size()
     result = agree(lambda: step() if rank == 0 else None, group)
     return cast(T, _gather(result, group)[0])
 
 
 def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Return the values of all ranks, in their order."""
     _, size = rank_and_size()
     if size == 1:
         return [value]
@@ -230,7 +220,7 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
 
 
 def _told(error: Exception) -> tuple[str, str, str]:
-    """Return what, where and fix of an error, as it can be sent to other ranks."""
+    """Return an error's what, where and fix, to send to other ranks."""
     if isinstance(error, HeadwayError):
         problem = error.problems[0]
         return problem.what, problem.where, problem.fix

@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 
 
 class Request(IntEnum):
-    """Why the job has to stop; of several, the greatest counts."""
+    """Why the job must stop; the greatest of several counts."""
 
     NONE = 0
     TIME_LIMIT = 1
@@ -41,10 +41,10 @@ class Request(IntEnum):
 
 
 class StopSignals:
-    """Notes what asks this process to stop: a deadline, and from `trap` to `release` signals.
+    """Notes requests to stop: a deadline (of `time.monotonic()`), and signals when trapped.
 
-    A handler that the script has set before is called as well. A signal that is ignored stays
-    ignored, and a second Ctrl-C does what it did before. The deadline is one of `time.monotonic()`.
+    The script's earlier handlers are called as well. An ignored signal stays ignored, and a second
+    Ctrl-C has its earlier effect.
     """
 
     def __init__(self, progress: Progress, deadline: float | None = None) -> None:
@@ -55,7 +55,6 @@ class StopSignals:
 
     @property
     def request(self) -> Request:
-        """What this process has been asked for."""
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         return self._came or (Request.TIME_LIMIT if is_late else Request.NONE)
 
@@ -65,7 +64,7 @@ class StopSignals:
         return INTERRUPTED if request is Request.SIGINT and is_alone else STOPPED_AND_SAVED
 
     def trap(self) -> None:
-        """Begin to note them; in the main thread only, as Python has it."""
+        """Start to note signals; Python allows this in the main thread only."""
         for one in (Request.SIGTERM, Request.SIGINT, Request.SIGHUP, Request.SIGUSR1):
             number = signal.Signals[one.name]
             before = signal.getsignal(number)
@@ -76,16 +75,16 @@ class StopSignals:
         self._progress.send(WillSave())
 
     def release(self) -> None:
-        """Let signals do what they did before, unless the script has set other handlers since."""
+        """Restore the earlier handlers, unless the script has set others since."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._note:
                 signals.put_back({number: before})
         self._before = {}
 
     def leave(self) -> None:
-        """Let this process leave: whoever asks it to stop again changes nothing.
+        """Ignore further requests, as this process is exiting.
 
-        A second Ctrl-C does what it did before.
+        A second Ctrl-C has its earlier effect.
         """
         self._came = self.request or Request.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
@@ -94,13 +93,13 @@ class StopSignals:
         atexit.register(self._ignore)  # the last one to be registered is the first to be called
 
     def _ignore(self) -> None:
-        """Ignore signals until the process is gone; Python no longer calls handlers at its end."""
+        """Ignore signals until the process exits; Python calls no handlers while it shuts down."""
         for number in self._before:
             if signal.getsignal(number) == self._note:
                 signals.ignore(number)
 
     def _leave_child(self) -> None:
-        """In a forked child, let SIGTERM end it; its parent decides about the others."""
+        """In a forked child, restore SIGTERM's handler; its parent handles all else."""
         before = self._before.get(signal.SIGTERM)
         if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
             signals.put_back({signal.SIGTERM: before})
@@ -114,26 +113,21 @@ class StopSignals:
         self._came = max(self._came, came)
         if is_first:
             again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
-            _tell_from_rank_0(f"{came}: saving and stopping after this step{again}")
+            if rank_and_size()[0] == 0:
+                say_amid_writing(f"{came}: saving and stopping after this step{again}")
         is_called = before is not None and not signals.is_usual(before)
         if is_called or (came is Request.SIGINT and is_again):
             before(number, frame)
 
 
 def tell_stopped(request: Request, step: int, saved: str, hint: str) -> None:
-    """Say on rank 0 what has stopped the training, and how it goes on."""
+    """Print on rank 0 what stopped the training, and how to resume it."""
     if rank_and_size()[0] == 0:
         say(f"stopped by {request} after step {step}; saved {saved}; {hint}")
 
 
-def _tell_from_rank_0(text: str) -> None:
-    """Write a line to stderr, also where a signal has interrupted a print."""
-    if rank_and_size()[0] == 0:
-        say_amid_writing(text)
-
-
 class Agreement:
-    """All ranks agree every so many units, steps or calls, as the time of rank 0 tells.
+    """Makes all ranks agree every few units, steps or calls, timed by rank 0's clock.
 
     Attributes:
         next_at: the unit at which they agree next.
@@ -146,22 +140,20 @@ class Agreement:
         self._num_asked = 0  # by `ask`
 
     def begin(self, unit: int) -> None:
-        """Count units from this one."""
         self._unit = unit
 
     @property
     def is_near(self) -> bool:
-        """Whether the next `ask` asks the other ranks."""
         return self._num_asked >= self.next_at
 
     def ask(self, request: Request) -> Request:
-        """Return what all ranks agree on, or none in the calls for which they have agreed."""
+        """Return the request that all ranks agree on; NONE in calls without an agreement."""
         agreed = self.agree(self._num_asked, request)[0] if self.is_near else Request.NONE
         self._num_asked += 1
         return agreed
 
     def agree(self, unit: int, request: Request, *, is_due: bool = False) -> tuple[Request, bool]:
-        """Return what all ranks agree on, and whether a save is due; all call this at this unit.
+        """Return the agreed request, and whether a save is due; all call this at this unit.
 
         `is_due` counts on rank 0 alone.
         """

@@ -43,8 +43,6 @@ _BUFFER = 2**20  # bytes
 
 
 class Part(NamedTuple):
-    """A box of a tensor that one rank has written."""
-
     offsets: tuple[int, ...]  # in the tensor, by dimension
     sizes: tuple[int, ...]
     file: str  # in the same folder
@@ -53,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tensor, whose parts have all of its elements."""
+    """A tensor, whose parts together have all its elements."""
 
     dtype: str  # the name that it has in torch
     shape: tuple[int, ...]
@@ -61,8 +59,6 @@ class Entry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where the tensors of a checkpoint are."""
-
     tensors: Mapping[str, Entry]
 
 
@@ -71,9 +67,8 @@ def save_tensors(
 ) -> dict[str, int]:
     """Write tensors into a new folder; every rank calls this, with the same or other names.
 
-    A tensor that several ranks have by the same name is that of the lowest rank; DTensors are
-    written in parts. Returns the CRC-32 of each file of this rank, which are written by then, but
-    maybe not on disk yet; on rank 0 the two indexes are among them.
+    The lowest rank writes a tensor that several have; DTensors are written in parts. Returns the
+    CRC-32 of each file of this rank, with the two indexes on rank 0; maybe not on disk yet.
     """
     writer = _Writer(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
@@ -109,8 +104,6 @@ class _Writer(FileSystemWriter):
 
 
 class _ChecksummedFiles(FileSystem):
-    """The files that DCP writes, with the CRC-32 of what has been written to each."""
-
     def __init__(self) -> None:
         self.checksums: dict[str, int] = {}
 
@@ -130,7 +123,7 @@ class _ChecksummedFiles(FileSystem):
 
 
 class _Checksummed(io.RawIOBase):
-    """A file that is written; blocks get their checksum while the system writes them."""
+    """A file whose blocks are checksummed while the system writes them."""
 
     def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
@@ -138,7 +131,6 @@ class _Checksummed(io.RawIOBase):
         self.failure: OSError | None = None
 
     def write(self, block: Any) -> int:
-        """Write a block in full."""
         data = memoryview(block).cast("B")
         # not of a pool: at the end of the interpreter none takes work
         checking = Thread(target=self._check, args=(data,))
@@ -168,9 +160,9 @@ class _Checksummed(io.RawIOBase):
 
 
 class SavedTensors:
-    """The tensors that `save_tensors` wrote, whose index has been read.
+    """The tensors of `save_tensors`, whose index has been read.
 
-    `facts` has for each one of the same shape and dtype without data (device "meta").
+    `facts` has a tensor of the same shape and dtype for each, on device "meta".
     """
 
     def __init__(self, folder: Path) -> None:
@@ -182,11 +174,10 @@ class SavedTensors:
         }
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return new tensors with the values that were saved; every rank calls this.
+        """Return new tensors with the saved values; every rank calls this.
 
-        They have the shape, dtype and placements of those that are wanted; plain ones come to the
-        CPU. A damaged folder is an error on all ranks; other ranks do not notice a tensor that does
-        not fit here.
+        They have the shape, dtype and placements of the wanted ones; plain ones are on the CPU. All
+        ranks raise for a damaged folder; for a tensor that does not fit, this rank alone.
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.facts.get(name), self._folder)
@@ -207,7 +198,6 @@ class SavedTensors:
 
 @contextmanager
 def _alone_without_a_word() -> Iterator[None]:
-    """Silence DCP's warning that there is one process; it is no accident here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
@@ -231,12 +221,10 @@ def _require_match(
 
 
 def described(tensor: torch.Tensor) -> str:
-    """Return the dtype and the shape of a tensor."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank has."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -256,7 +244,6 @@ class _Reader(FileSystemReader):
 
 
 def _index_of(metadata: Metadata) -> Index:
-    """Return the index that DCP has made."""
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata)
@@ -271,7 +258,7 @@ def _index_of(metadata: Metadata) -> Index:
 
 
 def _metadata_of(index: Index) -> Metadata:
-    """Return the index as DCP has it; `_StorageInfo` is a private name of torch."""
+    """Return DCP's form of the index; `_StorageInfo` is a private name of torch."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     tensors: dict[str, Any] = {}

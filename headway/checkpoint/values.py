@@ -32,9 +32,8 @@ def encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor]) ->
     """Return a value as JSON, and add its tensors and arrays to `tensors`.
 
     It consists of None, numbers, strings, bytes, tensors, numpy arrays and numbers, in lists,
-    tuples, sets and dicts; its tensors are named by `name` and the path that leads to them. An
-    object of another kind is refused, and what is nested so deeply that it might not be read again,
-    as is one that holds itself.
+    tuples, sets and dicts. A tensor's name is `name` and its path in the value. Other objects,
+    cycles, and values nested too deeply to be read again are refused.
     """
     return _encode(value, name, tensors, 0)
 
@@ -63,9 +62,9 @@ def _encode(value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], d
 
 
 def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a tensor that comes back as it was: dense, with data, and of torch's own class.
+    """Return a tensor that is dense, has data, and is of torch's own class; refuse others.
 
-    Others are refused; torch may write them, but reads them with pickle only.
+    torch may write the others, but reads them only with pickle.
     """
     odd = ""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, DTensor):
@@ -89,7 +88,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _add(tensor: torch.Tensor, name: str, tensors: MutableMapping[str, torch.Tensor]) -> str:
-    """Add a tensor by this name, or a longer one where another path reads the same."""
+    """Add a tensor by this name, or by a longer one if the name is taken."""
     while name in tensors:
         name += "+"
     tensors[name] = tensor
@@ -148,7 +147,7 @@ def _encode_numpy(value: Any, name: str, tensors: MutableMapping[str, torch.Tens
 
 
 def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the value that `encode` was given; ValueError if this is not what it returns."""
+    """Return the value that `encode` was given; ValueError if this is not its result."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

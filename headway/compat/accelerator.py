@@ -25,8 +25,6 @@ __getattr__, __dir__ = forward(__name__)
 
 
 class _Preparer(Preparer):
-    """Prepares loaders and schedulers as Accelerate does."""
-
     skips_itself = True
 
     def make_loader(self, loader: Any, device: torch.device | None) -> None:

@@ -27,8 +27,6 @@ MODULES = frozenset(_NAMES.split())
 
 
 class Finder(MetaPathFinder, Loader):
-    """Makes the modules that have no file."""
-
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         if fullname.removeprefix(f"{COMPAT}.") not in MODULES or not fullname.startswith(COMPAT):
             return None
@@ -39,10 +37,9 @@ class Finder(MetaPathFinder, Loader):
 
 
 def forward(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` (PEP 562) of the module of this package with this name.
+    """Return `__getattr__` and `__dir__` (PEP 562) of a module of this package.
 
-    A name that has been used once is an attribute like any other. One that Headway does not have is
-    an error that says what to use instead.
+    A name becomes an attribute on first use. An unknown name's error gives the alternative.
     """
     inside = module.removeprefix(COMPAT).removeprefix(".")
 

@@ -26,7 +26,6 @@ RUNTIME = frozenset(
         *("utils.memory", "utils.operations", "utils.random", "utils.tqdm"),
     )
 )
-"""Accelerate's modules, below `accelerate`, that are its runtime."""
 
 
 def replace_accelerate() -> None:
@@ -66,8 +65,6 @@ def replace_accelerate() -> None:
 
 
 class _Replacement(MetaPathFinder):
-    """Finds `accelerate` and its modules."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -86,7 +83,6 @@ class _Replacement(MetaPathFinder):
 def _found_by_others(
     own: MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
-    """Return how the installed Accelerate's module is imported; a bare folder is none."""
     for finder in sys.meta_path:
         if finder is not own and hasattr(finder, "find_spec"):
             spec = finder.find_spec(fullname, path, target)
@@ -96,7 +92,7 @@ def _found_by_others(
 
 
 class _Kept(Loader):
-    """Executes a module of the installed Accelerate; names that Headway has become Headway's."""
+    """Executes a module of the installed Accelerate, and replaces names that Headway has."""
 
     def __init__(self, module: str, own: Any) -> None:
         self._module, self._own = module, own
@@ -121,7 +117,7 @@ class _Kept(Loader):
 
 
 class _Runtime(Loader):
-    """Makes a module of Headway's names; others that Accelerate has there are refused when called.
+    """Makes a module of Headway's names; Accelerate's other names there refuse to be called.
 
     The installed Accelerate's is not executed. `module` is the name below `accelerate`.
     """
@@ -158,5 +154,4 @@ def _compat(module: str) -> ModuleType:
 
 
 def _ours(module: str, name: str, otherwise: Any) -> Any:
-    """Return what Headway has under a name of Accelerate's module, or else `otherwise`."""
     return getattr(_compat(module), name, otherwise)

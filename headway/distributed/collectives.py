@@ -43,8 +43,6 @@ def gather(tensor: Any) -> Any:
 
 
 def gather_uneven(tensor: Any) -> Any:
-    """Gather tensors whose sizes along dimension 0 may differ between ranks."""
-
     def gather_one(one: torch.Tensor) -> torch.Tensor:
         if one.ndim == 0:
             return gather_alike(one)
@@ -82,7 +80,7 @@ def gather_object(object: Any) -> Any:
 def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
     """Gather nested tensors of any sizes, or lists of objects, of the first `num_ranks` ranks.
 
-    Only these call it. So it sends messages: torch needs all ranks to form a group of some.
+    Only these ranks call it, so it sends messages: torch needs all ranks to form a group.
     """
     if as_objects:
         return [element for one in _held_by_first(data, num_ranks) for element in one]
@@ -269,16 +267,15 @@ _REMEDIES = {
 
 
 class DifferentTensors(UsageError, RuntimeError):
-    """Ranks gave one operation tensors of different shapes or types, or not equally many."""
+    """Ranks passed tensors of different shapes, types or number to one operation."""
 
 
 def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None = None) -> None:
     """Raise DifferentTensors on all ranks if their nested tensors do not fit together.
 
-    Without this, gloo aborts one rank and gives another memory that nobody wrote. NCCL's ranks run
-    ahead of their GPUs and would be held up, so tensors on GPUs are compared only where torch's own
-    checks are on (TORCH_DISTRIBUTED_DEBUG=INFO). `but_dimension` is the one along which sizes may
-    differ.
+    Otherwise gloo aborts one rank and returns uninitialised memory to another. It would hold up
+    NCCL's ranks, which run ahead of their GPUs, so tensors on GPUs are compared only with
+    TORCH_DISTRIBUTED_DEBUG=INFO. Sizes may differ along `but_dimension`.
     """
     _, size = rank_and_size()
     if size == 1:

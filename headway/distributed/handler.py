@@ -70,10 +70,8 @@ class Handlers:
             self._by_kind[kind] = handler
 
     def of(self, kind: type[Handler]) -> Handler | None:
-        """Return the handler of this kind; None if there is none."""
         found = self._by_kind.get(kind)
         return found if isinstance(found, kind) else None
 
     def or_default(self, kind: type[Handler]) -> Handler:
-        """Return the handler of this kind, or one with the default values."""
         return self.of(kind) or kind()

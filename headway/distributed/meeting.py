@@ -49,8 +49,6 @@ _NOT_THE_SCRIPT = (
 
 
 class Where(NamedTuple):
-    """Where a rank is, for the other ranks."""
-
     number: int = 0  # of the last meeting that it has come to
     call: str = ""  # in which it waits; empty: in none
     detail: str = ""  # what all ranks must have alike
@@ -70,11 +68,11 @@ class Where(NamedTuple):
 def meet(call: str, detail: str = "") -> list[str] | None:
     """Wait until every rank has called this, and return the details of all if they differ.
 
-    It costs less than a collective: the store adds up who has come, in one step. `call` is what the
-    script has called, for messages; it is the same on all ranks.
+    It costs less than a collective: the store counts the ranks, in one step. `call` is the script's
+    call, for messages, the same on all ranks.
 
-    Raises UsageError where a rank is in another call, or in a collective of torch's that this rank
-    has not entered, or has left: each would wait for ever.
+    Raises UsageError if a rank is in another call, or in a collective of torch's that this rank has
+    not entered, or has left: each would wait for ever.
     """
     meetings = _meetings()
     if meetings is None:
@@ -84,16 +82,16 @@ def meet(call: str, detail: str = "") -> list[str] | None:
 
 
 def run_ahead(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether ranks run ahead of the GPUs of these tensors, and a meeting holds them up.
+    """Return whether ranks run ahead of these tensors' GPUs, so that a meeting delays them.
 
-    Not while torch's own checks are on (TORCH_DISTRIBUTED_DEBUG=INFO): these do so, too.
+    Not with TORCH_DISTRIBUTED_DEBUG=INFO, under which torch's own checks delay them, too.
     """
     are_on_gpus = any(kind_of(one.device.type).is_numbered for one in tensors)
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
 
 
 def meet_to_end(call: str) -> None:
-    """Wait until every rank has called this, or has left; not while an exception is under way."""
+    """Wait until every rank has called this or has left; not while an exception is handled."""
     meetings = _meetings()
     if meetings is not None and sys.exc_info()[0] is None:
         # a rank works for longer than ranks wait, or the one that had the store has left
@@ -103,7 +101,6 @@ def meet_to_end(call: str) -> None:
 
 @contextmanager
 def named(call: str) -> Iterator[None]:
-    """Let meetings in the block be those of this call of the script."""
     token = _name.set(_name.get() or call)
     try:
         yield
@@ -115,16 +112,15 @@ _name: ContextVar[str] = ContextVar("name", default="")
 
 
 def barrier(device: torch.device) -> None:
-    """Wait until every rank has called this."""
     meet("wait_for_everyone()")
     if rank_and_size()[1] > 1 and kind_of(device.type).is_numbered:  # pragma: needs a GPU
         dist.barrier(device_ids=[device.index])
 
 
 def watch(*groups: dist.ProcessGroup) -> None:
-    """Tell the other ranks where this one is, whenever it stands still.
+    """Report this rank's place to the other ranks whenever it stands still.
 
-    All ranks enter the collectives of these groups, too, in the same order as all else.
+    All ranks enter the collectives of these groups in the same order.
     """
     meetings = _meetings()
     if meetings is not None:
@@ -132,16 +128,15 @@ def watch(*groups: dist.ProcessGroup) -> None:
 
 
 def last_meeting() -> tuple[int, str, bool] | None:
-    """Return the number of the last meeting, its call, and whether this rank waits in it."""
     if current is None:
         return None
     return current.number + current.is_waiting, current.last.call, current.is_waiting
 
 
 def place_in_script(frame: FrameType | None = None) -> str:
-    """Return the innermost line that is not Headway's, torch's or Python's; of this thread.
+    """Return this thread's innermost line outside Headway, torch and Python.
 
-    One of another package counts where there is none of the user's own.
+    The user's own lines come before those of other packages.
     """
     found = ""
     frame = frame or sys._getframe()
@@ -156,7 +151,6 @@ def place_in_script(frame: FrameType | None = None) -> str:
 
 
 def _meetings() -> _Meetings | None:
-    """Return the meetings of the default process group's ranks; None for a single rank."""
     global current
     if rank_and_size()[1] == 1:
         return None
@@ -174,8 +168,8 @@ class _Meetings:
     """The meetings of one process group's ranks: every rank comes to all, in the same order.
 
     Each rank adds to the sum of a meeting, and the last one reports whether all called the same.
-    Ranks that wait for long report where, and a thread reports where a rank stands still that they
-    wait for, such as in a collective of torch's.
+    Ranks that wait for long report their place; a thread reports where an awaited rank stands
+    still, such as in a collective of torch's.
     """
 
     def __init__(self) -> None:
@@ -199,8 +193,7 @@ class _Meetings:
     def hold(self, call: str, detail: str = "", *, may_leave: bool = False) -> list[Where] | None:
         """Come to the next meeting; return None if all ranks have called the same.
 
-        Otherwise return where they are, if only details differ, or ranks that have left are not
-        missed (`may_leave`).
+        Otherwise return all ranks' places: only details differ, or ranks may leave (`may_leave`).
         """
         mine = Where(self.number + 1, call, detail)
         key, go = f"{mine.number}", f"{mine.number}/go"
@@ -243,7 +236,7 @@ class _Meetings:
                 self._has_reported = False
 
     def _wait(self, mine: Where, key: str) -> list[Where] | None:
-        """Wait until a key is set; return where the ranks are if one cannot come before."""
+        """Wait until a key is set; return the ranks' places if one cannot come before."""
         limit, began_at = group_timeout(), time.monotonic()
         pause = timedelta(seconds=_LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK))
         while True:
@@ -261,7 +254,7 @@ class _Meetings:
                 return everyone
 
     def _everyone(self, mine: Where) -> list[Where]:
-        """Report that this rank waits; return where the ranks are, as far as they have reported."""
+        """Report that this rank waits; return the reported places of all ranks."""
         self._report(mine._replace(place=place_in_script()))
         self._has_reported = True
         self._store.set(f"{self.number}/awaited", "")
@@ -271,7 +264,6 @@ class _Meetings:
         return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
 
     def _exchange(self, mine: Where) -> list[Where]:
-        """Return where the ranks are, which have all come."""
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
         return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
@@ -291,7 +283,7 @@ class _Meetings:
         return [rank for rank in others if cannot_come(everyone[rank])]
 
     def _collectives(self, which: Literal["waits_for", "last_entered"]) -> dict[str, int]:
-        """Return the number of one collective of each group, from torch's flight recorder."""
+        """Return each group's number of one collective, from torch's flight recorder."""
         names = {one.group_name for one in self.groups}
         numbers = {one.name: getattr(one, which) for one in read_groups() if one.name in names}
         return {name: number for name, number in numbers.items() if number is not None}
@@ -326,7 +318,6 @@ class _Meetings:
                     self._report(Where(self.number, waits_in=waits_in, place=place), store)
 
     def _leave(self) -> None:
-        """Report that this rank comes to no further meeting."""
         if os.getpid() != self._pid:  # a child that the script has forked
             return
         atexit.unregister(self._leave)

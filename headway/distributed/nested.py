@@ -99,7 +99,6 @@ def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    """Yield the leaves of nested `data`."""
     if not _is_nested(data):
         yield data
         return
@@ -110,7 +109,6 @@ def leaves(data: Any) -> Iterator[Any]:
 
 
 def only_tensors(data: Any) -> bool:
-    """Return whether all leaves of nested `data` are tensors."""
     return all(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
 
 
@@ -123,7 +121,7 @@ def _is_dataclass(data: Any) -> bool:
 
 
 def same_kind(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` as the same kind of mapping as `data`, where that can be built from a dict."""
+    """Return `items` as `data`'s kind of mapping, if that can be built from a dict."""
     try:
         return type(data)(items)  # type: ignore[call-arg]
     except TypeError:  # defaultdict and others with arguments of their own

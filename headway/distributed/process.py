@@ -211,7 +211,6 @@ def _only_if(condition: bool, function: Function) -> Function:
 
 
 def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:
-    """Return this rank's part of `inputs`, as `Process.split_between_processes` gives it."""
     rank, size = world.ranks.rank, world.ranks.world_size
     length = _length(inputs)
     each, extra = divmod(length, size)
@@ -234,7 +233,6 @@ def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:
 
 
 def _length(inputs: Any) -> int:
-    """Return the one length of all leaves."""
     if isinstance(inputs, dict):
         lengths = {_length(value) for value in inputs.values()}
         if len(lengths) > 1:

@@ -73,7 +73,7 @@ def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
 
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
-    """Return the types as members of `RNGType`; None is the samplers' generators alone."""
+    """Return members of `RNGType`; None is the samplers' generators alone."""
     types = [RNGType.GENERATOR] if rng_types is None else [_type_of(one) for one in rng_types]
     on_devices = [one.value for one in types if one.value in KINDS]
     missing = [one for one in on_devices if not kind_of(one).is_available()]
@@ -141,10 +141,10 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
-    """Put the generators into states that `generator_states` returned.
+    """Restore the states that `generator_states` returned.
 
-    Those that are not among them, or of a device that is not in use here, stay. A state that is
-    none raises ValueError, TypeError or RuntimeError.
+    Generators without a state, or of an unused device, keep theirs. An invalid state raises
+    ValueError, TypeError or RuntimeError.
     """
     torch.set_rng_state(states["torch"])
     if "python" in states:
@@ -156,9 +156,9 @@ def set_generator_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 def are_generator_states(states: Any) -> bool:
-    """Return whether `set_generator_states` would take these; no generator changes.
+    """Return whether `set_generator_states` would accept these; no generator changes.
 
-    numpy takes any position in its 624 numbers, and reads other memory where it is none of these.
+    numpy does not check the position in its 624 numbers, and would read other memory.
     """
     try:
         torch.Generator().set_state(states["torch"])

@@ -63,18 +63,17 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0."""
         return self.ranks.rank == 0
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks, along "data", by the default process group; only where there are several."""
+        """All ranks, along "data", in the default process group; only with several ranks."""
         return _mesh_of(self.device.type, dist.group.WORLD, data=self.ranks.world_size)
 
     def mesh_of_shards(self, shard_size: int) -> DeviceMesh:
         """All ranks, along "replicas" and "shards": neighbours hold the parts of one model.
 
-        It makes a process group for each row and column, so every rank has to call it.
+        It makes a process group for each row and column, so every rank must call it.
         """
         replicas = self.ranks.world_size // shard_size
         return _mesh_of(self.device.type, dist.group.WORLD, replicas=replicas, shards=shard_size)
@@ -126,10 +125,9 @@ def join_world(
 ) -> World:
     """Choose this rank's device, and form the process group when there are several ranks.
 
-    `device` is a name in `KINDS`, `gpu` for the kind of GPU that is here, or `auto` for the best
-    that every rank can have; `gpu` an index, in place of the local rank's own. An existing group
-    (of another `Accelerator`, or the script's own) is used as it is, but for the timeout; it must
-    have the size that the environment says, and the backend of `settings`.
+    `device` is a name in `KINDS`, `gpu` for this machine's kind of GPU, or `auto` for the best that
+    every rank can have; `gpu` an index, in place of the local rank's. An existing group is used; it
+    must have the environment's size and the backend of `settings`, whose timeout it gets.
     """
     settings = settings or InitProcessGroupKwargs()
     ranks = read_ranks() or Ranks()
@@ -161,9 +159,9 @@ def leave_world() -> None:
 
 
 def default_store() -> Any:
-    """Return the store in which the ranks of the default process group met.
+    """Return the default process group's store, a `PrefixStore` (torch 2.11 to 2.13).
 
-    It is a `PrefixStore` (torch 2.11 to 2.13); torch has no public name for it.
+    torch has no public name for it.
     """
     return dist.distributed_c10d._get_default_store()
 
@@ -175,9 +173,9 @@ waiting: a deadlock."""
 
 
 def _leave_world_unless_failed() -> None:
-    """Let gloo's threads finish before Python ends: a later one that needs the GIL aborts it.
+    """Wait for gloo's threads before Python exits: a later one that needs the GIL aborts it.
 
-    This is pytorch#190489. Not after an unhandled exception: the other ranks are still working.
+    See pytorch#190489. Not after an unhandled exception: the other ranks are still working.
     """
     if getattr(sys, "last_type", None) is None:
         leave_world()
@@ -193,7 +191,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def rank_and_size_without_group() -> tuple[int, int]:
-    """Return the rank and number of ranks, also before and after there is a group: as started."""
+    """Return the group's rank and size; without a group, those of the launch."""
     if dist.is_initialized():
         return rank_and_size()
     ranks = read_ranks() or Ranks()
@@ -201,7 +199,7 @@ def rank_and_size_without_group() -> tuple[int, int]:
 
 
 def require_group(call: str) -> None:
-    """Refuse a call of all ranks where they have no process group in which they could wait."""
+    """Refuse a call of all ranks if they have no process group to wait in."""
     size = rank_and_size_without_group()[1]
     if size != rank_and_size()[1]:
         raise UsageError(
@@ -246,7 +244,6 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
 
 
 def group_device() -> torch.device:
-    """Return the device that this rank's group is for: its GPU, or the CPU."""
     backends = _backends()
     for name, backend in backends.items():
         kind = kind_of(name)
@@ -271,12 +268,12 @@ def best_device(ranks: Ranks) -> str:
 
 
 def group_backend(device: torch.device) -> str | None:
-    """Return the backend by which ranks exchange tensors on `device`; None without a group."""
+    """Return the backend that exchanges tensors on `device`; None without a group."""
     return _backends().get(device.type)
 
 
 def _backends() -> dict[str, str]:
-    """Return the backend of the group for each type of device; empty without a group."""
+    """Return the group's backend for each type of device; empty without a group."""
     if not dist.is_initialized():
         return {}
     return dict(pair.split(":") for pair in str(dist.get_backend_config()).split(","))
@@ -308,7 +305,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
 
 
 def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
-    """Give the existing group what can still be set: its timeout."""
+    """Set the existing group's timeout, all that can still be set."""
     backend, contradicts = group_backend(world.device), ""
     if settings.named_backend not in (None, backend, str(dist.get_backend_config())):
         contradicts = f"backend is {settings.backend!r}, but the process group has {backend!r}"
@@ -325,12 +322,12 @@ def _apply_to_group(settings: InitProcessGroupKwargs, world: World) -> None:
 
 
 def set_group_timeout(timeout: timedelta) -> None:
-    """Let collectives of the existing group wait this long. Relies on a private name of torch."""
+    """Set the timeout of the existing group's collectives. Relies on a private name of torch."""
     import_module("torch.distributed.distributed_c10d")._set_pg_timeout(timeout)
 
 
 def group_timeout() -> timedelta:
-    """Return how long collectives of the existing group wait. Relies on private names of torch."""
+    """Return the timeout of the existing group's collectives. Relies on private names."""
     group: Any = dist.group.WORLD
     timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return timeout

@@ -46,7 +46,7 @@ class Devices(NamedTuple):
 
     @property
     def bytes_per_rank(self) -> int:
-        """What one rank may take: a device, or its part of a machine."""
+        """A device's memory, or a rank's share of its machine's."""
         return self.memory_bytes // (self.per_machine if self.kind == "cpu" else 1)
 
     def __str__(self) -> str:

@@ -20,8 +20,6 @@ batches, outside of them."""
 
 
 class Attempt(NamedTuple):
-    """One run of the script in a process of its own."""
-
     program: str  # the script's path, or the name of a module
     args: tuple[str, ...]
     is_module: bool = False
@@ -55,15 +53,13 @@ MARGIN_SHARE = 0.05  # of the peak: rounding and gaps of the allocator, workspac
 
 
 class Row(NamedTuple):
-    """One way to train a script's model; see `Attempt`."""
-
     name: str  # as it is printed, and for `--strategy`
     sharded: bool = False
     checkpointed: bool = False
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of a launch with which a prepared model is trained so."""
+        """The launch settings that train a prepared model this way."""
         given = {"strategy": FSDP if self.sharded else DDP}
         if self.checkpointed:
             given["activation_checkpointing"] = YES
@@ -80,13 +76,11 @@ ROWS = (
 
 
 def rows_for(world_size: int) -> tuple[Row, ...]:
-    """Return the rows that make sense for so many ranks, cheapest first."""
+    """Return the rows that apply to this number of ranks, cheapest first."""
     return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
 
 
 class Judged(NamedTuple):
-    """What was found about one strategy."""
-
     row: Row
     outcome: Outcome  # for the script's own arguments
     needed_bytes: int  # the peak with its margin
@@ -127,7 +121,6 @@ class Planner:
             pass  # its standard input is closed, which ends it
 
     def judge(self, rows: Sequence[Row], attempt: Attempt, devices: Devices) -> list[Judged]:
-        """Return what each strategy takes; if the first cannot be followed, it alone."""
         found: list[Judged] = []
         for row in rows:
             asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
@@ -138,7 +131,6 @@ class Planner:
         return found
 
     def follow(self, attempt: Attempt) -> Outcome:
-        """Return what one attempt found."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with suppress(BrokenPipeError):
@@ -156,7 +148,7 @@ class Planner:
 
 
 def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
-    """Return the bytes that are needed with the margin, and whether a device has them."""
+    """Return the bytes needed, with the margin, and whether a device has them."""
     peak = outcome.peak_bytes
     needed = peak + int(MARGIN_SHARE * peak) + MARGIN_BYTES[devices.kind]
     return needed, None if outcome.failed_at else needed <= devices.bytes_per_rank

@@ -19,19 +19,15 @@ _VERDICTS = {None: "unknown", True: "fits", False: "does not fit"}
 
 
 class Report(NamedTuple):
-    """All that was found."""
-
     attempt: Attempt  # the script and its arguments
     devices: Devices  # what it is to be trained on
     rows: Sequence[Judged]  # by strategy, cheapest first
 
     @property
     def chosen(self) -> Judged | None:
-        """The cheapest strategy that fits."""
         return next((one for one in self.rows if one.fits), None)
 
     def launch_line(self, judged: Judged) -> str:
-        """Return the command that starts the training."""
         devices, attempt = self.devices, self.attempt
         words = ["headway", "launch"]
         if devices.kind == "cpu":
@@ -49,7 +45,6 @@ class Report(NamedTuple):
 
 
 def show(report: Report) -> None:
-    """Print the report to standard output."""
     first = report.rows[0]
     program = shlex.join([report.attempt.program, *report.attempt.args])
     print(f"{program} on {report.devices}, {first.row.name}")
@@ -104,5 +99,4 @@ def _show_launch(report: Report) -> None:
 
 
 def last_lines(outcome: Outcome) -> str:
-    """Return the last lines that a script printed."""
     return "\n".join(line[:_LONGEST_LINE] for line in outcome.output.splitlines()[-10:])

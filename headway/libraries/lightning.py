@@ -63,10 +63,7 @@ def join(module: ModuleType) -> None:
 
 @contextmanager
 def _joined(callback: Any, seed_workers: Callable[[Any, int], None]) -> Iterator[None]:
-    """Join a training.
-
-    `seed_workers` is what Lightning does afterwards, unless a loader has a `worker_init_fn`.
-    """
+    """Join a training. `seed_workers` is Lightning's, for loaders without `worker_init_fn`."""
     trainer = callback.trainer
 
     def process_dataloader(process: Callable[[Any], Any], loader: Any) -> Any:
@@ -88,8 +85,6 @@ def _joined(callback: Any, seed_workers: Callable[[Any, int], None]) -> Iterator
 
 
 class _Fit:
-    """One training of Lightning's, and the hooks of its callback."""
-
     def __init__(self, trainer: Any, run: RunContract, start: Start) -> None:
         self.trainer = trainer
         self.stopping = Stopping(run, trainer.strategy.root_device)
@@ -103,13 +98,11 @@ class _Fit:
     def save_and_list(
         self, save: Callable[..., None], filepath: Any, weights_only: Any = None, *args: Any
     ) -> None:
-        """Save as `Trainer.save_checkpoint` does, and list what a training can resume from."""
+        """Save as `Trainer.save_checkpoint` does, and list checkpoints that can be resumed."""
         save(filepath, weights_only, *args)  # returns once all ranks have written
         if self.trainer.is_global_zero and not weights_only:
             self._folder.mkdir(parents=True, exist_ok=True)
             add_to_list(self._folder, self._start.training._replace(path=str(filepath)))
-
-    # ------------------------------------------------------------------ hooks of the callback
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         announce("Lightning's Trainer", self._start, self._folder)
@@ -131,10 +124,8 @@ class _Fit:
         if self.stopping.request and not self._is_over():
             self._save_and_exit()
 
-    # ------------------------------------------------------------------ parts of these
-
     def _note_repeated_batches(self) -> None:
-        """Print how Lightning resumes within an epoch, where it does not resume exactly."""
+        """Print how Lightning resumes within an epoch, if that is not exact."""
         loop = self.trainer.fit_loop
         loaders = loop._combined_loader.flattened
         is_stateful = all(hasattr(loader, "load_state_dict") for loader in loaders)
@@ -162,7 +153,6 @@ class _Fit:
         return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
     def _is_over(self) -> bool:
-        """Return whether the training ends by itself after this batch or epoch."""
         trainer = self.trainer
         if trainer.should_stop and trainer.fit_loop._can_stop_early:
             return True
@@ -172,7 +162,6 @@ class _Fit:
         return bool(is_last_epoch and trainer.is_last_batch)
 
     def _save_and_exit(self) -> None:
-        """Save, remove what this callback has saved before, and exit on all ranks."""
         trainer = self.trainer
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         path = Path(folder or self._folder / "checkpoints")

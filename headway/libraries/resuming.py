@@ -53,8 +53,6 @@ class Checkpoints(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How a training starts."""
-
     training: Listed  # without a path, for what it will save
     path: str | None = None  # of the checkpoint to resume from; None: from the beginning
     line: str = ""  # to print
@@ -63,14 +61,14 @@ class Start(NamedTuple):
 def select_start(
     run: RunContract, folder: Path, given: str | bool | None, is_complete: Callable[[Path], bool]
 ) -> Start:
-    """Return how the next training of this process into `folder` starts.
+    """Return how this process's next training into `folder` starts.
 
-    What the script passes (`given`) wins. A restart and a requeued job resume from what the job has
-    saved, outside of one the launch; where neither has, and otherwise, `--resume` counts, of which
-    a path is for the script's first training into the folder.
+    The script's own choice (`given`) wins. A restart and a requeued job resume from the job's
+    checkpoints (outside of a job, the launch's). If there are none, and in all other runs,
+    `--resume` counts; a path applies to the script's first training into the folder.
 
     Raises:
-        CheckpointError: `--resume latest` finds no checkpoint, or a path is not there.
+        CheckpointError: `--resume latest` finds no checkpoint, or a path does not exist.
     """
     _trainings[str(folder.absolute())] += 1
     number = _trainings[str(folder.absolute())]
@@ -102,7 +100,6 @@ def select_start(
 
 
 def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[Listed]:
-    """Return the checkpoints listed at a path, or the checkpoint that it is."""
     listed = [one for one in read_list(path) if is_complete(Path(one.path))]
     if not listed and not path.exists():
         raise CheckpointError(
@@ -135,10 +132,7 @@ def read_list(folder: Path) -> list[Listed]:
 
 
 def add_to_list(folder: Path, checkpoint: Listed) -> None:
-    """List a checkpoint that is complete, after the others; where that fails, only print it.
-
-    The file changes all at once.
-    """
+    """Append a complete checkpoint to the list, atomically; a failure is only printed."""
     own = os.path.realpath(checkpoint.path)
     others = [one for one in read_list(folder) if os.path.realpath(one.path) != own]
     within = [one._replace(path=os.path.relpath(one.path, folder)) for one in (*others, checkpoint)]
@@ -158,7 +152,7 @@ def announce(library: str, start: Start, folder: Path) -> None:
     """Print on rank 0 that a library is joined, and how its training starts on all ranks.
 
     Raises:
-        CheckpointError: each rank has looked for the checkpoint, and one does not see it.
+        CheckpointError: a rank does not see the checkpoint.
     """
     rank, size = rank_and_size()
     lines = [start.line] * size
@@ -194,10 +188,7 @@ def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
 
 
 class Stopping:
-    """Notes what asks a training to stop, from its start to its end.
-
-    `request` is what all ranks have agreed on.
-    """
+    """Notes requests to stop a training; `request` is the one that all ranks agreed on."""
 
     def __init__(self, run: RunContract, device: torch.device) -> None:
         self.request = Request.NONE
@@ -207,7 +198,7 @@ class Stopping:
         self._by_steps, self._by_saves = Agreement(device), Agreement(device)
 
     def begin(self, step: int, num_steps: int) -> None:
-        """Start to note signals, at a step of so many (0: not known)."""
+        """Start to note signals, at a step of `num_steps` (0: unknown)."""
         self.progress.note_use(resuming=True, stopping=True)
         self.progress.follow(step, num_steps, None)
         if threading.current_thread() is threading.main_thread():
@@ -216,17 +207,15 @@ class Stopping:
             say_once("note: training runs in another thread: signals end it as usual")
 
     def is_asked(self) -> bool:
-        """Return whether the job has to stop; every rank asks equally often."""
+        """Return whether the job must stop; every rank calls this equally often."""
         if not self.request:
             self.request = self._by_steps.ask(self._signals.request)
         return bool(self.request)
 
     def meet(self) -> None:
-        """Wait until all ranks have called this."""
         self._by_saves.agree(0, Request.NONE)
 
     def leave(self, step: int, saved: str) -> NoReturn:
-        """Exit, on all ranks, once all is saved."""
         self.meet()
         hint = "--resume latest resumes from it"
         if job_of() and self.request is not Request.SIGINT:
@@ -237,7 +226,6 @@ class Stopping:
         raise SystemExit(self._signals.exit_code(self.request))
 
     def release(self) -> None:
-        """Restore the handlers of signals, once the training is over."""
         if self._has_left:
             return
         if (late := self._signals.request) and rank_and_size()[0] == 0:

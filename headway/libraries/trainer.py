@@ -35,7 +35,7 @@ from headway.libraries.resuming import (
 def join(module: ModuleType) -> None:
     """Make the trainings of `module.Trainer` stop, save and resume as the launcher asks.
 
-    An AttributeError: it has other methods than the versions that are known.
+    Raises AttributeError if its methods are not those of the supported versions.
     """
     trainer_class: Any = module.Trainer
     train, _ = trainer_class.train, (trainer_class._save_checkpoint, trainer_class._save_rng_state)
@@ -65,7 +65,6 @@ def join(module: ModuleType) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether Trainer has written a checkpoint to its end."""
     return (checkpoint / STATE).exists()
 
 
@@ -90,7 +89,7 @@ def _joined(trainer: Any, callback: _Callback) -> Iterator[None]:
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports the progress of a training, and saves and ends it when the job has to stop.
+    """Reports a training's progress, and saves and ends it when the job must stop.
 
     It is called after all other callbacks, whose decisions it sees. An evaluation that is due comes
     first, as Trainer saves after it.
@@ -102,8 +101,6 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._folder = Path(trainer.args.output_dir)
         self._loss: float | None = None
         self._is_stopping = False
-
-    # ------------------------------------------------------------------ as Trainer calls it
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         handler = self._trainer.callback_handler
@@ -139,17 +136,15 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def _checkpoint(self) -> Path:
         return self._folder / f"checkpoint-{self._trainer.state.global_step}"
 
-    # ------------------------------------------------------------------ around its methods
-
     def save_whole(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Save once no rank finds a state from before in the folder."""
+        """Save once no rank finds an earlier state in the folder."""
         if self._trainer.args.should_save:
             (self._checkpoint() / STATE).unlink(missing_ok=True)
         self.stopping.meet()
         save(*args, **kwargs)
 
     def complete(self, save: Callable[[str], None], output_dir: str) -> None:
-        """Save what is the last file of each rank, before rank 0 writes the state."""
+        """Save each rank's last file before rank 0 writes the state."""
         save(output_dir)
         self.stopping.meet()
         if self._trainer.args.should_save:
@@ -159,7 +154,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             add_to_list(self._folder, self._training._replace(path=output_dir))
 
     def run_epoch(self, run_epoch: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Train no further step where a checkpoint has all of them, as Trainer would."""
+        """Train no step if the checkpoint has all of them, as Trainer would."""
         state = self._trainer.state
         if 0 < state.max_steps <= state.global_step:
             self._trainer.control.should_training_stop = True

@@ -66,10 +66,9 @@ HIDDEN_MODULES = {"utils.tqdm"}
 
 
 def home_of(module: str, name: str) -> str | None:
-    """Return where Headway defines a name of Accelerate's module, if it does.
+    """Return the path of Headway's definition of a name of Accelerate's module, or None.
 
-    The module is below `accelerate`; `` is the package itself. A part of `utils` has all names of
-    it.
+    The module is below `accelerate`; "" is the package. `utils.*` has all names of `utils`.
     """
     for one in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
         if name in HOMES.get(one, {}):
@@ -81,13 +80,12 @@ def home_of(module: str, name: str) -> str | None:
 
 
 def names_in(module: str) -> list[str]:
-    """Return the names of Accelerate's module that Headway has."""
     forwarded = (name for source in _sources(module) for name in offered(source))
     return sorted({*HOMES.get(module, {}), *forwarded})
 
 
 def module_with(name: str) -> str | None:
-    """Return the module of Headway to import a name of Accelerate from, whatever its module."""
+    """Return Headway's module to import a name of Accelerate from, whatever its module."""
     files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
     others = (one for one in import_module(f"{COMPAT}.forwarding").MODULES if "." not in one)
     for module in ("", *sorted({*files, *others})):
@@ -99,10 +97,9 @@ def module_with(name: str) -> str | None:
 
 
 def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
-    """Return the module of Headway to import names of a module of Accelerate's from.
+    """Return the module to import all names of one import statement of Accelerate from.
 
-    They are all that one statement imports; those that Headway has nowhere do not matter. With
-    `compat` it is one of `headway.compat`.
+    Names that Headway has nowhere do not count. With `compat` it is one of `headway.compat`.
     """
     native, like_original = joined(NATIVE, module), compat_module(module)
     missing = [name for name in names if not has(native, name)]
@@ -112,7 +109,6 @@ def module_for(module: str, names: list[str], *, compat: bool = False) -> str:
 
 
 def has(module: str, name: str) -> bool:
-    """Return whether a module of Headway has a name for scripts."""
     if not module_exists(module):
         return False
     if module.startswith(COMPAT):
@@ -121,13 +117,12 @@ def has(module: str, name: str) -> bool:
 
 
 def _sources(module: str) -> list[str]:
-    """Return the modules of Headway that have names of Accelerate's module."""
     native = joined(NATIVE, module)
     return [*([native] if module_exists(native) else ()), *FORWARDED.get(module, ())]
 
 
 def offered(module: str) -> frozenset[str]:
-    """Return the names that a module of Headway has for scripts: `__all__`, or what it defines."""
+    """Return a module's names for scripts: `__all__`, or what it defines."""
     found = import_module(module)
     defined = (
         name
@@ -139,7 +134,7 @@ def offered(module: str) -> frozenset[str]:
 
 @cache
 def module_exists(name: str) -> bool:
-    """Return whether a module can be imported; its parents are."""
+    """Return whether a module can be imported; its parents are imported."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # its parent is not a package
@@ -147,15 +142,13 @@ def module_exists(name: str) -> bool:
 
 
 def is_module(module: str) -> bool:
-    """Return whether a path below `accelerate` means a module, which `headway.compat` has."""
     return module not in HIDDEN_MODULES and module_exists(joined(COMPAT, module))
 
 
 def compat_module(module: str) -> str:
     """Return the module of `headway.compat` for a path below `accelerate`.
 
-    Where there is none of that name it is the nearest package above it, whose error says what to
-    use instead.
+    If it does not exist, the nearest package above it, whose error gives the alternative.
     """
     while module and not module_exists(joined(COMPAT, module)):
         module = module.rpartition(".")[0]
@@ -163,5 +156,5 @@ def compat_module(module: str) -> str:
 
 
 def joined(package: str, module: str) -> str:
-    """Return the full name of a module below a package; `` is the package itself."""
+    """Return the full name of a module below a package; "" is the package itself."""
     return f"{package}.{module}" if module else package

@@ -16,8 +16,6 @@ MISSING, DIFFERS, SAME = "missing", "differs", "same"
 
 
 class Row(NamedTuple):
-    """One name, or one of its differences."""
-
     name: str
     lines: Lines
     status: str
@@ -26,8 +24,6 @@ class Row(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How something with `headway.Accelerator` differs from Accelerate's, for the same script."""
-
     name: str
     how: str  # what a script sees
     why: str  # the reason, or what to do
@@ -102,9 +98,9 @@ DIFFERENCES = (
 def rows_of(script: Script, *, compat: bool = False) -> list[Row]:
     """List the names of a script: what is missing, what differs, what is the same.
 
-    Every difference of a name is listed, whether it applies to the script or not; none where all
-    imports become those of `headway.compat`: always with `compat`. The Accelerator's members are
-    found by name, whatever object they are attributes of.
+    Every difference of a name is listed, whether it applies to the script or not; none if all
+    imports become those of `headway.compat`, as with `compat`. The Accelerator's members are found
+    by name, on any object.
     """
     only_compat = compat or all(map(_becomes_compat, script.imports))
     rows = []
@@ -136,7 +132,6 @@ def _names(script: Script) -> list[Row]:
 
 
 def _members(script: Script) -> list[Row]:
-    """List the Accelerator's arguments, and the attributes that differ or are missing."""
     from headway.training.arguments import UNSUPPORTED  # imports torch
 
     accepted = signature(getattr(import_module(COMPAT), ACCELERATOR)).parameters

@@ -15,9 +15,7 @@ Lines = list[int]
 
 
 class Script:
-    """A parsed script.
-
-    Nothing is inferred about what an expression is: `attributes` are those of all objects.
+    """A parsed script. Types are not inferred: `attributes` are those of all objects.
 
     Raises:
         SyntaxError: it is not Python of this version.
@@ -27,9 +25,7 @@ class Script:
     def __init__(self, text: str) -> None:
         self.text = text
         self.imports: list[ast.Import | ast.ImportFrom] = []
-        """The statements that import from Accelerate."""
         self.packages: set[str] = set()
-        """The top-level packages that the script imports."""
         self.names: dict[tuple[str, str], Lines] = {}
         """Accelerate's module, below `accelerate`, and its name, empty for the module itself."""
         self.attributes: dict[str, Lines] = {}
@@ -66,7 +62,6 @@ class Script:
                     _note(self.names, (module, ""), alias.lineno)
 
     def _bind(self, module: str, alias: ast.alias) -> None:
-        """Note a name that is imported from a module of Accelerate; it may be a module, too."""
         whole = f"{module}.{alias.name}".lstrip(".")
         if is_module(whole):
             self._modules[alias.asname or alias.name] = whole
@@ -82,7 +77,6 @@ class Script:
             _note(self.names, (module, node.attr), line)
 
     def _module(self, node: ast.AST) -> str | None:
-        """Return the module of Accelerate that an expression is."""
         if isinstance(node, ast.Name):
             return self._modules.get(node.id)
         if isinstance(node, ast.Attribute) and (parent := self._module(node.value)) is not None:
@@ -104,20 +98,17 @@ def _note(found: dict[T, Lines], name: T, line: int) -> None:
 
 
 def shown(module: str, name: str) -> str:
-    """Return the full name of a name of Accelerate's module, or of the module itself."""
     whole = joined(ORIGINAL, module)
     return f"{whole}.{name}" if name else whole
 
 
 def imports_original(node: ast.Import | ast.ImportFrom, alias: ast.alias | None = None) -> bool:
-    """Return whether a statement (or one of its names) imports from Accelerate."""
     if isinstance(node, ast.ImportFrom):
         return not node.level and _is_original(node.module or "")
     return any(_is_original(one.name) for one in ([alias] if alias else node.names))
 
 
 def inside(module: str) -> str:
-    """Return the name of one of Accelerate's modules below `accelerate`."""
     return module.removeprefix(ORIGINAL).removeprefix(".")
 
 

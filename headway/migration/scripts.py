@@ -17,9 +17,9 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 def find_scripts(path: str) -> Iterator[str]:
-    """Return `path` itself, or all `.py` files below it, in order.
+    """Yield `path` itself, or all `.py` files below it, in order.
 
-    Hidden folders and virtual environments are left out.
+    Hidden folders and virtual environments are skipped.
     """
     if not os.path.exists(path):
         raise ConfigError(
@@ -37,7 +37,6 @@ def find_scripts(path: str) -> Iterator[str]:
 
 
 def read_script(path: str) -> Script:
-    """Read and parse a script."""
     try:
         if path.endswith(".ipynb"):
             raise ValueError("it is a Jupyter notebook")
@@ -53,7 +52,6 @@ def read_script(path: str) -> Script:
 
 
 def replace_script(path: str, text: str) -> None:
-    """Write the new text of a script."""
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -87,7 +85,7 @@ def rewritten(script: Script, *, compat: bool = False) -> str:
 def _edits(
     node: ast.Import | ast.ImportFrom, text: bytes, starts: list[int], compat: bool
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield parts of the text, by their start and end, and what replaces each.
+    """Yield the start and end of each part to replace, and its new text.
 
     `starts` are the positions of its lines.
     """

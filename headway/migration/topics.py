@@ -18,7 +18,7 @@ _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
 class Topic(NamedTuple):
-    """What Headway does not have of Accelerate."""
+    """A feature of Accelerate that Headway does not have."""
 
     what: str  # it is for
     instead: str  # what to do
@@ -189,24 +189,23 @@ def topic_of_member(name: str) -> Topic | None:
 
 
 def topic_of_module(module: str) -> Topic | None:
-    """Return why Headway has no counterpart of Accelerate's module."""
     snake = _WORD_START.sub("_", module).lower()
     words = f"_{snake}_"
     return next((one for one in TOPICS if any(f"_{word}_" in words for word in one.words)), None)
 
 
 class MissingAttributeError(UsageError, AttributeError):
-    """Headway has no counterpart of a name of Accelerate; `hasattr` is False as usual."""
+    """A name of Accelerate has no counterpart in Headway; `hasattr` is False as usual."""
 
 
 class MissingImportError(UsageError, ImportError):
-    """A script imports a name of Accelerate that has no counterpart in Headway."""
+    """An imported name of Accelerate has no counterpart in Headway."""
 
 
 def raise_missing(module: str, name: str, asked: str) -> NoReturn:
     """Raise the error about a name that a module of Headway does not have, in its `__getattr__`.
 
-    `module` is Accelerate's of that purpose, below `accelerate`; `asked` is Headway's.
+    `module` is Accelerate's counterpart, below `accelerate`; `asked` is Headway's module.
 
     Raises:
         MissingImportError: `from asked import name`, and Accelerate has such a name.
@@ -230,12 +229,9 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
 
 
 def refuse_member(name: str, asked: object) -> None:
-    """Raise the error about a member of Accelerate's that an object of Headway does not have.
+    """Raise MissingAttributeError for a member that only Accelerate's object has.
 
-    Returns without one where Accelerate has no such member, either.
-
-    Raises:
-        MissingAttributeError: with what to use instead.
+    Returns if Accelerate has no such member, either.
     """
     topic = topic_of_member(name)
     if topic is not None:
@@ -244,10 +240,10 @@ def refuse_member(name: str, asked: object) -> None:
 
 
 def refused_when_called(name: str, topic: Topic, asked: str) -> type:
-    """Return what stands for a name of Accelerate's: a class without objects.
+    """Return a class without objects that replaces a name of Accelerate's.
 
-    Libraries import names that they may never use: `isinstance` of such a class is False. To call
-    it, or to use an attribute, raises MissingAttributeError. `asked` is the name with its module.
+    Libraries import names that they may never use: `isinstance` of such a class is False; calling
+    it or using an attribute raises MissingAttributeError. `asked` is the name with its module.
     """
 
     def refuse() -> NoReturn:

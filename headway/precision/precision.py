@@ -64,8 +64,6 @@ class GradScalerKwargs(KwargsHandler):
 
 
 class PrecisionSettings(NamedTuple):
-    """What is set about a precision, besides its name."""
-
     autocast: AutocastKwargs = AutocastKwargs()
     scaler: GradScalerKwargs = GradScalerKwargs()
 
@@ -95,7 +93,7 @@ class Precision:
 
     @property
     def number_format(self) -> NumberFormat:
-        """What a device must have for it; by default the row of its name in `PRECISIONS`."""
+        """What a device must support; by default the row of its name in `PRECISIONS`."""
         return PRECISIONS.get(self.name) or NumberFormat(self.name, "float32")
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
@@ -118,7 +116,7 @@ class Precision:
         """Divide the gradients of the optimizers that own `tensors` by the loss scale."""
 
     def step(self, optimizer: Optimizer, closure: Callable[[], float] | None) -> bool:
-        """Let `optimizer` step; return whether the step was skipped for an overflow."""
+        """Make `optimizer` step; return whether the step was skipped for an overflow."""
         if closure is None:
             optimizer.step()  # some of the scripts' own take no closure
         else:
@@ -130,7 +128,7 @@ class Precision:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` returned in a run with the same precision."""
+        """Restore the result of `state_dict`, from a run with the same precision."""
 
     def gradients_dropped(self, optimizer: Optimizer) -> None:
         """Note that the gradients of `optimizer` were set to zero."""
@@ -226,7 +224,7 @@ _AutocastArguments = tuple[str, torch.dtype, bool, bool | None]
 class _AutocastForward:
     """A model's forward under autocast, its half-precision outputs in fp32.
 
-    An object and no closure, so that a copied or unpickled model calls its own forward.
+    An object, not a closure, so that a copied or unpickled model calls its own forward.
     """
 
     def __init__(self, forward: Callable[..., Any], arguments: _AutocastArguments) -> None:
@@ -240,7 +238,7 @@ class _AutocastForward:
 
 
 def restore_forward(model: torch.nn.Module) -> None:
-    """Take back what `prepare_model` or `convert_outputs_to_fp32` did to `model`."""
+    """Undo `prepare_model` or `convert_outputs_to_fp32`."""
     while isinstance(model.forward, (_AutocastForward, ConvertOutputsToFp32)):
         model.forward = model.forward.__wrapped__
 
@@ -347,7 +345,6 @@ class PrecisionType(str, Enum):
 
 
 CLASSES = {one.name: one for one in (Precision, Bf16, Fp16)}
-"""The class of each row of `PRECISIONS`."""
 
 
 def precision_for(
@@ -357,11 +354,10 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision for `device`, which must have it.
+    """Return the precision for `device`, which must support it.
 
-    Args:
-        chosen: a name in `PRECISIONS`, or an instance of the script's own class.
-        where: where it was chosen, for messages.
+    `chosen` is a name in `PRECISIONS`, or an instance of the script's own class; `where` is its
+    source, for messages.
     """
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)

@@ -94,10 +94,10 @@ class TorchDynamoPlugin(KwargsHandler):
 
 
 def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Module:
-    """Return `model` compiled as `plugin` says; one that is compiled already as it is.
+    """Return `model` compiled by `plugin`; one that is already compiled unchanged.
 
-    Blocks are compiled in place: weights keep their names, and `model` is returned itself. A model
-    that repeats no block is compiled whole.
+    Blocks are compiled in place: weights keep their names. A model without repeated blocks is
+    compiled whole.
     """
     if not plugin.compiles or uncompiled(model) is not model:
         return model
@@ -107,7 +107,7 @@ def compiled(model: torch.nn.Module, plugin: TorchDynamoPlugin) -> torch.nn.Modu
 
 
 def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin) -> bool:
-    """Compile blocks in place, with code that equal ones share; return whether there were any.
+    """Compile blocks in place, with code that equal blocks share; return whether there were any.
 
     `Module.compile()` does nothing for torch's own classes, such as Linear, whose frames dynamo
     skips; so this sets the private attribute that it would set.
@@ -121,7 +121,6 @@ def compile_blocks(blocks: Sequence[torch.nn.Module], plugin: TorchDynamoPlugin)
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
-    """Return whether `compile_blocks`, or `Module.compile()`, has compiled this module."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -136,7 +135,7 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _arguments(plugin: TorchDynamoPlugin) -> dict[str, Any]:
-    """Return the arguments for `torch.compile`; UsageError for a backend that it does not have."""
+    """Return the arguments for `torch.compile`; UsageError for an unknown backend."""
     arguments = plugin.to_kwargs()
     backend, known = arguments["backend"], torch.compiler.list_backends(exclude_tags=())
     if isinstance(backend, str) and backend not in known:

@@ -57,7 +57,6 @@ class DDP(Strategy):
         return shared
 
     def _watch_waiting(self, shared: DistributedDataParallel, progress: Progress) -> None:
-        """Note when this rank waits for others."""
         if not self._settings.ddp.find_unused_parameters:
             note_exchange(shared, progress)
         if self._settings.ddp.broadcast_buffers and not self._settings.dynamo.compiles:
@@ -98,24 +97,23 @@ class DDP(Strategy):
 
 
 def _prepare_exchange(model: DistributedDataParallel) -> None:
-    """Let the next backward pass exchange gradients, as a forward pass outside `no_sync` does.
+    """Make the next backward pass exchange gradients, as after a forward pass outside `no_sync`.
 
-    Relies on a name of torch's that is not documented: `reducer`, with `prepare_for_backward`.
+    Relies on undocumented names of torch: `reducer`, with `prepare_for_backward`.
     """
     model.require_backward_grad_sync = True
     model.reducer.prepare_for_backward([])
 
 
 def _fix_buckets(model: DistributedDataParallel) -> None:
-    """Let gradients be exchanged in the same buckets in every step, also after a restart.
+    """Keep the buckets of gradients the same in every step, also after a restart.
 
-    DDP orders them anew after the first step of a process, as gradients have become ready, and
-    where a gradient lies in its bucket decides in which order three or more ranks are summed up.
-    Here a pass with gradients of zero makes them ready in the order in which DDP has begun; its
-    first forward pass then settles the buckets.
+    DDP reorders them after a process's first step, as gradients become ready, and a gradient's
+    place in its bucket decides in which order three or more ranks are summed up. A pass with zero
+    gradients makes them ready in DDP's initial order; its first forward pass then fixes them.
 
-    Relies on names of torch's that are not documented: `reducer`, with `prepare_for_backward`, and
-    a parameter's `_post_accumulate_grad_hooks`, which must not see zeros.
+    Relies on undocumented names of torch: `reducer`, with `prepare_for_backward`, and
+    parameters' `_post_accumulate_grad_hooks`, which must not see zeros.
     """
     parameters = [one for one in model.module.parameters() if one.requires_grad]
     is_sparse = any(getattr(one, "sparse", False) for one in model.module.modules())
@@ -132,9 +130,9 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def _watch_frozen(model: DistributedDataParallel) -> None:
-    """Let forward passes refuse parameters that DDP leaves out, for they were frozen at its start.
+    """Make forward passes refuse parameters that DDP skips, as they were frozen at its start.
 
-    Each rank would train them with gradients of its own.
+    Each rank would train them with its own gradients.
     """
     named = model.module.named_parameters()
     if frozen := {name: one for name, one in named if not one.requires_grad}:
@@ -154,6 +152,5 @@ def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
 
 
 def _exchanges_itself(model: torch.nn.Module) -> bool:
-    """Return whether `fully_shard` has spread the model: it exchanges gradients by itself."""
     module = sys.modules.get("torch.distributed.fsdp")  # slow to import; it is where this was used
     return module is not None and isinstance(uncompiled(model), module.FSDPModule)

@@ -24,7 +24,7 @@ _NUM_PASSES = 3  # in which all parameters are looked at; DDP orders its buckets
 
 
 def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
-    """Count when backward passes of a model wait for other ranks.
+    """Count the time that a model's backward passes wait for other ranks.
 
     Each parameter that requires a gradient must get one in every pass.
     """
@@ -32,7 +32,7 @@ def note_exchange(model: DistributedDataParallel, progress: Progress) -> None:
 
 
 def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
-    """Count that a forward pass waits for rank 0's buffers before it computes."""
+    """Count the time that a forward pass waits for rank 0's buffers before it computes."""
 
     def begin(*_: Any) -> None:
         if clock.phase == FORWARD:
@@ -48,7 +48,7 @@ def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
 
 class _LastGradient:
-    """Finds out which parameters' gradients come last, and looks at these alone from then on."""
+    """Finds which parameters' gradients come last, and then watches only these."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         trained = (one for one in model.module.parameters() if one.requires_grad)

@@ -115,8 +115,8 @@ class FSDP(Strategy):
         self._extend_calls(model)
 
     def _extend_calls(self, model: torch.nn.Module) -> None:
-        """Let a sharded model be called as it was: first under inference_mode(), by other methods
-        than `forward`, with buffers that are rank 0's.
+        """Allow first calls under inference_mode(), calls of other methods than `forward`, and
+        buffers that are rank 0's.
         """
         units = [one for one in model.modules() if isinstance(one, FSDPModule)]
         model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
@@ -229,7 +229,7 @@ class FSDP(Strategy):
 
 
 class HSDP(FSDP):
-    """As FSDP among `shard_size` neighbours; the groups of neighbours hold equal parts."""
+    """FSDP among `shard_size` neighbours; the groups of neighbours hold equal parts."""
 
     name = "hsdp"
 
@@ -264,7 +264,7 @@ def _require_not_empty(model: torch.nn.Module) -> None:
 
 
 def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
-    """Raise UsageError unless torch can gather what is trained in each unit as one tensor."""
+    """Raise UsageError unless torch can gather each unit's trained weights as one tensor."""
     seen: set[torch.nn.Module] = set()
     for unit in units:
         own = {*unit.modules()} - seen
@@ -282,16 +282,15 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
 
 
 def _unsharded(unit: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules of a unit, without those that are sharded already."""
     inner = [one for one in unit.modules() if isinstance(one, FSDPModule)]
     sharded = {module for one in inner for module in one.modules()}
     return [one for one in unit.modules() if one not in sharded]
 
 
 def _gather_first(units: list[Any], *_: Any) -> None:
-    """Let units make their buffers before a first pass under inference_mode().
+    """Make units' buffers before a first pass under inference_mode().
 
-    Made in that mode, they could not be trained with later.
+    Buffers made in that mode could not be trained with later.
     """
     if units and torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
@@ -302,13 +301,12 @@ def _gather_first(units: list[Any], *_: Any) -> None:
 
 
 def _broadcast_buffers(names: Sequence[tuple[torch.nn.Module, str]], *_: Any) -> None:
-    """Give all ranks rank 0's buffers before a forward pass, as DDP does."""
+    """Copy rank 0's buffers to all ranks before a forward pass, as DDP does."""
     for module, name in names:
         dist.broadcast(getattr(module, name), src=0)
 
 
 def _name_of(sharded: torch.nn.Module) -> str:
-    """Return the name of the class that a module had before it was sharded."""
     return type(sharded).__mro__[2].__name__  # FSDPBlock, FSDPModule, Block
 
 
@@ -343,11 +341,11 @@ Module = torch.nn.Module
 
 
 class ForwardMethods:
-    """Lets methods of a sharded model gather its weights, from their beginning to their end.
+    """Makes methods of a sharded model gather its weights while they run.
 
     Methods and `forward()` may call each other: whichever is called first gathers, and frees.
-    torch's own wrapper would free them after each, though the caller needs them still. `before` is
-    called before weights are gathered for a method.
+    torch's own wrapper would free them after each call, though the caller still needs them.
+    `before` is called before weights are gathered for a method.
     """
 
     def __init__(self, model: Any, before: Callable[[], None]) -> None:
@@ -358,7 +356,6 @@ class ForwardMethods:
         model.register_forward_hook(partial(self._note_forward, False), always_call=True)
 
     def register(self, name: str) -> None:
-        """Let the method of this name be called like `forward()`."""
         plain = getattr(self._model, name)
         register_fsdp_forward_method(self._model, name)
         gathering = getattr(self._model, name)
@@ -375,7 +372,7 @@ class ForwardMethods:
 
     @contextmanager
     def _gathered_to_the_end(self) -> Iterator[None]:
-        """Let `forward()` free no weights that are gathered for a method that calls it."""
+        """Keep `forward()` from freeing weights that its caller has gathered."""
         self._is_in_method = True
         self._model.set_reshard_after_forward(False, recurse=False)
         try:
@@ -393,7 +390,7 @@ _SUCCESSOR = "_headway_successor"  # of a parameter: the one that a prepared mod
 
 
 def succeeds(old: torch.Tensor, new: torch.Tensor) -> None:
-    """Note that `new` has taken the place of `old`, and free what that one held."""
+    """Note that `new` replaces `old`, and free the memory of `old`."""
     if old is new or hasattr(old, _SUCCESSOR):
         return  # the second place of a tied parameter
     new.__dict__.update(old.__dict__)
@@ -409,7 +406,7 @@ _NEEDS = {  # of optimizers that do not work with shards
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` update the successors of its parameters, with its state so far."""
+    """Make `optimizer` update the successors of its parameters, with its state so far."""
     kind = type(optimizer).__name__
     if kind in _NEEDS:
         raise UsageError(

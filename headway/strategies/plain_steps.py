@@ -15,14 +15,13 @@ from headway.devices.table import kind_of
 
 
 def join(_: object = None) -> None:
-    """Count all steps of this process from now on."""
     register_optimizer_step_post_hook(PlainSteps(process_progress()).end)
 
 
 class PlainSteps:
     """Counts steps, where neither an Accelerator nor a library's Trainer does.
 
-    Of several optimizers, as of a GAN, a step is over when one of them steps again.
+    With several optimizers, as for a GAN, a step is over when one of them steps again.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -31,7 +30,7 @@ class PlainSteps:
         self._have_stepped: set[int] = set()  # optimizers, since the last step was over
 
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Note the end of an optimizer's step; nothing is known of one that is compiled."""
+        """Note the end of an optimizer's step; compiled optimizers are not counted."""
         progress = self._progress
         if torch.compiler.is_compiling() or progress.uses.accelerator:
             return

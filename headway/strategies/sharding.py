@@ -136,7 +136,6 @@ def shown_plugin(
     activation_checkpointing: bool,
     cpu_offload: bool,
 ) -> FullyShardedDataParallelPlugin:
-    """Return the plugin that libraries find in the state where models are sharded."""
     if given is None:
         given = FullyShardedDataParallelPlugin(
             activation_checkpointing=activation_checkpointing, cpu_offload=cpu_offload
@@ -146,7 +145,6 @@ def shown_plugin(
 
 
 def _name(value: Any) -> str:
-    """Return the name of a member of one of torch's enumerations, or the text itself."""
     return str(getattr(value, "name", value)).upper()
 
 

@@ -17,8 +17,6 @@ from headway.strategies.units import checkpoint_activations, units_of
 
 
 class StrategySettings(NamedTuple):
-    """What is set about how ranks share models, and how these are compiled."""
-
     ddp: DistributedDataParallelKwargs = DistributedDataParallelKwargs()
     dynamo: TorchDynamoPlugin = TorchDynamoPlugin()
     activation_checkpointing: bool = False
@@ -70,10 +68,10 @@ class Strategy:
         return model
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer` update the parameters that prepared models have in place of its own.
+        """Make `optimizer` update the parameters that prepared models have in place of its own.
 
-        Called once all models of a `prepare()` are prepared, for all optimizers so far. Nothing
-        to do where models keep their parameters, as here and in DDP.
+        Called once all models of a `prepare()` are prepared, for all optimizers so far. Does
+        nothing if models keep their parameters, as here and in DDP.
         """
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -93,7 +91,7 @@ class Strategy:
         return True
 
     def set_spreads_buffers(self, model: torch.nn.Module, value: bool) -> None:
-        """Let `spreads_buffers` return this, where it changes in training."""
+        """Set what `spreads_buffers` returns, if it changes in training."""
 
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float
@@ -115,7 +113,7 @@ class Strategy:
         return nullcontext()
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the full state of `model`; every rank has to call this."""
+        """Return the full state of `model`; every rank must call this."""
         with self.whole(model):
             return model.state_dict()
 
@@ -124,11 +122,11 @@ class Strategy:
         return self.state_dict(model)
 
     def weights_to_save(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return what `own_state_dict` does; each tensor may be under one of its names alone."""
+        """Return `own_state_dict`; each tensor may be under one of its names alone."""
         return self.own_state_dict(model)
 
     def read_whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of a state in full; every rank has to call this."""
+        """Return a tensor of a state in full; every rank must call this."""
         return tensor
 
     def empty_init(self) -> AbstractContextManager[Any]:

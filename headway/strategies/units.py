@@ -42,7 +42,6 @@ def units_of(model: Module, wrap: str = "auto") -> list[Module]:
 
 
 def _outside(model: Module, unit: Module) -> Iterator[torch.nn.Parameter]:
-    """Yield the parameters that `model` uses outside of `unit`."""
     seen, left = {unit}, [model]
     while left:
         module = left.pop()
@@ -90,11 +89,10 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
 
 
 def _of_size(model: Module, minimum: int) -> set[Module]:
-    """Return the innermost modules that have this many parameters beside those of other units."""
+    """Return the innermost modules with `minimum` parameters, not counting other units'."""
     chosen: set[Module] = set()
 
     def visit(module: Module) -> int:
-        """Return the number of parameters in `module` that are in no unit."""
         own = sum(one.numel() for one in module.parameters(recurse=False))
         count = own + sum(visit(child) for child in module.children())
         if count < minimum or isinstance(module, _NOT_CALLED):
@@ -107,16 +105,16 @@ def _of_size(model: Module, minimum: int) -> set[Module]:
 
 
 def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
-    """Let each block keep only its inputs until the backward pass; names of weights stay."""
+    """Make each block keep only its inputs until the backward pass; names of weights stay."""
     for block in blocks:
         if not isinstance(block.forward, _CheckpointedForward):
             block.forward = _CheckpointedForward(block.forward)
 
 
 class _CheckpointedForward:
-    """A block's forward under `torch.utils.checkpoint`, where gradients are wanted.
+    """A block's forward under `torch.utils.checkpoint`, if gradients are wanted.
 
-    An object and no closure, so that a copied or unpickled block calls its own forward.
+    An object, not a closure, so that a copied or unpickled block calls its own forward.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:

@@ -16,27 +16,24 @@ from headway.errors import UsageError
 
 
 class Owned(NamedTuple):
-    """A parameter or buffer, and a module that has it."""
-
     module: torch.nn.Module
     name: str
     tensor: torch.Tensor
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
-    """Return the parameters of these modules themselves, each as often as it is used."""
+    """Return the modules' own parameters, each as often as it is used."""
     return [*_owned((module, module._parameters) for module in modules)]
 
 
 def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Owned]:
-    """Return the buffers of these modules themselves."""
     return [*_owned((module, module._buffers) for module in modules)]
 
 
 def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Return where the buffers are that a state dict has, such as running means.
+    """Return the owners and names of buffers in the state dict, such as running means.
 
-    Relies on a name of torch's that is not documented: `_non_persistent_buffers_set`.
+    Relies on an undocumented name of torch: `_non_persistent_buffers_set`.
     """
     return [
         (one.module, one.name)
@@ -55,7 +52,7 @@ def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iter
 class Weights:
     """The parameters and buffers of a model, some of which may have no data (device "meta").
 
-    What rank 0 has is sent to the others. What has no data there either is initialised by
+    Rank 0's data is sent to the other ranks. What has no data there either is initialised by
     `reset_parameters()` of the module that owns it, and `_init_weights(module)` of the model.
     """
 
@@ -70,7 +67,7 @@ class Weights:
 
     @torch.no_grad()
     def fill(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Place what these modules have on the device, with rank 0's values; all call this."""
+        """Place the modules' tensors on the device, with rank 0's values; every rank calls this."""
         owned = [*parameters_of(modules), *buffers_of(modules)]
         placed = {id(one.tensor): self._placed(one) for one in owned}
         for one in owned:
@@ -145,9 +142,9 @@ def _require_same_everywhere(tensors: list[str]) -> None:
 
 @contextmanager
 def parameters_without_data() -> Iterator[None]:
-    """Let modules that are made in the context have their parameters on the meta device.
+    """Make modules in the context have their parameters on the meta device.
 
-    Buffers are made as ever: most are computed, and nothing could compute them again.
+    Buffers are made as usual: most are computed, and nothing could compute them again.
     """
     register = torch.nn.Module.register_parameter
 

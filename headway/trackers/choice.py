@@ -46,8 +46,6 @@ class LoggerType(str, Enum):
 
 
 class Adapter(NamedTuple):
-    """Where an adapter is, and what it needs."""
-
     place: tuple[str, str]  # the module and class; imported when the tracker is used
     packages: tuple[str, ...] = ()  # any of these modules is enough; none are needed if empty
     install: str = ""  # what `pip install` takes
@@ -74,7 +72,7 @@ ADAPTERS = {
 
 
 class _Classes(UserDict[str, Any]):
-    """The classes of trackers by their names; an adapter is imported on demand."""
+    """The classes of trackers by name; an adapter is imported on demand."""
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
         found = self.data[name]
@@ -145,7 +143,6 @@ Chosen = str | GeneralTracker
 
 
 def choose_trackers(log_with: Any) -> list[Chosen]:
-    """Return the trackers that `log_with` means, each once: instances, and names."""
     chosen: list[Chosen] = []
     for one in _as_list(log_with):
         for found in get_available_trackers() if one == LoggerType.ALL else [_checked(one)]:
@@ -189,7 +186,7 @@ def _unknown(wanted: Any) -> UsageError:
 
 
 def check_names(names: Iterable[str], where: str, own: Iterable[str]) -> None:
-    """Refuse names in the keywords of trackers that no tracker has; one that is not used may be."""
+    """Refuse keywords for unknown trackers; known ones need not be in use."""
     known = [*own, *LoggerType.__members__.values(), *LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
@@ -207,7 +204,6 @@ def make_trackers(
     logging_dir: Folder,
     init_kwargs: dict[str, dict[str, Any]],
 ) -> list[GeneralTracker]:
-    """Return the trackers of a run; the script's instances are as they are."""
     made = []
     for one in chosen:
         if isinstance(one, GeneralTracker):
@@ -220,14 +216,12 @@ def make_trackers(
 
 
 def check_folders(chosen: Sequence[Chosen], logging_dir: Folder) -> None:
-    """Refuse a tracker that needs a folder where there is none."""
     for one in chosen:
         if isinstance(one, str):
             _folders(LOGGER_TYPE_TO_CLASS[one], logging_dir)
 
 
 def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:
-    """Return the folder that the constructor of a tracker takes, if it does."""
     if not kind.requires_logging_directory:
         return []
     folder = logging_dir or kind.default_logging_directory

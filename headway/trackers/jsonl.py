@@ -69,7 +69,6 @@ class JsonlTracker(GeneralTracker):
         process_progress().note_kept(METRICS, str(self.path))
 
     def _go_on_in(self, folder: Path, name: str) -> None:
-        """Open the file of an earlier run, if it is one."""
         path = folder / name
         is_file = path.parent == folder and path.is_file() and not path.is_symlink()
         if not (is_file and is_run(path)):
@@ -145,7 +144,7 @@ class JsonlTracker(GeneralTracker):
 
 
 def _create(folder: Path) -> FileIO:
-    """Create the file of a new run; a process may begin several runs in one second."""
+    """Create the file of a new run; a process may start several runs in one second."""
     name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
     while True:
         extra = "" if number == 1 else f"-{number}"

@@ -68,7 +68,6 @@ class ProjectConfiguration:
 def merged_project(
     config: ProjectConfiguration | None, project_dir: Folder
 ) -> ProjectConfiguration:
-    """Return `config`, with `project_dir` where it has none."""
     if config is None:
         return ProjectConfiguration(project_dir=project_dir)
     if config.project_dir is None and project_dir is not None:

@@ -27,7 +27,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def line_of(fields: dict[str, Any]) -> bytes:
-    """Return the line of `fields`; what JSON does not have is written as its text."""
+    """Return the line of `fields`; values that JSON lacks become text."""
     try:
         text = _encode(fields)
     except (ValueError, TypeError):  # a number that is not finite, a key that is no text
@@ -66,7 +66,6 @@ class Series(NamedTuple):
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a file begins as that of a run does."""
     try:
         with path.open("rb") as file:
             return MARK in _object_in(file.readline())
@@ -77,8 +76,8 @@ def is_run(path: Path) -> bool:
 def read_metrics(path: Path) -> dict[str, Series]:
     """Return the metrics of a run by name, in the order of their first values.
 
-    The file may still be written. Lines that are torn are skipped; a call of `log` without a step
-    has the step after the one of the call before it.
+    The file may still be written; torn lines are skipped. A `log` without a step has the step after
+    the one of the call before it.
     """
     try:
         head, *lines = map(_object_in, path.read_bytes().split(b"\n"))
@@ -118,7 +117,7 @@ def read_metrics(path: Path) -> dict[str, Series]:
 
 
 def _object_in(line: bytes) -> dict[str, Any]:
-    """Return the object that a line holds; an empty one for a line that is torn."""
+    """Return the object in a line; an empty one for a torn line."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

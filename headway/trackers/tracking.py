@@ -27,12 +27,11 @@ does not answer costs a training at most a tenth of its time."""
 
 
 class _Member:
-    """One tracker of a run, and how it fares.
+    """A tracker of a run, with its failures.
 
-    An error of a tracker reaches the script as long as `log` has not worked once: it is the
-    script's, or a matter of setup. A later one (a full disk, a network) is told on stderr and the
-    training goes on; the tracker is tried again, and at the end stderr says how many calls it
-    missed.
+    Until `log` has worked once, an error reaches the script: it is a matter of setup. A later error
+    (a full disk, a network) is printed and the training continues; the tracker is retried, and at
+    the end stderr reports how many calls it missed.
     """
 
     def __init__(self, tracker: GeneralTracker) -> None:
@@ -87,15 +86,13 @@ Tracker = str | LoggerType | GeneralTracker
 LogWith = Tracker | Sequence[Tracker] | None
 
 RUNS_FILE = "trackers.json"
-"""The file of a checkpoint with the runs of trackers."""
 
 
 class Tracking:
-    """The trackers that keep a run's metrics; rank 0 calls them, the others do not.
+    """The trackers that keep a run's metrics; only rank 0 calls them.
 
-    `log_with` are those that were asked for: names, and instances of the script's. `trackers` are
-    those of the run that `init_trackers` began; on other ranks than 0 only those that every rank
-    calls.
+    `log_with` has the requested trackers: names, and the script's instances. `trackers` are those
+    of the active run; on other ranks only those that every rank calls.
     """
 
     def __init__(self, is_main: bool, log_with: LogWith, project: ProjectConfiguration) -> None:
@@ -178,12 +175,10 @@ class Tracking:
             member.finish(tracker.finish_after_error if has_failed else tracker.finish)
 
     def run_ids(self) -> dict[str, str]:
-        """Return what names the runs of trackers that another process can go on in."""
         named = {one.name: one.run_id for one in self.trackers if one.name in self.log_with}
         return {name: run_id for name, run_id in named.items() if run_id is not None}
 
     def go_on_in(self, run_ids: dict[str, str]) -> None:
-        """Let `init_trackers` go on in these runs."""
         self._runs_before = run_ids
         own = self.run_ids()
         for name in run_ids.keys() & own.keys():

@@ -44,7 +44,7 @@ _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # databases of sqlite
 
 
 class Refused(PermissionError):
-    """A script was kept from changing something; an OSError, which many scripts expect."""
+    """Raised when a script would change something; an OSError, which many scripts expect."""
 
 
 class Confinement:
@@ -66,8 +66,6 @@ class Confinement:
         self._refuse_what_is_not_audited()
         sys.addaudithook(self._audit)
 
-    # ------------------------------------------------------------------ another place
-
     def _is_free(self, path: Any) -> bool:
         absolute = self._absolute(path)
         return absolute == os.devnull or f"{absolute}/".startswith(f"{self._scratch}/")
@@ -76,13 +74,13 @@ class Confinement:
         return os.path.realpath(os.fsdecode(path))
 
     def _place_of(self, path: Any) -> Any:
-        """Return where a path lies that is written to: below the scratch folder."""
+        """Return the path to write instead, below the scratch folder."""
         if isinstance(path, int) or self._is_free(path):
             return path
         return os.path.join(self._scratch, "files", self._absolute(path).lstrip(os.sep))
 
     def _seen(self, path: Any) -> Any:
-        """Return where a path lies that is read: below the scratch folder if it was written."""
+        """Return the path to read: below the scratch folder if it was written there."""
         placed = self._place_of(path)
         return placed if placed is not path and os.path.lexists(placed) else path
 
@@ -164,8 +162,6 @@ class Confinement:
                     setattr(os, name, _left_out)
 
     def _within(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
-        """Return a function that changes only what lies below the scratch folder."""
-
         def changed(*args: Any, **kwargs: Any) -> Any:
             paths = [self._seen(args[0]), *map(self._place_of, args[1:count])]
             if all(isinstance(one, int) or self._is_free(one) for one in paths):
@@ -180,8 +176,6 @@ class Confinement:
 
         return changed
 
-    # ------------------------------------------------------------------ refusing
-
     def _refuse_what_is_not_audited(self) -> None:
         starting = "fork_exec: no other processes are started"
         sharing = "shm_open: no memory is shared with other processes"
@@ -189,7 +183,6 @@ class Confinement:
         replace(_posixshmem, "shm_open", lambda *_, **__: self._refuse(sharing))
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        """Refuse what would change something else than the scratch folder."""
         if event == "open":
             path, _, flags = args
             if (flags or 0) & _WRITING:
@@ -214,5 +207,5 @@ class Confinement:
 
 
 def _left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
-    """Change no attribute of a file, which has to be there."""
+    """Change no attribute of a file; an OSError if it does not exist."""
     os.stat(path, dir_fd=dir_fd)

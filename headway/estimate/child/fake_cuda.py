@@ -59,7 +59,7 @@ class GpuNames(TorchFunctionMode):
         return result.to(place)
 
     def replaced(self, device: Any) -> Any:
-        """Return the device for one that may be a GPU, in any of the ways that it can be given."""
+        """Return the device that replaces `device`, which torch accepts in several forms."""
         if isinstance(device, bool) or not isinstance(device, (str, int, torch.device)):
             return device
         if isinstance(device, int) or torch.device(device).type in _GPUS:
@@ -68,10 +68,9 @@ class GpuNames(TorchFunctionMode):
 
 
 def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
-    """Let `Module.to()` and its like change fake parameters in place.
+    """Make `Module.to()` and its like change fake parameters in place.
 
-    torch swaps the tensors of fake parameters, which it cannot while somebody has a weak reference
-    to one, as the count of live tensors has.
+    torch swaps them, which fails while a weak reference exists, such as the count of live tensors.
     """
 
     def apply(
@@ -111,7 +110,7 @@ def _change(
 
 
 def replace_places_of_loaded(device: torch.device) -> None:
-    """Let `torch.load` place on `device` what was saved on a GPU, or is mapped to one.
+    """Make `torch.load` place on `device` what was saved on, or is mapped to, a GPU.
 
     Relies on `torch._utils._restore_device_fake_mode`, which is private.
     """
@@ -127,10 +126,7 @@ def replace_places_of_loaded(device: torch.device) -> None:
 
 
 def replace_cuda(name: str, memory_bytes: int, count: int) -> None:
-    """Let torch.cuda and torch.accelerator say that there are so many GPUs of this kind here.
-
-    Calls for effect do nothing; what is not answered here is asked for as a number, or by nobody.
-    """
+    """Make torch.cuda and torch.accelerator report these GPUs; calls for effect do nothing."""
     major, minor = _CAPABILITY
     answers: dict[str, Any] = {
         **dict.fromkeys(_TRUE, True),
@@ -173,8 +169,6 @@ def _answering(answer: Any) -> Callable[..., Any]:
 
 
 class _Queue:
-    """A stream on which everything is done at once, or an event that has happened."""
-
     def __init__(self, *_: Any, **__: Any) -> None:
         self.wait_stream = self.wait_event = self.wait = self.record = self.synchronize = nothing
         self.record_event = _Queue
@@ -184,7 +178,7 @@ class _Queue:
 
 
 def replace_autocast() -> None:
-    """Let `torch.autocast("cuda")` cast on the device that stands in."""
+    """Make `torch.autocast("cuda")` cast on the device that replaces the GPU."""
     made = torch.autocast.__init__
 
     def init(
@@ -202,7 +196,7 @@ def replace_autocast() -> None:
 
 
 def replace_choice_of_optimizers() -> None:
-    """Let optimizers choose the implementation that they choose for CUDA: foreach.
+    """Make optimizers choose their implementation for CUDA: foreach.
 
     Relies on `_default_to_fused_or_foreach`, which torch's optimizers import by this name.
     """

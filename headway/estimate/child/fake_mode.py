@@ -64,7 +64,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return result
 
     def scalar(self, tensor: torch.Tensor) -> Any:
-        """Return the number in a tensor of one element, or what it is taken for."""
+        """Return the number in a tensor of one element, or an assumed one."""
         with _disable_current_modes():
             return self._value(tensor).item()
 
@@ -74,7 +74,6 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._value(tensor).detach().numpy()
 
     def faked(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the fake tensor of a real one, with its value."""
         if isinstance(value, FakeTensor):
             return value
         fake = self.from_tensor(value)
@@ -96,7 +95,6 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return value
 
     def _without_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the results of an operator whose shapes depend on values."""
         values = self.values.compute(func, args, kwargs)
         if values is not None:
             return tree_map_only(
@@ -120,7 +118,7 @@ def _truth(tensor: Any) -> bool:
 
 
 def _expected(operator: Any, args: Any) -> bool:
-    """Return what the elements of an operator's result are while training goes well."""
+    """Return the elements of an operator's result while training goes well."""
     infinite = len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
     if operator is _aten.ne:
         return infinite
@@ -161,12 +159,10 @@ class Values:
         self._stale: Any = WeakIdKeyDictionary()
 
     def keep(self, fake: torch.Tensor, value: torch.Tensor) -> None:
-        """Remember the value of a fake tensor, unless it is large."""
         if value.numel() <= _MOST_ELEMENTS and value.layout is torch.strided:
             self._values[fake] = value
 
     def get(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the value of a tensor, or None where it is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if tensor.numel() <= _MOST_ELEMENTS else None
         value: torch.Tensor | None = self._values.get(tensor)
@@ -185,7 +181,7 @@ class Values:
                 self.keep(fake, value)
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return what an operator gives for the values of its arguments; None if one is unknown."""
+        """Return the operator's result for the values of its arguments; None if one is unknown."""
         tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
         known = [self.get(one) for one in tensors]
         if any(one is None for one in known) or not (known or func.overloadpacket in _MAKERS):

@@ -76,14 +76,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def see(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storages, if that is new, or their bytes or device have changed."""
         is_counted = tensor.device == self._device
         for storage in _storages(tensor):
             entry = self._entries.get(storage) or self._new_entry(storage)
             self._count(entry, storage.nbytes() if is_counted else 0)
 
     def classify(self, tensor: torch.Tensor, category: str) -> None:
-        """Set what the storages of a tensor are for, where it is not known yet."""
+        """Set the category of a tensor's storages, unless it is known."""
         self.see(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
@@ -91,17 +90,15 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 entry.category = category
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a known storage has another size now."""
         entry = self._entries.get(storage)
         if entry is not None and entry.is_counted:
             self._count(entry, storage.nbytes())
 
     def start_anew(self) -> None:
-        """Forget the peak so far: what was done until now is done otherwise in a real run."""
+        """Forget the peak so far: a real run does the steps so far differently."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 
     def parts_of_peak(self) -> dict[str, int]:
-        """Return the bytes of each category at the peak."""
         found = dict.fromkeys(CATEGORIES, 0)
         for entry, change in self._changes[: self._peak_at]:
             found[entry.category] += change
@@ -140,7 +137,7 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
 
 
 class Models:
-    """Follows a script's modules and optimizers, and tells the ledger what their tensors are.
+    """Follows a script's modules and optimizers, and classifies their tensors in the ledger.
 
     `after_step` is called after each optimizer step.
     """
@@ -161,7 +158,7 @@ class Models:
         self._steps: dict[int, int] = {}
 
     def follow(self) -> None:
-        """Begin; to be called once in a process."""
+        """Register the hooks; at most once in a process."""
         made, made_optimizer = torch.nn.Module.__init__, torch.optim.Optimizer.__init__
         called: Any = torch.nn.Module._wrapped_call_impl  # what `__call__` is
         ledger = self._ledger
@@ -195,15 +192,12 @@ class Models:
         register_optimizer_step_post_hook(self._end_step)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return those that are alive."""
         return [*self._optimizers.values()]
 
     def steps(self) -> list[int]:
-        """Return how many steps each optimizer that is alive has made."""
         return [self._steps[number] for number in [*self._optimizers.keys()]]
 
     def classify(self) -> None:
-        """Say what the tensors of all modules and optimizers are for."""
         for module in [*self._modules.values()]:
             self._classify_trained(module._parameters.values())
             for buffer in module._buffers.values():

@@ -33,10 +33,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 
 def replace_wherever_imported(name: str, value: Any) -> None:
-    """Set a function in every module that has it: those that define and those that import it.
-
-    An AttributeError: no module has it, torch has changed.
-    """
+    """Set a function in each module that has it; AttributeError if none: torch has changed."""
     modules = [one for one in [*sys.modules.values()] if name in getattr(one, "__dict__", ())]
     if not modules:
         raise AttributeError(name)
@@ -45,24 +42,23 @@ def replace_wherever_imported(name: str, value: Any) -> None:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    pass
 
 
 def line_now() -> str:
-    """Return the line that is being run, such as `train.py, line 12`; empty if there is none."""
+    """Return the current line, such as `train.py, line 12`; empty if there is none."""
     frames = traceback.walk_stack(sys._getframe(1))
     return _first((frame.f_code.co_filename, line) for frame, line in frames)
 
 
 def is_read_by_user() -> bool:
-    """Return whether the user's own code calls what is run now, directly or through torch."""
+    """Return whether the user's code is the caller, directly or through torch."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
     caller = next((file for file in files if not file.startswith(_PASSED_THROUGH)), "<")
     return _is_of_user(caller)
 
 
 def line_of(error: BaseException) -> str:
-    """Return the line that an exception went through."""
     if isinstance(error, SyntaxError) and error.filename:
         return _shown(error.filename, error.lineno or 0)
     steps = reversed([*traceback.walk_tb(error.__traceback__)])

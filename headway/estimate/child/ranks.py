@@ -27,10 +27,9 @@ _FIRST_RANK = {
 
 
 def join(world_size: int, local_world_size: int) -> None:
-    """Be rank 0 of `world_size`; a script that starts a process group itself has this one.
+    """Make this process rank 0 of `world_size`; for one rank, only if the script starts a group.
 
-    Alone, there is a group only then. The backend `fake` is part of torch's own tests; its store
-    has no public name.
+    The backend `fake` is part of torch's own tests; its store has no public name.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -48,7 +47,7 @@ def join(world_size: int, local_world_size: int) -> None:
 
 
 def replace_object_collectives(world_size: int) -> None:
-    """Let objects be the same on all ranks; nothing is pickled."""
+    """Make collectives of objects return this rank's; nothing is pickled."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [obj] * len(object_list)
@@ -74,11 +73,10 @@ def replace_object_collectives(world_size: int) -> None:
 
 
 def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) -> None:
-    """Let DistributedDataParallel take the memory that it takes, and exchange nothing.
+    """Make DistributedDataParallel allocate its memory, and exchange nothing.
 
     Its reducer, in C++, cannot work on fake tensors. It keeps a copy of all gradients in buckets,
-    unless gradients are views of them. `classify`, of the ledger, is told what they are for; it is
-    None where another strategy shares the model.
+    unless gradients are views of them. `classify` is the ledger's; None under another strategy.
     """
 
     def init(self: Any, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -111,7 +109,7 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) 
 
 
 def replace_choice_of_strategy(note: Callable[[str], None]) -> None:
-    """Leave how ranks share a model to the attempt, whatever a script tells its Accelerator."""
+    """Make the attempt choose the strategy, whatever a script passes to its Accelerator."""
     choose = connector.strategy_for
 
     def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
@@ -131,9 +129,9 @@ def shard(
 ) -> None:
     """Shard a model over the ranks with torch's `fully_shard`, unit by unit.
 
-    Its optimizers update the shards, with their states so far; the whole parameters are freed
-    unless the script keeps them. FSDP would work the device out of the mesh: a CPU has an index
-    only here. Relies on `_get_device_from_mesh`, which FSDP's modules import by this name.
+    Its optimizers update the shards, with their states so far. FSDP would take the device from the
+    mesh: a CPU has an index only here. Relies on `_get_device_from_mesh`, which FSDP's modules
+    import by this name.
     """
     from torch.distributed.fsdp import fully_shard
 

@@ -44,7 +44,6 @@ _OUTPUT_BYTES = 4000
 
 
 def main() -> None:
-    """Answer until standard input ends."""
     signals.ignore(signal.SIGINT)  # Ctrl-C ends the planner
     _import_for_all()
     wake_fds = wake_on_child_end()
@@ -62,7 +61,7 @@ def main() -> None:
 
 
 def _import_for_all() -> None:
-    """Import what most scripts need, and keep it out of the garbage collector's way."""
+    """Import what most scripts need, and exempt it from garbage collection."""
     import torch._dynamo  # the first step of any optimizer imports it
     import torch.distributed.fsdp
     import torch.distributed.nn.functional
@@ -75,7 +74,7 @@ def _import_for_all() -> None:
 def _outcome(
     attempt: Attempt, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
 ) -> Outcome:
-    """Make an attempt in a process of its own, which prints to `output`."""
+    """Make an attempt in a child process, which prints to `output`."""
     deadline = time.monotonic() + attempt.time_limit_s + _MARGIN_S
     server, child = os.getpid(), os.fork()
     if child == 0:
@@ -101,10 +100,7 @@ def _outcome(
 
 
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int:
-    """Return the status of a child that has ended, or is ended at the deadline.
-
-    Meanwhile print where the script is, which the child writes to the file `progress`.
-    """
+    """Return the status of the child, which is killed at the deadline; print its progress."""
     ended = status = 0
     began = time.monotonic()
     try:
@@ -157,12 +153,10 @@ class Run:
         self._began = time.monotonic()
 
     def note(self, what: str) -> None:
-        """Remember what was done otherwise than in a real run, and at which line."""
         line = line_now()
         self._notes[f"{what} ({line})" if line else what] = None
 
     def to_the_end(self) -> NoReturn:
-        """Run the script, and end this process with the outcome."""
         attempt = self._attempt
         faulthandler.enable()
         ranks.join(attempt.world_size, attempt.local_world_size)
@@ -185,7 +179,6 @@ class Run:
         self._end_early(None)
 
     def replace_calls(self) -> None:
-        """Let functions of torch and others do without memory, for the rest of this process."""
         warnings.simplefilter("ignore")
         attempt, ledger = self._attempt, self._ledger
         if attempt.device != "cpu":
@@ -209,10 +202,7 @@ class Run:
         ranks.replace_data_parallel(None if attempt.sharded else ledger.classify)
         ranks.replace_object_collectives(attempt.world_size)
 
-    # ------------------------------------------------------------------ on the way
-
     def _reshape(self, model: torch.nn.Module) -> None:
-        """Shard a model, or let it recompute activations, before its first forward pass."""
         model = getattr(model, "module", model)  # of DistributedDataParallel
         attempt = self._attempt
         if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
@@ -236,7 +226,7 @@ class Run:
         signal.setitimer(signal.ITIMER_REAL, min(left, PROGRESS_S))
 
     def _on_alarm(self, _: int, __: FrameType | None) -> None:
-        """Write where the script is, for the server; at the time limit, stop the script."""
+        """Write the current line for the server; at the time limit, stop the script."""
         limit = self._attempt.time_limit_s
         left = limit - (time.monotonic() - self._began)
         if left <= 0:
@@ -245,10 +235,7 @@ class Run:
             file.write(line_now())
         self._set_alarm(left)
 
-    # ------------------------------------------------------------------ the end
-
     def _finish_with_peak(self) -> NoReturn:
-        """Answer for the steps that the script has made."""
         self._models.classify()
         notes = [*self._notes]
         if len(notes) > _MOST_NOTES:
@@ -265,7 +252,6 @@ class Run:
         )
 
     def _end_early(self, error: BaseException | None) -> NoReturn:
-        """Answer for a script that has ended, or failed, before its second step."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         if error is not None and not isinstance(error, SystemExit):
             traceback.print_exception(error)
@@ -276,7 +262,7 @@ class Run:
         self._finish(Outcome(failed_at=_said(error) if error else ended))
 
     def _finish(self, outcome: Outcome) -> NoReturn:
-        """Write the outcome and end this process at once: no handler of the script's runs."""
+        """Write the outcome and exit at once: no handler of the script's runs."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # they can be the script's own, or closed
                 stream.flush()

@@ -35,7 +35,7 @@ _LOADED = "loading is skipped: the script goes on as from its beginning"
 
 
 def replace_loaders(mode: ScriptMode, see: Callable[[torch.Tensor], None]) -> None:
-    """Let data loaders read for real, without workers, and give batches of fake tensors.
+    """Make data loaders read for real, without workers, and yield batches of fake tensors.
 
     Relies on `_SingleProcessDataLoaderIter` and `DataLoader._get_iterator`, which are private.
     """
@@ -63,7 +63,7 @@ def replace_loaders(mode: ScriptMode, see: Callable[[torch.Tensor], None]) -> No
 
 
 def replace_reading(mode: ScriptMode) -> None:
-    """Let what looks at all of a tensor's values see known ones, or ones."""
+    """Make calls that read all of a tensor's values return known ones, or ones."""
     random_permutation = torch.randperm
 
     def randperm(*args: Any, **kwargs: Any) -> Any:
@@ -97,8 +97,6 @@ def replace_reading(mode: ScriptMode) -> None:
 
 
 def replace_compilation(note: Note) -> None:
-    """Let torch.compile return what it is given."""
-
     def compile(model: Any = None, *_: Any, **__: Any) -> Any:
         note("torch.compile is skipped: what compiled code saves or needs is not counted")
         return (lambda function: function) if model is None else model
@@ -108,7 +106,7 @@ def replace_compilation(note: Note) -> None:
 
 
 def replace_skipped_steps() -> None:
-    """Let the gradient scaler step always. Relies on `GradScaler._maybe_opt_step`."""
+    """Make the gradient scaler always step. Relies on `GradScaler._maybe_opt_step`."""
 
     def step(_: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
@@ -132,7 +130,7 @@ def replace_addresses() -> None:
 
 
 def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
-    """Say which storages are resized, which is no operator; FSDP does it."""
+    """Report which storages are resized, which is not an operator; FSDP does it."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> None:
@@ -143,7 +141,7 @@ def replace_resizing(resized: Callable[[torch.UntypedStorage], None]) -> None:
 
 
 def replace_saving(note: Note) -> None:
-    """Let torch, safetensors and Headway write no tensors; files that they write are empty."""
+    """Make torch, safetensors and Headway write no tensors, and leave their files empty."""
 
     def skip(*_: Any, **__: Any) -> None:
         note("saving is skipped")
@@ -175,7 +173,7 @@ def replace_saving(note: Note) -> None:
 
 
 def replace_loading(note: Note) -> None:
-    """Let Headway's checkpoints and torch's change nothing; they have to be there all the same."""
+    """Make loading a checkpoint change nothing; the checkpoint must exist nevertheless."""
 
     def skip(*_: Any, **__: Any) -> None:
         note(_LOADED)
@@ -191,14 +189,12 @@ def replace_loading(note: Note) -> None:
 
 
 class _NothingToRestore:
-    """Stands for a checkpoint of which nothing was read."""
-
     def __init__(self, *_: Any, **__: Any) -> None:
         self.check = self.check_models = self.apply = nothing
 
 
 def replace_files_of_tensors(mode: ScriptMode) -> None:
-    """Let safetensors, whose own code is native, map files for real and return fake tensors."""
+    """Make safetensors, whose code is native, map files for real and return fake tensors."""
     opened = safetensors.safe_open
 
     def open_file(
@@ -213,8 +209,6 @@ def replace_files_of_tensors(mode: ScriptMode) -> None:
 
 
 class _Reading:
-    """An opened file, or a tensor in it, of which parts can be read."""
-
     def __init__(self, real: Any, faked: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._real, self._faked = real, faked
 
