@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headway.contract.notes import say_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
@@ -28,6 +26,7 @@ class TensorBoardTracker(GeneralTracker):
     """
 
     name = "tensorboard"
+    packages = ("tensorboard", "tensorboardX")
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
@@ -55,6 +54,8 @@ class TensorBoardTracker(GeneralTracker):
 
         A value that is not a bool, a number or a text is stored as its text.
         """
+        import yaml
+
         plain = {
             name: value if value is None or isinstance(value, _HPARAMS) else str(value)
             for name, value in python_numbers(values).items()
@@ -147,6 +148,7 @@ class WandBTracker(PackageRunTracker):
     """
 
     name = "wandb"
+    packages = ("wandb",)
 
     @classmethod
     def going_on(cls, run_id: str) -> dict[str, Any]:
@@ -178,6 +180,7 @@ class TrackioTracker(PackageRunTracker):
     """
 
     name = "trackio"
+    packages = ("trackio",)
 
     def begin(self) -> Any:
         import trackio
@@ -194,6 +197,7 @@ class MLflowTracker(PackageRunTracker):
     """
 
     name = "mlflow"
+    packages = ("mlflow",)
 
     @classmethod
     def going_on(cls, run_id: str) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections import UserDict
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 from headway.errors import UsageError, did_you_mean
+from headway.trackers.adapters import (
+    MLflowTracker,
+    TensorBoardTracker,
+    TrackioTracker,
+    WandBTracker,
+)
+from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.project import Folder
 from headway.trackers.tracker import GeneralTracker
 
@@ -45,45 +50,8 @@ class LoggerType(str, Enum):
         return self.value
 
 
-class Adapter(NamedTuple):
-    place: tuple[str, str]  # the module and class; imported when the tracker is used
-    packages: tuple[str, ...] = ()  # any of these modules is enough; none are needed if empty
-    install: str = ""  # what `pip install` takes
-
-    @property
-    def is_installed(self) -> bool:
-        return not self.packages or any(map(_is_installed, self.packages))
-
-    def load(self) -> type[GeneralTracker]:
-        module, name = self.place
-        found: type[GeneralTracker] = getattr(import_module(f"headway.trackers.{module}"), name)
-        return found
-
-
-ADAPTERS = {
-    "jsonl": Adapter(("jsonl", "JsonlTracker")),
-    "tensorboard": Adapter(
-        ("adapters", "TensorBoardTracker"), ("tensorboard", "tensorboardX"), "tensorboard"
-    ),
-    "wandb": Adapter(("adapters", "WandBTracker"), ("wandb",), "wandb"),
-    "trackio": Adapter(("adapters", "TrackioTracker"), ("trackio",), "trackio"),
-    "mlflow": Adapter(("adapters", "MLflowTracker"), ("mlflow",), "mlflow"),
-}
-
-
-class _Classes(UserDict[str, Any]):
-    """The classes of trackers by name; an adapter is imported on demand."""
-
-    def __getitem__(self, name: str) -> type[GeneralTracker]:
-        found = self.data[name]
-        return found.load() if isinstance(found, Adapter) else found
-
-    def installed(self) -> list[str]:
-        """Return the names of the trackers that are registered, or whose package is installed."""
-        return [name for name, one in self.data.items() if getattr(one, "is_installed", True)]
-
-
-LOGGER_TYPE_TO_CLASS = _Classes(ADAPTERS)
+_OURS = (JsonlTracker, TensorBoardTracker, WandBTracker, TrackioTracker, MLflowTracker)
+LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {one.name: one for one in _OURS}
 """The trackers that `log_with` may name: those of Headway, and those that are registered."""
 
 
@@ -136,7 +104,11 @@ def get_available_trackers() -> list[str]:
         >>> "jsonl" in get_available_trackers()
         True
     """
-    return LOGGER_TYPE_TO_CLASS.installed()
+    return [
+        name
+        for name, kind in LOGGER_TYPE_TO_CLASS.items()
+        if not kind.packages or any(map(_is_installed, kind.packages))
+    ]
 
 
 Chosen = str | GeneralTracker
@@ -163,8 +135,8 @@ def _checked(wanted: Any) -> Chosen:
     name = str(wanted)
     if name not in LOGGER_TYPE_TO_CLASS:
         raise _unknown(wanted)
-    if name not in LOGGER_TYPE_TO_CLASS.installed():
-        package = ADAPTERS[name].install
+    if name not in get_available_trackers():
+        package = LOGGER_TYPE_TO_CLASS[name].packages[0]
         raise UsageError(
             f"log_with={name!r} needs {package}, which is not installed",
             where=CALL,

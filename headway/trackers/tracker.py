@@ -48,6 +48,7 @@ class GeneralTracker:
             Only a class that is registered under its name is constructed by the Accelerator.
         default_logging_directory: the folder where the Accelerator has no `project_dir`; a tracker
             that requires one and has no default is refused then.
+        packages: modules of which one must be installed, where `log_with` has its name.
         main_process_only: only rank 0 calls it; otherwise every rank does.
         tracker: what the tracker wraps, such as the run of another package.
         run_id: what names the run, so that another process can go on in it; None: it cannot.
@@ -72,6 +73,7 @@ class GeneralTracker:
 
     main_process_only = True
     default_logging_directory: str | None = None
+    packages: tuple[str, ...] = ()
     run_id: str | None = None
 
     name: str

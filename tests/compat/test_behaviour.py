@@ -46,7 +46,8 @@ class Recorder(GeneralTracker):
 
 @pytest.fixture
 def trackers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LOGGER_TYPE_TO_CLASS, "data", {**LOGGER_TYPE_TO_CLASS.data})
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "recorder", Recorder)
+    del LOGGER_TYPE_TO_CLASS["recorder"]  # removed again after the test
 
 
 def test_the_classes_of_trackers_are_found_by_name_also_registered_ones(trackers: None) -> None:

@@ -81,7 +81,7 @@ def examples(kind: type) -> str:
 
 def needs_a_package() -> set[type]:
     """Return the trackers that need another package; tests/trackers runs these."""
-    return {one.load() for one in choice.ADAPTERS.values() if one.packages}
+    return {one for one in choice.LOGGER_TYPE_TO_CLASS.values() if one.packages}
 
 
 def defining_modules() -> list[str]:
@@ -129,7 +129,6 @@ def test_examples_are_sections_that_the_site_shows_as_such() -> None:
 @pytest.fixture
 def own_globals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put back what examples change for the whole process."""
-    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     logging.root.manager._clear_cache()  # type: ignore[attr-defined]
     monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)
@@ -137,6 +136,7 @@ def own_globals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     accelerate = taken_modules("accelerate")
     with torch.random.fork_rng(devices=[]):
         yield
+    choice.LOGGER_TYPE_TO_CLASS.pop("printer", None)
     taken_modules("accelerate")
     sys.modules.update(accelerate)
     logging.root.manager._clear_cache()  # type: ignore[attr-defined]

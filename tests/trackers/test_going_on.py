@@ -17,7 +17,7 @@ from headway import Accelerator
 from headway.trackers import choice
 from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.run_file import read_metrics
-from headway.tracking import GeneralTracker, register_tracker_class
+from headway.tracking import GeneralTracker
 
 
 class Diary(GeneralTracker):
@@ -42,8 +42,7 @@ class Diary(GeneralTracker):
 
 @pytest.fixture(autouse=True)
 def diary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
-    register_tracker_class(Diary)
+    monkeypatch.setitem(choice.LOGGER_TYPE_TO_CLASS, "diary", Diary)
 
 
 def accelerator() -> Accelerator:

@@ -77,8 +77,7 @@ def test_a_second_run_ends_the_first(recorder: Recorder) -> None:
     assert recorder.told == ["start", "finish"] * 2
 
 
-def test_a_registered_class_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(choice.LOGGER_TYPE_TO_CLASS, "data", {**choice.ADAPTERS})
+def test_a_registered_class_has_a_name(tmp_path: Path) -> None:
     register_tracker_class(Recorder)
     accelerator = Accelerator(cpu=True, log_with=["recorder", "jsonl"], project_dir=tmp_path)
     accelerator.init_trackers("project", init_kwargs={"recorder": {}})
@@ -88,6 +87,7 @@ def test_a_registered_class_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path
     for refused in (Recorder(), int, GeneralTracker):
         with pytest.raises(UsageError):
             register_tracker_class(refused)  # type: ignore[arg-type]
+    del choice.LOGGER_TYPE_TO_CLASS["recorder"]
 
 
 @pytest.mark.parametrize("log_with", ["jsonl", LoggerType.JSONL, ["jsonl", LoggerType.JSONL]])
