@@ -1,4 +1,4 @@
-"""Writes a checkpoint while training goes on: from a copy of its tensors, in a thread."""
+"""Writes a checkpoint while training continues: from a copy of its tensors, in a thread."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Checkpointer:
-    """Saves the state of a training in folders, and puts it back.
+    """Saves the state of a training in folders, and restores it.
 
     Args:
         project: how checkpoints are named, and how many stay.

@@ -59,7 +59,7 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
 
     Args:
         f: a path, or an open binary file.
-        map_location: the device that tensors go to; None is the one that they were on.
+        map_location: the device to load tensors on; None is their device when saved.
         kwargs: for torch.load(); `weights_only=False` runs code that the file contains.
 
     Examples:
@@ -103,10 +103,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield a temporary file for each target; after the block they replace them, in order.
-
-    After an error the targets stay as they are.
-    """
+    """Yield a file for each target, which it replaces after the block, unless the block fails."""
     partials = [one.with_name(f".{one.name}.{os.getpid()}.tmp") for one in targets]
     try:
         yield partials

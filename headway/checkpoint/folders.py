@@ -300,10 +300,7 @@ def keep_newest_steps(project: Path, keep: int) -> None:
 
 
 def saves_in(project: Path) -> dict[float, Path]:
-    """Return this user's checkpoints of a project by the times in their manifests.
-
-    The times are unique in a project.
-    """
+    """Return this user's checkpoints of a project by their times, which are unique."""
     return {one.manifest.saved_at: one.path for one in own_checkpoints_in(project / FOLDER)}
 
 

@@ -82,10 +82,7 @@ class StopSignals:
         self._before = {}
 
     def leave(self) -> None:
-        """Ignore further requests, as this process is exiting.
-
-        A second Ctrl-C has its earlier effect.
-        """
+        """Ignore further requests while this process exits; a second Ctrl-C acts as before."""
         self._came = self.request or Request.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
@@ -127,16 +124,13 @@ def tell_stopped(request: Request, step: int, saved: str, hint: str) -> None:
 
 
 class Agreement:
-    """Makes all ranks agree every few units, steps or calls, timed by rank 0's clock.
-
-    Attributes:
-        next_at: the unit at which they agree next.
-    """
+    """Makes all ranks agree every few units, steps or calls, timed by rank 0's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._agreed_at: float | None = None
-        self._unit = self.next_at = 0  # of the last agreement, or the first unit
+        # units of the last agreement (or the first unit), and of the next one
+        self._unit = self.next_at = 0
         self._num_asked = 0  # by `ask`
 
     def begin(self, unit: int) -> None:

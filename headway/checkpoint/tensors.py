@@ -160,10 +160,7 @@ class _Checksummed(io.RawIOBase):
 
 
 class SavedTensors:
-    """The tensors of `save_tensors`, whose index has been read.
-
-    `facts` has a tensor of the same shape and dtype for each, on device "meta".
-    """
+    """The tensors of `save_tensors`; `facts` has each without data, on device "meta"."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -86,11 +86,11 @@ class Accelerator(native.Accelerator):
     - A schedule whose optimizer has not been prepared follows all prepared optimizers.
     - Gradients are clipped in every micro-batch, also while they accumulate.
     - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
-      with an `__iter__` of their own are shared out as by `headway.Accelerator`.
+      with an `__iter__` of their own are sharded as by `headway.Accelerator`.
     - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
-    - After `load_state` a loader begins its epoch anew; `skip_first_batches` goes on in it, and so
-      does the loader itself with `use_stateful_dataloader=True`.
+    - After `load_state` a loader restarts its epoch; `skip_first_batches` resumes in it, as does
+      the loader itself with `use_stateful_dataloader=True`.
     """
 
     part_types = native.PartTypes(_Preparer, _accepted)
@@ -111,7 +111,7 @@ class Accelerator(native.Accelerator):
         return torch.tensor(int(self.parts.steps.is_triggered), device=self.device)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Begin a micro-batch, and count it in `step`."""
+        """Start a micro-batch, and count it in `step`."""
         ends = self.gradient_state.sync_with_dataloader and self.gradient_state.end_of_dataloader
         self.step = 0 if ends else self.step + 1
         return super().accumulate(*models)

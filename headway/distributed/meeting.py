@@ -134,10 +134,7 @@ def last_meeting() -> tuple[int, str, bool] | None:
 
 
 def place_in_script(frame: FrameType | None = None) -> str:
-    """Return this thread's innermost line outside Headway, torch and Python.
-
-    The user's own lines come before those of other packages.
-    """
+    """Return this thread's innermost line of the user's, or else of another package."""
     found = ""
     frame = frame or sys._getframe()
     while frame is not None:

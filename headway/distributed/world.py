@@ -159,10 +159,7 @@ def leave_world() -> None:
 
 
 def default_store() -> Any:
-    """Return the default process group's store, a `PrefixStore` (torch 2.11 to 2.13).
-
-    torch has no public name for it.
-    """
+    """Return the group's `PrefixStore` (torch 2.11 to 2.13); torch has no public name for it."""
     return dist.distributed_c10d._get_default_store()
 
 

@@ -1,1 +1,1 @@
-"""Joins training libraries that a script imports: they stop, save and go on under the launcher."""
+"""Joins training libraries that a script imports: they stop, save and resume under the launcher."""

@@ -17,10 +17,7 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 def find_scripts(path: str) -> Iterator[str]:
-    """Yield `path` itself, or all `.py` files below it, in order.
-
-    Hidden folders and virtual environments are skipped.
-    """
+    """Yield `path`, or all `.py` files below it in order; skip hidden folders and environments."""
     if not os.path.exists(path):
         raise ConfigError(
             f"there is no {path}", where="the command line", fix="name a script or a folder"
@@ -85,10 +82,7 @@ def rewritten(script: Script, *, compat: bool = False) -> str:
 def _edits(
     node: ast.Import | ast.ImportFrom, text: bytes, starts: list[int], compat: bool
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the start and end of each part to replace, and its new text.
-
-    `starts` are the positions of its lines.
-    """
+    """Yield the start, end and new text of each edit; `starts` are the positions of the lines."""
     if isinstance(node, ast.ImportFrom):
         names = [alias.name for alias in node.names]
         module = module_for(inside(node.module or ""), names, compat=compat)

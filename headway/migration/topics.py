@@ -229,10 +229,7 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
 
 
 def refuse_member(name: str, asked: object) -> None:
-    """Raise MissingAttributeError for a member that only Accelerate's object has.
-
-    Returns if Accelerate has no such member, either.
-    """
+    """Raise MissingAttributeError if Accelerate's object has this member."""
     topic = topic_of_member(name)
     if topic is not None:
         where = f"{type(asked).__name__}.{name}"

@@ -222,10 +222,7 @@ _AutocastArguments = tuple[str, torch.dtype, bool, bool | None]
 
 
 class _AutocastForward:
-    """A model's forward under autocast, its half-precision outputs in fp32.
-
-    An object, not a closure, so that a copied or unpickled model calls its own forward.
-    """
+    """An object, not a closure, so that a copied or unpickled model calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any], arguments: _AutocastArguments) -> None:
         self.__wrapped__ = forward  # what inspect.signature() looks at
@@ -354,11 +351,7 @@ def precision_for(
     *,
     where: str,
 ) -> Precision:
-    """Return the precision for `device`, which must support it.
-
-    `chosen` is a name in `PRECISIONS`, or an instance of the script's own class; `where` is its
-    source, for messages.
-    """
+    """Return the precision for `device`, which must support it; messages name `where`."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
     fits = precisions_of(device.type, kind.lacking)

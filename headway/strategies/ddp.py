@@ -83,7 +83,7 @@ class DDP(Strategy):
     def spreads_buffers(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks get rank 0's buffers before they compute with `model` again.
 
-        After a forward pass without gradients, or under `no_sync`, DDP does not spread them.
+        DDP does not broadcast them after a forward pass without gradients or under `no_sync`.
         """
         model = uncompiled(model)
         if not isinstance(model, DistributedDataParallel):

@@ -97,7 +97,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 
     def register_comm_hook(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Let `model` exchange gradients as `comm_hook` says; the Accelerator calls it.
+        """Make `model` exchange gradients by `comm_hook`; the Accelerator calls it.
 
         Raises:
             MachineError: torch has the hook for other devices only, such as BF16 for GPUs.

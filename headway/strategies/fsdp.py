@@ -288,10 +288,7 @@ def _unsharded(unit: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _gather_first(units: list[Any], *_: Any) -> None:
-    """Make units' buffers before a first pass under inference_mode().
-
-    Buffers made in that mode could not be trained with later.
-    """
+    """Make buffers before a first inference_mode() pass: made in it, they could not be trained."""
     if units and torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             while units:

@@ -112,10 +112,7 @@ def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
 
 
 class _CheckpointedForward:
-    """A block's forward under `torch.utils.checkpoint`, if gradients are wanted.
-
-    An object, not a closure, so that a copied or unpickled block calls its own forward.
-    """
+    """An object, not a closure, so that a copied or unpickled block calls its own forward."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.__wrapped__ = forward  # what inspect.signature() looks at

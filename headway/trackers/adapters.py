@@ -50,7 +50,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters for TensorBoard, and in a file hparams.yml in a folder of its own.
+        """Store hyperparameters for TensorBoard, and in a file hparams.yml in its own folder.
 
         A value that is not a bool, a number or a text is stored as its text.
         """
@@ -215,7 +215,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Log parameters as texts; one that is too long for MLflow is left out, which is noted."""
+        """Log parameters as texts; one that is too long for MLflow is skipped with a note."""
         from mlflow.utils import validation
 
         longest, most = validation.MAX_PARAM_VAL_LENGTH, validation.MAX_PARAMS_TAGS_PER_BATCH
@@ -234,7 +234,7 @@ class MLflowTracker(PackageRunTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers; others are left out, which is noted. Nested values get names with a slash.
+        """Log numbers; other values are skipped with a note. Nested values get names with a slash.
 
         Args:
             values: numbers by name.

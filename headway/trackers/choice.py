@@ -56,12 +56,12 @@ LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {one.name: one for one i
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
-    """Let `log_with` name a class of the script's; it comes before one of ours of that name.
+    """Register a tracker class for `log_with`; it overrides Headway's class of that name.
 
     It is constructed with the project's name, the logging directory if it requires one, and its
     `init_kwargs`.
 
-    Warns of another class of that name, in whose place it comes.
+    Warns if it replaces another class of that name.
 
     Raises:
         UsageError: it is no GeneralTracker with `name` and `requires_logging_directory`.

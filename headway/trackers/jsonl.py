@@ -26,8 +26,8 @@ class JsonlTracker(GeneralTracker):
     Args:
         run_name: the project.
         logging_dir: the folder of all projects.
-        run_id: go on in the file of this name, without its suffix; where there is none, a new run
-            begins.
+        run_id: continue the file of this name, without its suffix; if it does not exist, start a
+            new run.
 
     Examples:
         >>> from headway.tracking import JsonlTracker

@@ -13,7 +13,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_main_process(function: Method) -> Method:
-    """Let a method of a tracker run on rank 0 only, if the tracker is `main_process_only`.
+    """Make a method of a tracker run on rank 0 only, if the tracker is `main_process_only`.
 
     Examples:
         >>> from headway.tracking import GeneralTracker, on_main_process
@@ -51,7 +51,7 @@ class GeneralTracker:
         packages: modules of which one must be installed, where `log_with` has its name.
         main_process_only: only rank 0 calls it; otherwise every rank does.
         tracker: what the tracker wraps, such as the run of another package.
-        run_id: what names the run, so that another process can go on in it; None: it cannot.
+        run_id: identifies the run, so that another process can continue it; None: it cannot.
 
     Examples:
         >>> from headway.trackers.tracker import GeneralTracker
@@ -93,7 +93,7 @@ class GeneralTracker:
 
     @classmethod
     def going_on(cls, run_id: str) -> dict[str, Any]:
-        """Return the constructor's keywords that go on in the run with this `run_id`."""
+        """Return the constructor's keywords that continue the run with this `run_id`."""
         return {}
 
     def start(self) -> None:
@@ -120,7 +120,7 @@ class GeneralTracker:
 
 
 class NoTracker(GeneralTracker):
-    """Stands for a tracker where there is none to call: any attribute, call or item does nothing.
+    """Replaces a missing tracker: any attribute, call or item does nothing.
 
     It is false, where a tracker is true.
     """

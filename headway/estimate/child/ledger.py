@@ -137,10 +137,7 @@ def _storages(tensor: torch.Tensor) -> Iterable[torch.UntypedStorage]:
 
 
 class Models:
-    """Follows a script's modules and optimizers, and classifies their tensors in the ledger.
-
-    `after_step` is called after each optimizer step.
-    """
+    """Follows a script's modules and optimizers, and classifies their tensors in the ledger."""
 
     def __init__(
         self,
