@@ -20,10 +20,7 @@ def _skypilot(environ: Environ) -> Entries:
 
 
 def _is_ranked(environ: Environ) -> bool:
-    """Return whether somebody has numbered this process, and not said whether as one of a machine.
-
-    torchrun and its like, and hooks of containers, set LOCAL_RANK too.
-    """
+    """Return whether RANK is set without LOCAL_RANK, which torchrun and containers' hooks set."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
     is_numbered = all(name in environ for name in names) and environ["WORLD_SIZE"] != "1"
     return is_numbered and "LOCAL_RANK" not in environ
@@ -46,7 +43,7 @@ def _ranked(environ: Environ) -> Entries:
         f"pass --num-machines {size} --machine-rank {rank} if they number machines; "
         "--cluster none for a run on this machine alone"
     )
-    return {"num_machines": faulty("num_machines", "1", "RANK, WORLD_SIZE", what, fix)}
+    return faulty("RANK, WORLD_SIZE", what, fix)
 
 
 SKYPILOT = Cluster(
@@ -111,7 +108,7 @@ def refused(environ: Environ) -> Entries:
     for variable, (service, is_several) in _UNSUPPORTED.items():
         if is_several(environ.get(variable, "")):
             what = f"{service}'s {variable} names several machines: it is not supported"
-            return {"num_machines": faulty("num_machines", "1", variable, what)}
+            return faulty(variable, what)
     return {}
 
 

@@ -19,7 +19,7 @@ SIGNS: tuple[str, ...] = (
     *("PET_", "OMPI_", "SLURM_", "JOB_COMPLETION_INDEX", "SKYPILOT_", "AWS_BATCH_", "SM_"),
     "RANK",
 )
-"""What names of clusters' variables begin with: without one of them no row has to be imported."""
+"""Prefixes of the clusters' variables: without one of them no row has to be imported."""
 
 
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:

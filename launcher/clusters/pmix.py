@@ -38,10 +38,7 @@ class _Value(ctypes.Structure):
 
 @cache  # a process asks once
 def ask_server() -> Job:
-    """Return where the processes of this job are; takes some 40 ms.
-
-    Raises PmixError where there is no server, no library, or no answer.
-    """
+    """Return where the job's processes are, in 40 ms; PmixError if no server or library answers."""
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)
     if status:

@@ -37,21 +37,18 @@ def said_by(variable: str, reason: str = "") -> Origin:
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
-def faulty(name: str, text: str, variable: str, what: str, fix: str = FIX) -> Entry:
-    problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=(name,))
-    return Entry(text, said_by(variable), faults=(problem,))
+def faulty(variable: str, what: str, fix: str = FIX) -> Entries:
+    problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=("num_machines",))
+    return {"num_machines": Entry("1", said_by(variable), faults=(problem,))}
 
 
 def unreadable(variable: str, what: str, error: Exception) -> Entries:
     reason = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
-    return {"num_machines": faulty("num_machines", "1", variable, f"{what}: {reason}")}
+    return faulty(variable, f"{what}: {reason}")
 
 
 def port_from(text: str) -> str:
-    """Return a port that all processes find which know the same text, such as a job's number.
-
-    It is below the ports that the system gives out.
-    """
+    """Return a port for a text, such as a job's number, below the system's ephemeral ports."""
     import zlib
 
     return str(_FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS)

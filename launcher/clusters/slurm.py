@@ -117,7 +117,7 @@ def _derive(environ: Environ) -> Entries:
     if environ.get(_COMPONENTS, "1") != "1":
         what = "heterogeneous jobs of SLURM are not supported"
         fix = "submit a job of one component, or pass --cluster none"
-        return {"num_machines": faulty("num_machines", "1", _COMPONENTS, what, fix)}
+        return faulty(_COMPONENTS, what, fix)
     try:
         return _of_step(environ) if is_step(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
@@ -134,10 +134,7 @@ def _of_job(environ: Environ) -> Entries:
 
 
 def tasks_asked_for(environ: Environ) -> str:
-    """Return how many tasks a job asks for on each machine, as SLURM writes it.
-
-    Empty if it asks for none, where SLURM may give as many as there are CPUs.
-    """
+    """Return how many tasks a job asks for on each machine, as SLURM writes it; empty: none."""
     return environ.get("SLURM_TASKS_PER_NODE", "") if "SLURM_NTASKS" in environ else ""
 
 
@@ -160,10 +157,7 @@ def _of_step(environ: Environ) -> Entries:
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
-    """Return how many processes to start on a machine where somebody has asked for several tasks.
-
-    One for each machine says nothing: it is what a job has that asks for no number.
-    """
+    """Return num_processes if a job asks for several tasks on a machine; 1 is SLURM's default."""
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}
@@ -204,7 +198,7 @@ _OF_STEPS = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
     *("SLURM_GPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_PTY_", "SLURM_CPU_BIND"),
 )
-"""How the names of variables begin that srun would take for options of the step."""
+"""Prefixes of the variables that srun would read as options of the step."""
 
 
 class Step(NamedTuple):
@@ -253,10 +247,7 @@ def step_of(
 
 
 def run_step(step: Step) -> NoReturn:
-    """Replace this process by the step's srun; the exit code is the highest of its tasks.
-
-    Raises LaunchError where srun cannot be run.
-    """
+    """Replace this process by srun, which exits with the highest code, or raise LaunchError."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # it cannot be written to, as the step will find out
             stream.flush()

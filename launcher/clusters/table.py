@@ -17,10 +17,10 @@ from headway.settings.setting import AUTO
 from headway.settings.table import TABLE
 
 CLUSTERS: Sequence[Cluster] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
-"""The first row that is here speaks."""
+"""The first row that is detected applies."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
-"""Clusters that pass on what all machines of a run print to one place."""
+"""Clusters that collect the output of all machines of a run in one place."""
 
 _COMPARED = ("num_machines", "machine_rank")
 """What two clusters must agree on; an address has several names."""

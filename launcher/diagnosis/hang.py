@@ -48,8 +48,6 @@ class NoStack(Enum):
 
 
 class Exit(NamedTuple):
-    """How a rank's process ended, or is about to end."""
-
     code: int
     is_reported: bool = False  # the program came to its own end; False: os._exit, or a signal
     at: Frame | None = None  # the call of sys.exit
@@ -265,7 +263,6 @@ def _suffix(name: str, members: Sequence[int] | None) -> str:
 
 
 def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
-    """Compare what the ranks entered under the same sequence number."""
     for number in sorted({one.number for group in groups.values() for one in group.collectives}):
         ranks_by_collective: dict[str, list[int]] = {}
         for rank, group in sorted(groups.items()):
@@ -290,7 +287,6 @@ def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergen
 def _missing_ranks(
     groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
 ) -> Divergence | None:
-    """Find the ranks that have not entered the collective that others wait in."""
     has_ended = {rank for rank, one in absent.items() if one.exit}
     numbers = {rank: group.waits_for for rank, group in groups.items() if rank not in has_ended}
     number = min((one for one in numbers.values() if one is not None), default=None)
@@ -347,10 +343,7 @@ def _place(status: RankStatus) -> str:
 
 
 def describe(statuses: Sequence[RankStatus], still_s: float) -> str:
-    """Return where the ranks are, for a person, who judges whether they hang.
-
-    `still_s` is how long ago one of them made progress, as far as it is known.
-    """
+    """Return where the ranks are, for a person; one of them made progress `still_s` ago."""
     if not statuses:
         return "no rank has started yet"
     heading = f"{named([one.rank for one in statuses])}: last progress {still_s:.0f} s ago"

@@ -22,7 +22,6 @@ class ProcessState(NamedTuple):
 
 
 def read_state(pid: int) -> ProcessState:
-    """Return what the main thread of process `pid` does at this moment."""
     letter = waits_in = ""
     with suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
         waits_in = file.read().strip()

@@ -44,7 +44,6 @@ class Run(NamedTuple):
 
     @property
     def ranks(self) -> str:
-        """The number of ranks here, and which machine of several this is."""
         if self.num_machines == 1:
             return str(self.num_processes)
         return f"{self.num_processes} (machine {self.machine_rank} of {self.num_machines})"
@@ -134,10 +133,7 @@ class _NoAnswer(Exception):
 
 
 def ask_for_stacks(pid: int, timeout_s: float) -> str | None:
-    """Return what the launcher `pid` reports of its ranks; None if it has ended.
-
-    Raises TimeoutError.
-    """
+    """Return the launcher's report of its ranks, None if it has ended; raises TimeoutError."""
     for address in _addresses():
         run = _run_at(address)
         if run is not None and run.pid == pid:

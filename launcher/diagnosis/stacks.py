@@ -92,7 +92,6 @@ def _is_before_the_script(frame: Frame) -> bool:
 
 
 def format_stack(stack: Stack) -> Iterable[str]:
-    """Yield the lines of a stack as Python prints it, with the source lines."""
     for frame in stack:
         yield shown(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
         source = linecache.getline(frame.file, frame.line).strip()

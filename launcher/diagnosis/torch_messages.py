@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """Part of what another program prints."""
-
     text: str
     source: str  # the program, its version, and the place in it
 

@@ -147,10 +147,7 @@ class Watch:
         return [*first.values()]
 
     def statuses(self) -> list[RankStatus]:
-        """Ask the running ranks where they are; return what is known of all on this machine.
-
-        Takes up to three seconds if a rank does not answer.
-        """
+        """Ask the running ranks where they are, for up to three seconds; return all of them."""
         with self._lock:
             ranks = [one for _, one in sorted(self._ranks.items())]
         self._ask_all()

@@ -203,10 +203,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return one line about the run as it is now, for machine 0, which knows all of it.
-
-        It is empty elsewhere, and before the first record.
-        """
+        """Return a line about the run; empty before the first record, and beside machine 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""

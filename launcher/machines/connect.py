@@ -18,19 +18,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHECK_EVERY_S = 0.1
-"""How often a wait is begun anew: a signal just before it does not end it."""
+"""How often a wait is repeated: a signal just before it does not interrupt it."""
 
 NOTICE_AFTER_S = 1.0
-"""How long something is waited for before a line says so: what is usual takes less."""
+"""How long a wait lasts before a line reports it: usual waits are shorter."""
 
 _CONNECT_TIMEOUT_S = 5.0  # then it is tried again
 
 
 def resolved(host: str) -> list[str]:
-    """Return the addresses of a host name.
-
-    Raises OSError where it has none, or none yet, and UnicodeError for what cannot be a name.
-    """
+    """Return the addresses of a host; OSError where it has none yet, UnicodeError for no name."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
@@ -68,7 +65,6 @@ def is_here(address: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has this address; None if none has."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():

@@ -16,10 +16,7 @@ _MAX_FIRST_LINE = 2**14  # bytes, of one who has not shown yet that it has the k
 
 
 class Connection:
-    """A connection on which both ends greet each other, and then send messages.
-
-    `link` is closed with this object; `key` is the run's, empty where it has none.
-    """
+    """A connection of two launchers; it closes `link`, and `key` is empty where a run has none."""
 
     def __init__(self, link: socket.socket, key: bytes, *, is_hub: bool) -> None:
         link.setblocking(False)

@@ -53,7 +53,6 @@ class Machine:
 
 
 def _numbered(rank: int | None) -> str:
-    """Return what a machine is called without its host; None: it has not been given a rank."""
     return "a machine" if rank is None else f"machine {rank}"
 
 
@@ -407,10 +406,7 @@ class Coordinator:
             self.outbox.append((one.peer, brief if one.rank else failed))
 
     def _end_before_start(self, failed: messages.Failed, num_known: int = 0) -> None:
-        """End a run that needs all of its machines, where their ranks do not run.
-
-        `num_known` machines know why, besides those that are in.
-        """
+        """End a run whose ranks do not run; `num_known` machines know why, besides those in it."""
         has_all = self._is_running or self._least < self._most
         if not (has_all or self.is_ended or self._is_stopping):
             self.num_untold = max(self._most - len(self.machines) - num_known, 0)

@@ -42,10 +42,7 @@ class _Peer:
 
 
 class Hub:
-    """Serves the machines of a run until `close`.
-
-    The coordinator is used by the hub's thread alone; the listener is closed with the hub.
-    """
+    """Serves a run's machines until `close`; only its thread uses the coordinator and listener."""
 
     def __init__(
         self,

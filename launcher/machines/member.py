@@ -23,10 +23,7 @@ from headway.launcher.machines.connection import (
 
 
 class Member:
-    """One machine's membership; the thread sets the attributes, and others read them.
-
-    `word` returns how far the ranks of this machine are.
-    """
+    """One machine's membership; its thread sets the attributes, `word` returns the progress."""
 
     def __init__(
         self, link: socket.socket, key: bytes, machine_timeout_s: float, word: Callable[[], str]
@@ -67,10 +64,7 @@ class Member:
         self._wake()
 
     def wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
-        """Wait until something is so, or the run or the connection has ended; return whether it is.
-
-        An exception of a signal's handler ends the wait.
-        """
+        """Wait until something is so, or the run or connection has ended; return whether it is."""
         until = time.monotonic() + within_s
         while not is_so() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             with suppress(queue.Empty):

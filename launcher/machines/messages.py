@@ -93,8 +93,6 @@ class Stopping(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The sender is alive."""
-
     word: str  # of its ranks: how far they are; empty: as before
 
 
@@ -206,10 +204,7 @@ def refusal(reason: str) -> bytes:
 
 
 class Session:
-    """The authenticated messages of one connection, in both directions.
-
-    With an empty key anybody can send messages. `is_hub`: this end is machine 0's.
-    """
+    """The authenticated messages of one connection; with an empty key anybody can send them."""
 
     def __init__(self, key: bytes, ours: Greeting, theirs: Greeting, *, is_hub: bool) -> None:
         nonces = [ours.nonce, theirs.nonce] if is_hub else [theirs.nonce, ours.nonce]

@@ -92,10 +92,7 @@ class Rendezvous(RendezvousHandler):
         """Raise if the run has ended elsewhere; called while a store or a delay is waited for."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when all machines are to restart their ranks, else 0.
-
-        Raises RunEnded where another machine has ended the run.
-        """
+        """Return 1 when all machines restart their ranks, else 0; RunEnded if the run has."""
         return 0
 
     def failed_elsewhere(self) -> Failed | None:
@@ -103,10 +100,7 @@ class Rendezvous(RendezvousHandler):
         return None
 
     def restarts_after(self, describe: Callable[[], Failed]) -> bool:
-        """Return whether all machines restart after a failure here, as machine 0 decides.
-
-        `describe` returns how the ranks failed, as far as it is known.
-        """
+        """Return whether machine 0 restarts all ranks after the failure that `describe` returns."""
         return False
 
     def are_all_done(self) -> bool:
@@ -175,10 +169,7 @@ class AnsweringStore:
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """Open a store on an address of this machine, or with no host on all; return it and its port.
-
-    This process is its first client.
-    """
+    """Open a store on `host` (empty: all addresses) as its first client; return it and its port."""
     listener = listening_socket(host, 0)
     address, port = host or LOOPBACK, int(listener.getsockname()[1])
     made = begin_call(

@@ -112,10 +112,7 @@ class MachinesRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: Member, began: messages.Round | None, missing: messages.Missing | None
     ) -> messages.Round:
-        """Return the round that follows `began`, once all machines are there.
-
-        What is missing is printed where it was told after `missing`.
-        """
+        """Return the round after `began`; print what is missing once that is not `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -241,10 +238,7 @@ class MachinesRendezvous(Rendezvous):
 
 
 class Membership:
-    """This machine's part in the channel: a member, and on machine 0 the hub.
-
-    Machine 0, and machines that are missing, are waited for `join_timeout_s` seconds.
-    """
+    """This machine's member, and machine 0's hub; waits `join_timeout_s` seconds for machines."""
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], join_timeout_s: float) -> None:
         settings = plan.settings

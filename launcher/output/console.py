@@ -96,12 +96,10 @@ class Console:
 
     @property
     def lost_reader(self) -> str:
-        """The names of the streams whose reader has gone."""
         return " and ".join(_NAMES[target] for target in self._fds if self.has_no_reader(target))
 
     @property
     def has_lost_output(self) -> bool:
-        """Whether some output could not be written, for example to a full disk."""
         errors = [sink.error for sink in self._lost]
         return any(error and not isinstance(error, BrokenPipeError) for error in errors)
 
@@ -138,10 +136,7 @@ class Console:
         return min((since + patience_s - now for since in times if since), default=_NEVER)
 
     def close(self, patience_s: float) -> None:
-        """Wait until everything is written.
-
-        The output for a stream that accepts nothing for `patience_s` seconds is discarded.
-        """
+        """Wait until all is written; discard what is not accepted for `patience_s` seconds."""
         self.show_below("")
         for sink in {*self._sinks.values()}:
             sink.end_line()
@@ -172,10 +167,7 @@ class Console:
         return " and ".join(_NAMES[target] for target, one in self._sinks.items() if one is sink)
 
     def _lose(self, sink: Sink) -> None:
-        """Replace the descriptors of a lost stream: Python may have buffered something for it.
-
-        What is printed on stderr later goes to stdout, where that is left.
-        """
+        """Replace a lost stream, for which Python may buffer data: stderr by stdout, if left."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
         for target, one in self._sinks.items():

@@ -117,10 +117,7 @@ class Output:
         self._wake()
 
     def close(self, patience_s: float = _NEVER) -> None:
-        """Write what is left and stop reading.
-
-        `patience_s` is as for `limit_wait`; there is no limit by default: a program waits too.
-        """
+        """Write what is left and stop reading; `patience_s` is as for `limit_wait`."""
         self._patience_s = min(self._patience_s, patience_s)
         self._deadline = time.monotonic() + _DRAIN_S
         self._wake()
@@ -246,10 +243,7 @@ class _Stream:
 
 
 class Log:
-    """One rank's file, which its stdout and its stderr append to.
-
-    `on_error` is called when it cannot be written; nothing more is written to it then.
-    """
+    """A rank's file for stdout and stderr; an error calls `on_error` and ends the writing."""
 
     def __init__(self, path: str, on_error: Callable[[OSError], None]) -> None:
         self._on_error = on_error

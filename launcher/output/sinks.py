@@ -67,10 +67,7 @@ class Sink:
             return self._moved_at if self._size else None
 
     def show(self, owner: Owner, text: bytes, prefix: bytes, *, is_new: bool = False) -> None:
-        """Queue lines of one rank, each behind the prefix; the last may be unfinished.
-
-        `is_new`: the first does not go on with an unfinished line of the same owner.
-        """
+        """Queue lines; the last may be unfinished; `is_new` first ends an unfinished one."""
         with self._changed:
             before = self.owner
             goes_on = before == owner and not is_new

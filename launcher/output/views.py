@@ -141,7 +141,6 @@ def _drawn(line: bytes) -> bytes:
 
 
 def _last_state(rest: bytes) -> bytes:
-    """Return an unfinished line without the states that are drawn over."""
     if not _is_bar(rest):
         return rest
     last = rest.rpartition(b"\r")[2]

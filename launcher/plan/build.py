@@ -80,10 +80,7 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
 
 
 def _why_supervised(settings: Settings, supervise: bool, task: Ranks | None) -> str | None:
-    """Return why the launcher supervises the script; None: the script may replace it.
-
-    The command line may ask for it by `supervise`; a `task` is one of several ranks already.
-    """
+    """Return why the launcher supervises the script; None: the script may replace it."""
     name = _setting_for_a_launcher(settings, is_rank=task is not None)
     if name is not None:
         return f"{name} is {settings.values[name].value}"
@@ -101,8 +98,7 @@ def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
 
 
 def _why_not_hooked(plan: LaunchPlan) -> str | None:
-    """Return why no training library is hooked in the script's process; None: each is, once the
-    script imports it.
+    """Return why no training library is hooked in the script's process; None: each is.
 
     The rule: ranks under a launcher are hooked, and one process without a launcher is plain Python,
     unless it is a job, which may be preempted, or a setting that a Trainer obeys is set for it.

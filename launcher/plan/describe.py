@@ -44,7 +44,6 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
 
 
 def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool) -> str:
-    """Return the settings, and the command by which a scheduler starts the launch again."""
     words = command if show_secrets else masked_command(command)
     shown = settings if show_secrets else settings.without_secrets()
     machines = counted(settings.num_machines, "machine", "machines")

@@ -22,7 +22,6 @@ def notes(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def _without_effect(plan: LaunchPlan) -> Iterator[str]:
-    """Name the settings of this launch that nothing in it obeys."""
     settings, absent = plan.settings, _absent(plan)
     where = {name: absent.get(row.obeyed_by, "") for name, row in TABLE.items()}
     for names, place, is_so in _BESIDE:
@@ -74,7 +73,7 @@ _BESIDE: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] =
         lambda plan: plan.program.kind == "program",
     ),
 )
-"""Settings that another one makes useless, and how that is said."""
+"""Settings that another one makes useless, with the reason."""
 
 
 def _of_selection(plan: LaunchPlan) -> Iterator[str]:
@@ -97,7 +96,6 @@ def _of_selection(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
-    """Explain why a machine with GPUs uses its CPU by default."""
     device, reason = plan.machine.best_device()
     origin = plan.settings.origin("device")
     is_best = origin.layer is Layer.DETECTED and not origin.variable
@@ -130,7 +128,6 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _of_debugging,
     _too_late,
 )
-"""What may be said before the start, in this order."""
 
 
 # ------------------------------------------------------------------ after a successful run

@@ -44,10 +44,7 @@ class Program(NamedTuple):
 
 
 def interpreter() -> tuple[str, ...]:
-    """Return this Python and its flags: -O and -X dev of `python -O -X dev -m headway`.
-
-    Flags in the shebang of an installed `headway` come from its installer and are not included.
-    """
+    """Return this Python and its flags, such as -O and -X dev, without those of a shebang."""
     return (sys.executable, *flags_in(sys.orig_argv))
 
 

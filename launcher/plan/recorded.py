@@ -86,7 +86,6 @@ def without_secrets(plan: LaunchPlan) -> LaunchPlan:
 
 
 def text_of(value: object) -> str:
-    """Return the value of a setting, as tables show it."""
     if value is None or value == {}:
         return "-"
     if isinstance(value, dict):

@@ -96,7 +96,6 @@ def _of_device(plan: LaunchPlan) -> Variables:
 
 
 def _gpu_mask(plan: LaunchPlan) -> Variables:
-    """Select the GPUs of the ranks, and the order in which they are counted."""
     if not plan.gpus:
         return {}
     machine, visible = plan.machine, plan.machine.visible_gpus
@@ -213,7 +212,6 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
 
 
 def _ours(value: str | None, reason: str) -> Value:
-    """Return the value of a variable that does not come from a setting."""
     return Value(value, Origin(Layer.DEFAULT, reason=reason))
 
 

@@ -40,7 +40,6 @@ from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
-from headway.launcher.processes.restarts import MAX_DELAY_S, Restarts
 from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
@@ -54,6 +53,33 @@ if TYPE_CHECKING:
 _torch_log = logging.getLogger("torch.distributed.elastic")
 _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
+
+_MAX_DELAY_S = 60  # longer would waste the machines once their fault is over
+
+
+class Restarts:
+    """Doubles the delay with every failure until an attempt makes progress, which resets it."""
+
+    def __init__(self, max_restarts: int, delay_s: float) -> None:
+        self._max_restarts = max_restarts
+        self._first_delay_s = delay_s
+        self._delay_s = delay_s
+
+    def after(
+        self, cause: str, number: int, made_progress: bool, *, where: str = ""
+    ) -> tuple[str, float]:
+        """Return the line to print, and the delay in seconds of restart `number`, from 1.
+
+        The restart 0 is not counted: the run continues without a machine that was lost.
+        """
+        if made_progress:
+            self._delay_s = self._first_delay_s
+        delay_s = min(self._delay_s, _MAX_DELAY_S)
+        self._delay_s = delay_s * 2
+        when = f" in {delay_s:.0f} s" if delay_s else ""
+        if not number:
+            return f"{cause}; going on with the machines that are there{when}", delay_s
+        return f"{cause}; restart {number} of {self._max_restarts}{where}{when}", delay_s
 
 
 class Agent(LocalElasticAgent):
@@ -256,7 +282,7 @@ class Agent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
-        made_progress = lasted_s > MAX_DELAY_S or self.watch.step() > 0
+        made_progress = lasted_s > _MAX_DELAY_S or self.watch.step() > 0
         if (ordered := self.handler.restart) is not None:
             cause, number, where = ordered.cause, ordered.number, " on all machines"
         else:

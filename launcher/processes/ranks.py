@@ -178,10 +178,7 @@ class RankProcesses(PContext):
         return None
 
     def _find_overdue(self) -> list[int]:
-        """Return the ranks whose program failed, and which have not exited in the grace period.
-
-        The other ranks may wait for them for ever. A debugged one may be at a prompt.
-        """
+        """Return the failed ranks, not debugged, that have outlived the grace period."""
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
@@ -295,7 +292,6 @@ class _Terminal(NamedTuple):
     margin: int  # the columns of the prefix
 
     def fit(self) -> None:
-        """Take over the present size of the launcher's terminal."""
         import termios
 
         with suppress(termios.error, AttributeError):  # Python 3.10 has no such functions

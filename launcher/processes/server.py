@@ -251,10 +251,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
 
 
 def _reopen_streams() -> None:
-    """Reopen Python's three standard streams with the buffering of a new process.
-
-    Those of the server may be None (closed), or what a sitecustomize has put there.
-    """
+    """Reopen the standard streams, which may be None or replaced, with new buffering."""
     unbuffered = getattr(sys.stdout, "write_through", False)  # by -u or PYTHONUNBUFFERED
     usual = {"stderr": "backslashreplace"}
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):

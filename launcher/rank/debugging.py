@@ -21,19 +21,13 @@ _NO_TIMEOUT = timedelta(weeks=3)  # in milliseconds it fits into the 32 bits of 
 
 
 def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
-    """Return what makes breakpoint() do nothing in ranks beside the debugged one.
-
-    `skip_prompts` does the same for what a script calls by its own name.
-    """
+    """Return what disables breakpoint() in all ranks but the debugged one; see `skip_prompts`."""
     return {} if debug_rank in (None, rank) else {"PYTHONBREAKPOINT": "0"}
 
 
 @contextmanager
 def lent_terminal() -> Iterator[None]:
-    """Give a rank the terminal, and restore its modes, also after a rank killed at a prompt.
-
-    Ignores Ctrl-Z, which would stop the launcher while the rank continues to read.
-    """
+    """Lend a rank the terminal, restore its modes, ignore Ctrl-Z, which would stop the launcher."""
     if not os.isatty(0):
         yield
         return
@@ -58,10 +52,7 @@ def leave_prompt() -> None:
 
 
 def skip_prompts() -> None:
-    """Disable `pdb.set_trace()` in this rank, as PYTHONBREAKPOINT=0 disables breakpoint().
-
-    All debuggers begin with this public method of `bdb`, those of IPython and pudb too.
-    """
+    """Disable the `set_trace()` of pdb, IPython and pudb, which all call this method of `bdb`."""
     import bdb
 
     bdb.Bdb.set_trace = lambda *_, **__: None  # type: ignore[method-assign]

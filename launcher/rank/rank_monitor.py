@@ -37,10 +37,7 @@ _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 
 
 def start(channel: int) -> None:
-    """Open the status channel, and start the thread that answers: all that arrives is a question.
-
-    If the process crashes, faulthandler prints where.
-    """
+    """Open the status channel, start the thread that answers on it, and enable faulthandler."""
     # a script may close low descriptors that it did not open, and reuse their numbers
     channel = _move_to_high_number(channel)
     progress = process_progress()

@@ -182,10 +182,7 @@ def _is_source(path: str) -> bool:
 
 
 def _now(clock: Callable[[], float] = time.time) -> float:
-    """Return the seconds since the epoch, also where the script has replaced `time.time`.
-
-    A default is out of reach of tools that replace it in all modules.
-    """
+    """Return the seconds since the epoch; a default stays where tools replace `time.time`."""
     return clock()
 
 

@@ -219,7 +219,6 @@ def _run(
     command: Sequence[str],
     environ: Mapping[str, str] | None = None,
     text: str = "",
-    within_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     if shutil.which(command[0]) is None:
         raise MachineError(
@@ -234,7 +233,6 @@ def _run(
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=within_s,
         check=False,
     )
 

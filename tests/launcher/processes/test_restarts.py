@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.launcher.processes.restarts import Restarts
+from headway.launcher.processes.agent import Restarts
 from headway.settings.resolve import resolve
 from tests.machines.recorded import load
 
