@@ -84,6 +84,7 @@ class Progress:
         num_trained: backward passes and optimizer steps of this process; never set back.
         clock: counts the time of each phase.
         listeners: called with the figures of the steps, about once a second.
+        passes: called at the end of each backward pass.
         uses: which of the launcher's settings the program has used so far.
         kept: the last path of each kind that `Kept` has.
         own_threads: threads of the runtime, which no report shows.
@@ -92,7 +93,7 @@ class Progress:
 
     __slots__ = (
         *("is_watched", "phase", "step", "total", "loss", "num_trained", "clock", "listeners"),
-        *("uses", "kept", "own_threads", "channel", "_beat_at"),
+        *("passes", "uses", "kept", "own_threads", "channel", "_beat_at"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
@@ -104,6 +105,7 @@ class Progress:
         self.num_trained = 0
         self.clock = StepClock()
         self.listeners: list[Callable[[Figures], None]] = []
+        self.passes: list[Callable[[], None]] = []
         self.uses = Uses()
         self.kept: dict[str, str] = {}
         self.own_threads: set[int] = set()
@@ -157,6 +159,8 @@ class Progress:
         """Note the end of a backward pass."""
         self.phase = SCRIPT.name
         self.clock.end_backward()
+        for ended in (*self.passes,):
+            ended()
 
     def end_step(self, step: int) -> None:
         """Note that optimizer step number `step` is done, and report the last ones if it is due."""

@@ -53,33 +53,23 @@ class _LastGradient:
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
         trained = (one for one in model.module.parameters() if one.requires_grad)
         self._progress = progress
-        self._handles = {
+        self._hooks = {
             number: one.register_post_accumulate_grad_hook(partial(self._look, number))
             for number, one in enumerate(trained)
         }
-        self._last = -1  # the parameter whose gradient came last
-        self._pass = -1  # told from the others by how much this process has trained
-        self._lasts: list[int] = []  # of the passes that have ended
-        self._is_learning = True
-        self._unneeded: int | None = None  # a hook that is yet to be removed
+        progress.passes.append(self._end_pass)
+        self._last: int | None = None  # the parameter whose gradient came last in this pass
+        self._lasts: list[int] = []  # of the passes so far
 
     def _look(self, number: int, _: torch.Tensor) -> None:
         self._progress.clock.begin_exchange()
-        if self._is_learning:
-            if self._progress.num_trained != self._pass:
-                self._begin_pass(number)
-            self._last = number
-        elif self._unneeded is not None and self._unneeded != number:
-            self._handles[self._unneeded].remove()
-            self._unneeded = None
+        self._last = number
 
-    def _begin_pass(self, number: int) -> None:
-        self._pass = self._progress.num_trained
-        if self._last >= 0:
+    def _end_pass(self) -> None:
+        if self._last is not None:
             self._lasts.append(self._last)
+            self._last = None
         if len(self._lasts) == _NUM_PASSES:
-            self._is_learning = False
-            needless = self._handles.keys() - {*self._lasts}
-            self._unneeded = number if number in needless else None  # its hook runs now
-            for other in needless - {number}:
-                self._handles[other].remove()
+            for needless in self._hooks.keys() - {*self._lasts}:
+                self._hooks[needless].remove()
+            self._progress.passes.remove(self._end_pass)

@@ -65,8 +65,7 @@ def passes(model: torch.nn.Module, progress: Progress, count: int) -> list[tuple
         clock.switch(BACKWARD)
         before = clock.spent[BACKWARD], clock.tally.spent[SYNC]
         loss.backward()
-        clock.end_backward()
-        progress.num_trained += 1
+        progress.end_backward()
         taken.append((clock.spent[BACKWARD] - before[0], clock.tally.spent[SYNC] - before[1]))
     return taken
 
@@ -82,6 +81,7 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
         assert sync_s >= 2 * SLOW_S
     for some in (taken[:3], taken[3:]):  # until the last parameter is known, and from then on
         assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S  # others use this machine
+    assert sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()) == 1
 
 
 def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
