@@ -36,8 +36,6 @@ _GUIDES = (
 
 
 class _Report(NamedTuple):
-    """What becomes of one script."""
-
     path: str
     rows: list[Row]
     before: str

@@ -41,7 +41,6 @@ export FOLDER OUT.safetensors
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway checkpoint` with these words and return the exit code."""
     parser = make_parser()
     parsed, words = parser.parse_words(argv)
     if not words or words[0] not in ACTIONS:
@@ -75,7 +74,6 @@ def _number(flag: str, text: str | None, parser: Parser) -> int | None:
 
 
 def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
     parser = Parser(
         "checkpoint",
         "List, verify, remove and export the checkpoints of accelerator.save_state().",
@@ -92,13 +90,13 @@ def make_parser() -> Parser:
 
 
 def _holder(folder: Path) -> Path:
-    """Return the folder that has the checkpoints: this one, or that in a project's folder."""
+    """Return the folder that holds the checkpoints: this one, or the one in a project's folder."""
     below = folder / PROJECT_FOLDER
     return below if below.is_dir() and not own_checkpoints_in(folder) else folder
 
 
 def _meant_by(folder: Path) -> list[Path]:
-    """Return the checkpoint in this folder, or those that it has as the folder of a project."""
+    """Return the checkpoint in this folder, or all checkpoints if it is a project's folder."""
     if os.path.lexists(folder / NAME):
         return [folder]
     return [one.path for one in candidates(folder)] or [folder]

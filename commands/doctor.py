@@ -223,7 +223,6 @@ def _variables(host: Host) -> Check:
 
 
 def _live_checks(machine: Machine) -> Iterator[Check]:
-    """Yield the checks that need the machine itself."""
     yield check_packages()
     yield _ask_torch(machine)
     try:
@@ -241,7 +240,6 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
 
 
 def check_packages() -> Check:
-    """Check that the packages which Headway requires are installed."""
     try:
         declared = metadata.requires("headway") or []
     except metadata.PackageNotFoundError:
@@ -267,7 +265,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _ask_torch(machine: Machine) -> Check:
-    """Import torch in another Python, and compare what it finds."""
+    """Import torch in another Python, and compare the devices that it finds."""
     try:
         os.getcwd()
     except OSError as error:
@@ -301,7 +299,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: Any, machine: Machine) -> tuple[str, list[str]]:
-    """Return what torch does not find on this machine, and what may help; empty for nothing."""
+    """Return what torch does not find on this machine, and possible remedies; empty for nothing."""
     visible, gpus = machine.visible_gpus, answer["gpus"]
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if "error" in gpus:

@@ -35,7 +35,6 @@ class Request(NamedTuple):
 
 
 def submit_flag(parser: Parser) -> None:
-    """Add the flag of `headway launch` that makes it a job."""
     parser.flag(
         "--submit",
         heading="jobs",
@@ -45,7 +44,7 @@ def submit_flag(parser: Parser) -> None:
 
 
 def refuse_flags_of_jobs(parsed: Parsed, flags: Entries) -> None:
-    """Refuse flags that only a job obeys, without --submit; a profile may hold them for jobs."""
+    """Without --submit, refuse flags that only apply to jobs; a profile may hold them for jobs."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
             raise bad_words(
@@ -61,7 +60,7 @@ def refuse_flags_of_jobs(parsed: Parsed, flags: Entries) -> None:
 
 
 def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
-    """Check the settings as far as they do not depend on where the launch will be."""
+    """Check the settings that do not depend on where the launch runs."""
     anywhere = [
         {name: entry for name, entry in layer.items() if name not in OF_MACHINES}
         for layer in layers
@@ -73,7 +72,7 @@ def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
 def words_elsewhere(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
     """Return the words after `headway launch` for another machine.
 
-    `without` are the flags that are for this one; of settings, which may be set by --set, by name.
+    `without` are the flags for this machine; settings, which --set may set, are given by name.
     """
     flags = [word for word in own if not without & _names_in(word)]
     if program.kind == "module":  # the last of the flags names it
@@ -83,7 +82,6 @@ def words_elsewhere(own: Sequence[str], program: Program, without: Set[str]) -> 
 
 
 def _names_in(word: str) -> set[str]:
-    """Return a flag, and the setting that it sets."""
     flag, _, value = word.partition("=")
     setting = value.partition("=")[0] if flag == SET else flag[2:].replace("-", "_")
     return {flag, setting}

@@ -14,7 +14,6 @@ from headway.machine.snapshot import to_json
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway env` with these words and return the exit code."""
     parser = Parser(
         "env",
         "Print the facts about this machine, each with its source. Names and addresses of "

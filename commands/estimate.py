@@ -37,7 +37,6 @@ DEVICES are [MACHINESx][COUNTx]NAME[-MEMORY]: 8xH100-80GB, 2x8xA100-40GB, RTX409
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway estimate` with these words and return the exit code."""
     parser = make_parser()
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
@@ -77,7 +76,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """Return the parser of the command's flags."""
     parser = Parser(
         "estimate",
         "Say how much memory a training script takes on each rank, and which settings fit.",
@@ -125,7 +123,7 @@ def _time_limit(text: str | None) -> float:
 
 
 def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:
-    """Refuse to say that a script fits into a GPU on which it puts nothing."""
+    """Refuse to report that a script fits into a GPU that it does not use."""
     if devices.kind != "cpu" and not any(one.outcome.peak_bytes for one in found):
         raise UsageError(
             f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",

@@ -41,7 +41,7 @@ _NOT_NEEDED = (
 
 
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
-    """Return what another tool's flag is here, and the fix; None for a flag that none has.
+    """Return what another tool's flag is here, and the fix; None for an unknown flag.
 
     `name` has dashes between its words; `value` is what was typed after it, or empty.
     """

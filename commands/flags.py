@@ -20,13 +20,10 @@ Parsed = SimpleNamespace
 
 
 def bad_words(what: str, *, fix: str) -> ConfigError:
-    """Return the error about words of the command line."""
     return ConfigError(what, where="the command line", fix=fix)
 
 
 class Flag(NamedTuple):
-    """A flag of a command."""
-
     name: str  # the long one
     short: str | None
     options: dict[str, Any]  # of argparse
@@ -70,7 +67,6 @@ class Parser:
         self.known = {"--help": _HELP, "-h": _HELP}  # flags by their spellings
 
     def format_help(self) -> str:
-        """Return the text of --help."""
         from argparse import ArgumentParser, HelpFormatter
 
         parser = ArgumentParser(
@@ -118,15 +114,11 @@ class Parser:
         self.known |= {spelling: flag for spelling in (name, short) if spelling}
 
     def shared_flags(self, *names: str, heading: str = "") -> None:
-        """Add flags that mean the same in several commands."""
         for name in names:
             self.flag(name, heading=heading, **_SHARED[name])
 
     def setting_flags(self, topics: Collection[str] = tuple(TOPICS)) -> None:
-        """Add the flags of settings below these headings, and --set for all settings.
-
-        Those not passed are None.
-        """
+        """Add the flags of settings below these headings, and --set; those not passed are None."""
         self.flag(
             SET,
             heading="plan",
@@ -183,11 +175,7 @@ class Parser:
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:
-        """Return the values of the flags in the first part that `split` returns.
-
-        Raises:
-            SystemExit: --help is among them; it has been printed.
-        """
+        """Return the values of the flags in the first part of `split`; print --help and exit."""
         values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")
@@ -228,7 +216,6 @@ class Parser:
         return parsed, words[0] if words else None
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError about the command line."""
         raise bad_words(message, fix=f"see `{self.prog} --help`")
 
     def _raise_unknown(self, name: str, value: str) -> NoReturn:
@@ -270,7 +257,6 @@ def _value_in(words: Sequence[str]) -> str:
 
 
 def flag_layer(parsed: Parsed) -> dict[str, Entry]:
-    """Return the entries of the flags of `Parser.setting_flags`."""
     given = {name: getattr(parsed, name, None) for name in TABLE}
     layer = {
         name: Entry(raw, Origin(Layer.FLAG, flag=TABLE[name].flag))
@@ -296,11 +282,8 @@ def machine_from_flags(
 ) -> tuple[Machine, Mapping[str, str]]:
     """Return the machine to plan for, that of --machine or this one, and its variables.
 
-    Only those that affect training are known of a recorded machine. Without a flag for the device,
-    that of `layers` is looked for.
-
-    Raises:
-        ConfigError: the file is not a valid snapshot.
+    A recorded machine only has the variables that affect training. Without a flag for the device,
+    that of `layers` is detected. Raises ConfigError for an invalid recording.
     """
     if parsed.machine is None:
         named = [str(layer["device"].raw) for layer in layers if "device" in layer]

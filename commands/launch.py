@@ -50,7 +50,7 @@ headway launch [flags] script.py [args of the script]
 
 
 class _Launch:
-    """One launch, as far as its tasks have come."""
+    """State of one launch, which its tasks fill in."""
 
     own: list[str]  # the words of the launcher's own flags
     rest: list[str]  # the words of the script, as they were typed
@@ -78,7 +78,6 @@ class _Launch:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway launch` with these words and return the exit code."""
     launch = _Launch(argv)
     for task in TASKS:
         if (exit_code := task(launch)) is not None:
@@ -90,7 +89,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read_words(launch: _Launch) -> None:
-    """Read the command line: the launcher's flags, and the program."""
     own, rest = launch.own, launch.rest = launch.parser.split(launch.argv)
     launch.parsed = parsed = launch.parser.parse_args(own)
     launch.program = program_from(parsed, rest[1:] if rest[:1] == ["--"] else rest)
@@ -102,7 +100,7 @@ def _read_words(launch: _Launch) -> None:
 
 
 def _lay_settings(launch: _Launch) -> None:
-    """Look at the machine, and lay flags over variables over profiles."""
+    """Detect the machine, and merge the settings: flags override variables, these profiles."""
     parsed = launch.parsed
     launch.profiles = profile_layers(launch.here, profile=parsed.profile)
     launch.machine, launch.environ = machine_from_flags(
@@ -116,7 +114,7 @@ def _lay_settings(launch: _Launch) -> None:
 
 
 def _go_elsewhere(launch: _Launch) -> int | None:
-    """Submit a job, or run on other hosts, where that was asked for."""
+    """Submit a job or run on other hosts, if requested."""
     layers, machine, environ = launch.layers, launch.machine, launch.environ
     request = Request(launch.parsed, launch.own, launch.program, layers, machine, environ)
     if launch.parsed.submit is not None:
@@ -133,7 +131,7 @@ def _go_elsewhere(launch: _Launch) -> int | None:
 
 
 def _become_step(launch: _Launch) -> int | None:
-    """In a job of SLURM, become one step over all of its machines."""
+    """In a job of SLURM, become one step on all of its machines."""
     launch.cluster = cluster_layer(launch.environ, launch.layers)
     launch.settings, launch.problems = try_resolve(
         launch.layers, launch.machine, launch.environ, launch.cluster
@@ -145,7 +143,7 @@ def _become_step(launch: _Launch) -> int | None:
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
-    """Look for idle GPUs, where these were asked for, and claim them for a real launch."""
+    """Detect the idle GPUs, if they were requested; a real launch claims them."""
     settings, parsed = launch.settings, launch.parsed
     if kind_of(settings.device).is_numbered and settings.devices.idle is not None:
         if launch.is_here:
@@ -211,7 +209,6 @@ def _print_plan(launch: _Launch) -> int | None:
 
 
 def _run(launch: _Launch) -> int:
-    """Run the plan to its end."""
     from headway.launcher.run import run
 
     plan, environ = launch.plan, launch.environ
@@ -229,7 +226,6 @@ def _run(launch: _Launch) -> int:
 
 
 def _start(*launch: Any) -> Launch:
-    """Return what the run's record says of the launch."""
     from headway.launcher.plan.recorded import start_of
 
     return start_of(*launch)
@@ -273,7 +269,7 @@ def _became_step(
 
 
 def _look_for_idle_gpus(launch: _Launch) -> Machine:
-    """Return the machine with the current use of its GPUs; a real launch claims those it uses."""
+    """Return the machine with the current use of its GPUs; a real launch claims the idle ones."""
     from headway.contract.notes import waiting_for
     from headway.launcher.processes.gpu_claims import claim_idle, with_claims
 
@@ -306,7 +302,6 @@ def _seconds(text: str) -> float:
 
 
 def make_parser() -> Parser:
-    """Return the parser of the launcher's own flags."""
     parser = Parser(
         "launch",
         "Run a training script in one or many processes on this machine, or on several. "
@@ -356,7 +351,7 @@ def make_parser() -> Parser:
 
 
 def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
-    """Return the note for a script that was given one of these flags; empty if it was not."""
+    """Return the note for flags of ours that stand after the script; empty without any."""
     words = takewhile(lambda word: word != "--", program.args)
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]

@@ -23,7 +23,6 @@ _FIX = "launch with --log-dir DIR, which keeps all output"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway logs` with these words and return the exit code."""
     parser = Parser(
         "logs",
         "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
@@ -70,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
 def follow_job(job: str) -> int:
     """Print a job's output until it has ended or Ctrl-C comes; return the exit code.
 
-    Raises:
-        LaunchError: SLURM does not know the job.
+    Raises LaunchError if SLURM does not know the job.
     """
     try:
         ended = slurm_jobs.follow(job, _write, say)
@@ -86,7 +84,7 @@ def follow_job(job: str) -> int:
 
 
 def _files(record: RunRecord, rank: int | None) -> Iterator[str]:
-    """Yield the log files of a run, in the order of attempts and ranks."""
+    """Yield the log files of a run, by attempt and rank."""
     for kept in record.kept:
         if kept.what == LOGS and os.path.isdir(kept.path):
             found = [match for name in os.listdir(kept.path) if (match := _LOG.fullmatch(name))]
@@ -135,6 +133,5 @@ def _print_name(path: str, files: Sequence[str]) -> None:
 
 
 def _write(data: bytes) -> None:
-    """Write bytes on standard output at once."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

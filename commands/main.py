@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
-    """Print an error on the first of these streams that can be written to."""
+    """Print an error on the first of these streams that is writable."""
     with suppress(OSError):
         sys.stdout.flush()
     escape_unencodable()
@@ -120,7 +120,6 @@ def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
 
 
 def described(error: HeadwayError) -> str:
-    """Return an error as it is printed, all its problems and its note."""
     lines = [f"error: {problem}" for problem in error.problems]
     if error.note:
         lines.append(f"note: {error.note}")
@@ -178,7 +177,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a subcommand; what that makes stays, so no garbage is looked for meanwhile."""
+    """Import a subcommand without garbage collection: what an import creates stays."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

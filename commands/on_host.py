@@ -36,7 +36,7 @@ _BEAT_EVERY_S = 30.0  # with nothing on its way, ssh's server would notice a cut
 
 
 def main() -> None:
-    """Answer the orders on standard input, and run the launch that they ask for."""
+    """Answer the requests on standard input, and run the launch that they ask for."""
     lines = _Lines(0)
     first = lines.wait()
     if first is None:
@@ -50,9 +50,9 @@ def main() -> None:
 
 
 def found_here(order: Order, environ: Mapping[str, str]) -> Found:
-    """Return what an order finds on this host, and go to its working directory.
+    """Return what an order finds on this host, and change to its working directory.
 
-    What must be the same on all machines is compared by the launches themselves.
+    The launches themselves compare what must be equal on all machines.
     """
     try:
         os.chdir(order.folder)
@@ -67,7 +67,7 @@ def found_here(order: Order, environ: Mapping[str, str]) -> Found:
 
 
 class _Lines:
-    """Reads lines from a descriptor, all that have come or one after the other."""
+    """Reads lines from a descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -87,7 +87,7 @@ class _Lines:
         return line
 
     def select(self, watched: Sequence[int], until: float | None) -> Sequence[int]:
-        """Return which descriptors can be read, none if `until` has come; beat while none can."""
+        """Return the readable descriptors, none after `until`; send heartbeats while waiting."""
         while True:
             left_s = float("inf") if until is None else max(0.0, until - time.monotonic())
             ready = select.select(watched, [], [], min(left_s, _BEAT_EVERY_S))[0]
@@ -97,7 +97,6 @@ class _Lines:
                 _answer(self.mark + b"\n")
 
     def arrived(self) -> Iterator[bytes]:
-        """Read what is there, and yield the lines that are complete."""
         self._read()
         *lines, self._rest = self._rest.split(b"\n")
         yield from lines
@@ -116,7 +115,7 @@ def _answer(line: bytes) -> None:
 
 
 def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
-    """Run the launch in a child, signal it as the caller says, and return how it has ended."""
+    """Run the launch in a child, send it the caller's signals, and return how it ended."""
     woken, _ = wake_on_child_end()
     reading, writing = os.pipe()
     agent, child = os.getpid(), os.fork()
@@ -154,7 +153,7 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
 
 
 def _rest_of(reading: int, reports: list[bytes]) -> str:
-    """Return what the child has reported, with what has not been read yet."""
+    """Return the child's report, including what has not been read yet."""
     os.set_blocking(reading, False)
     with suppress(BlockingIOError):
         while data := os.read(reading, _CHUNK_BYTES):
@@ -163,7 +162,7 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
 
 
 def _what_has_killed(status: int, *, is_ours: bool) -> str:
-    """Return the report for a launcher that a signal has ended, which left none; else empty."""
+    """Return the report for a launcher killed by a signal, which left none; otherwise empty."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return ""
@@ -181,7 +180,7 @@ def _exit_code(status: int) -> int:
 
 
 def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoReturn:
-    """Launch in this process, and end it; an error is reported to the caller instead of printed."""
+    """Launch in this process and exit; report an error to the caller instead of printing it."""
     signal.set_wakeup_fd(-1)
     signals.do_as_usual(signal.SIGCHLD)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -28,9 +28,8 @@ _HERE = {
 def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
     """Run the launch on the hosts, in the order of their machine ranks, and return its exit code.
 
-    Raises:
-        ConfigError: what is asked for is wrong on any machine.
-        LaunchError: a host cannot be reached, or nothing can run there.
+    Raises ConfigError for an error that every machine would report, LaunchError if a host cannot be
+    reached or cannot run it.
     """
     parsed, own, program, layers, machine, environ = request
     _refuse_contradictions(parsed, hosts, settings, program)
@@ -74,13 +73,12 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
 
 
 def _python_path(environ: Mapping[str, str]) -> list[str]:
-    """Return the words that let the agent find Headway where it is not installed."""
+    """Return the words that make the agent find Headway where it is not installed."""
     name = "PYTHONPATH"
     return ["env", f"{name}={environ[name]}"] if environ.get(name) else []
 
 
 def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
-    """Return the settings that say which machine of the run a host is."""
     if count == 1:
         return {"num_machines": "1"}
     return {
@@ -94,7 +92,7 @@ def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
 def _refuse_contradictions(
     parsed: Parsed, hosts: Hosts, settings: Settings, program: Program
 ) -> None:
-    """Refuse what says something else of the machines, or works on this one alone."""
+    """Refuse settings that contradict the hosts, and flags that only work on this machine."""
     where = settings.where("hosts")
     is_counted = settings.are_user_set("num_machines") and settings.num_machines != len(hosts)
     own = {"--machine-rank": parsed.machine_rank, "--in-process": parsed.in_process or None}

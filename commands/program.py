@@ -24,7 +24,7 @@ _NOT_PYTHON = {  # by suffix: what the file is, and the fix
 
 
 def require_torch() -> None:
-    """Raise what `import torch` would, without the import, before a child is started for it."""
+    """Raise what `import torch` would, without the import, before a child process imports it."""
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
@@ -32,8 +32,7 @@ def require_torch() -> None:
 def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
     """Return the program and its arguments, from the words after the launcher's own flags.
 
-    Raises:
-        ConfigError: no program is given, it does not exist, or it is a notebook or a profile.
+    Raises ConfigError if no program is given, it does not exist, or it is a notebook or a profile.
     """
     if parsed.module is not None:
         return Program(parsed.module, tuple(rest), "module")
@@ -47,13 +46,13 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
 
 
 def _is_stream(script: str) -> bool:
-    """Return whether only one process, and the one that has it open, can read the script."""
+    """Return whether the script is readable only once, by the process that has it open."""
     of_this_process = script.startswith(_DESCRIPTORS)
     return of_this_process or not (os.path.isfile(script) or os.path.isdir(script))
 
 
 def _check_script(script: str) -> None:
-    """Refuse what does not exist, and what is known by its name not to be a script."""
+    """Refuse a missing file, and one whose name shows that it is not a script."""
     if os.path.basename(script).rstrip("0123456789.") == "python":
         raise bad_words(
             f"{script!r} is the Python interpreter, not a script",

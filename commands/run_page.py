@@ -87,7 +87,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
 
 
 def _text(text: object) -> str:
-    """Return text of a record as HTML; control characters are shown as what they are."""
+    """Return text of a record as HTML, with control characters escaped."""
     return escape("\n".join(map(shown, str(text).split("\n"))))
 
 
@@ -173,8 +173,6 @@ def _metrics(record: RunRecord) -> Iterator[str]:
 
 
 class _Curve(NamedTuple):
-    """Values over steps."""
-
     label: str
     points: Sequence[tuple[float, float]]
 
@@ -213,8 +211,6 @@ def _number(value: float) -> str:
 
 
 class _Scale(NamedTuple):
-    """Maps numbers to coordinates of a picture."""
-
     low: float
     high: float
     begin: float
@@ -261,7 +257,7 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
 
 
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
-    """Return a bar for each rank, of its time in each phase that is known, over the longest's."""
+    """Return a bar per rank with its time in each known phase, relative to the longest."""
     every = [row for rows in figures.values() for row in rows]
     phases = [one for one in _PHASES if any(getattr(row, one[1]) for row in every)]
     totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}

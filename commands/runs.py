@@ -23,7 +23,6 @@ _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway runs` with these words and return the exit code."""
     parser = Parser(
         "runs",
         "List the runs that have a record, the newest last: when each began, how it ended, how "
@@ -51,7 +50,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def as_json(record: RunRecord) -> dict[str, object]:
-    """Return what programs are told of a run."""
     start, end = record.start, record.end
     return {
         "run": record.name,
@@ -70,9 +68,9 @@ def as_json(record: RunRecord) -> dict[str, object]:
 
 
 def command_line(record: RunRecord) -> str:
-    """Return the command line that launches the same again, for a shell; secrets are masked.
+    """Return the command line that repeats the launch, for a shell; secrets are masked.
 
-    Empty if the record does not have it, as it was too long, or if a terminal cannot print it.
+    Empty if it was too long to record, or if a terminal cannot print it.
     """
     start = record.start
     settings = {
@@ -87,7 +85,7 @@ def command_line(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as it was typed; its path if another one was typed so, too."""
+    """Return the script as it was typed; its path if the typed words are ambiguous."""
     name, path = record.start.program, record.start.script
     is_only = {one.start.script for one in records if one.start.program == name} == {path}
     return name if is_only else path or name
@@ -108,7 +106,6 @@ def _row(record: RunRecord, script: str) -> tuple[str, ...]:
 
 
 def ended(record: RunRecord) -> str:
-    """Return how a run ended, in words."""
     if record.end is None:
         return "running" if is_running(record) else UNKNOWN
     code = record.end.exit_code
@@ -120,7 +117,7 @@ def ended(record: RunRecord) -> str:
 
 
 def took(record: RunRecord) -> str:
-    """Return how long a run lasted; empty where that is not known."""
+    """Return how long a run lasted; empty if unknown."""
     if record.end is None:
         return "-"
     seconds = max(record.end.time - record.start.began_at, 0.0)
@@ -133,14 +130,13 @@ def took(record: RunRecord) -> str:
 
 
 def slow_rank(record: RunRecord) -> str:
-    """Return a sentence about the rank that all others waited for, over the run; or empty."""
+    """Return a sentence about the rank that all others waited for; empty if there is none."""
     times = {rank: found for rank, rows in record.figures.items() if (found := times_of(rows))}
     slow = find_slow_rank(times) if record.num_steps >= _LEAST_STEPS else None
     return "" if slow is None else slow.describe()
 
 
 def print_changes(found: Sequence[Change]) -> None:
-    """Print what is different, each with the lines of its diff."""
     for change in found:
         print(f"  {shown(str(change))}")
         for line in change.detail.splitlines():

@@ -21,7 +21,6 @@ PID = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway stack` with these words and return the exit code."""
     parser = Parser(
         "stack",
         "Print the stacks of all ranks of a running `headway launch`, how long ago the last "
@@ -81,7 +80,7 @@ def _only_run() -> Run:
 
 
 def _run_of(process: psutil.Process) -> Run:
-    """Return the launch of `process`: its own, one of its parents', or the only one below it."""
+    """Return the launch of `process`: its own, a parent's, or the only one below it."""
     runs = {run.pid: run for run in list_runs()}
     for one in (process, *process.parents()):
         if one.pid in runs:

@@ -47,8 +47,6 @@ _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 
 class _Inherited(NamedTuple):
-    """What the job finds in its environment."""
-
     written: Mapping[str, str]  # that the script sets
     handed_on: Mapping[str, str]  # sbatch's own, with the secrets that no script may hold
     secrets: Sequence[str]  # the names of the variables with them
@@ -57,9 +55,7 @@ class _Inherited(NamedTuple):
 def submit(request: Request) -> int:
     """Submit the launch, and return the exit code.
 
-    Raises:
-        ConfigError: what is asked for is wrong on any machine.
-        LaunchError: SLURM refuses the job.
+    Raises ConfigError for an error that every machine would report, LaunchError if SLURM refuses.
     """
     parsed, own, program, layers, machine, environ = request
     settings = _checked(layers, machine, environ)
@@ -92,7 +88,7 @@ def submit(request: Request) -> int:
 
 
 def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
-    """Return the program as a copy of its code in `into` has it, and what profiles say now."""
+    """Return the program in a copy of its code in `into`, with the current values of profiles."""
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
         return Moved(program, {})
@@ -128,7 +124,7 @@ def _note(request: Request, text: str) -> None:
 
 
 def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
-    """Yield the variables that say what profiles say now; `env` may hold secrets, and stays."""
+    """Yield the variables for the current values of profiles, except `env`: it may hold secrets."""
     for layer in request.layers:
         for name, entry in layer.items():
             is_of_profile = entry.origin.layer in (Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
@@ -138,7 +134,7 @@ def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
-    """Refuse what concerns this machine, or one launch of several."""
+    """Refuse flags and settings for this machine, or for one launch of several."""
     given = [name for name in _SAID_BY_SLURM if settings.origin(name).is_for_this_launch]
     asked = {"--in-process": parsed.in_process, "--machine": parsed.machine is not None}
     flags = [flag for flag, is_given in asked.items() if is_given]
@@ -151,7 +147,7 @@ def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
 
 
 def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
-    """Return the settings, of which those that are detected are this machine's."""
+    """Return the settings; detected values are those of this machine."""
     refuse_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
     if settings.hosts:
@@ -211,7 +207,7 @@ def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _seconds_of(time: str) -> float:
-    """Return the seconds of sbatch's option time; infinity where they are not known here."""
+    """Return sbatch's option time in seconds; infinity if unknown."""
     try:
         return job_seconds(read_job_time(time))
     except ValueError:  # SLURM's other forms, such as minutes
@@ -219,7 +215,7 @@ def _seconds_of(time: str) -> float:
 
 
 def _gpus(settings: Settings) -> dict[str, str]:
-    """Return the option for as many GPUs on each machine as the user has set."""
+    """Return the option for the GPUs per machine that the user has set."""
     count = settings.devices.size
     if settings.are_user_set("num_processes"):
         count = settings.num_processes
@@ -227,7 +223,7 @@ def _gpus(settings: Settings) -> dict[str, str]:
 
 
 def _refuse_unwritable(key: str, value: str) -> None:
-    """Refuse what no line of a batch script can hold, and file names that SLURM would change."""
+    """Refuse what a line of a batch script cannot hold, and file names that SLURM would change."""
     if not value.isprintable() or (key == "output" and "\\" in value):
         raise ConfigError(
             f"sbatch's option {key} would be {value!r}, which a batch script cannot hold",
@@ -264,7 +260,7 @@ def _inherited(
 
 
 def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what says where a run is: this one, or one that we are in."""
+    """Return the environment without the variables of a run."""
     of_machines = [TABLE[name].variable for name in OF_MACHINES]
     is_in_job = "SLURM_JOB_ID" in environ
     stays = ("SLURM_CONF", "SLURM_CLUSTERS")
@@ -277,7 +273,7 @@ def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _words(own: Sequence[str], program: Program) -> list[str]:
-    """Return the words after `headway launch` in the job: those typed here that concern it."""
+    """Return the words after `headway launch` in the job."""
     parts = [(word, *word.partition("=")[::2]) for word in own]
     public = [
         word for word, name, value in parts if name != _ENV.flag or masked_pairs([value]) == [value]

@@ -12,7 +12,7 @@ _UNLIMITED = 10**6  # columns
 
 
 def escape_unencodable() -> None:
-    """Let standard output escape the characters that its encoding lacks, as standard error does."""
+    """Escape the characters that standard output's encoding lacks, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -20,8 +20,8 @@ def escape_unencodable() -> None:
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows, whose cells may have several lines, to standard output.
 
-    On a terminal they have a head, wrap at its width, and a status in the first column has its
-    colour. Elsewhere there are neither head nor colours, and no cell is wrapped or cut.
+    On a terminal they have a head, wrap at its width, and a status in the first column is
+    coloured. Elsewhere there are neither head nor colours, and no cell is wrapped or cut.
     """
     from rich.box import SIMPLE
     from rich.console import Console
@@ -45,7 +45,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def when(seconds: float) -> str:
-    """Return a time as a table has it, `-` for one that no clock shows."""
+    """Return a time for a table; `-` if it is out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):

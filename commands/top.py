@@ -38,20 +38,16 @@ _TEXTS = ("program", "ranks", "since", "machine", "last line")  # the other colu
 
 
 class Watched(NamedTuple):
-    """A run, and what its ranks have told."""
-
     run: Run
     ranks: list[Mapping[str, Any]]
     slowest: Mapping[str, Any] | None
     words: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
         return {**self.run._asdict(), "ranks": self.ranks, "slowest": self.slowest}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway top` with these words and return the exit code."""
     parser = Parser(
         "top",
         "Show your running launches on this machine, and one row for each rank of one of them: "
@@ -79,7 +75,7 @@ def watched() -> list[Watched]:
 
 
 def _chosen(word: str | None) -> list[Watched]:
-    """Return the run that a word names alone; all without one."""
+    """Return the run that `word` names; all runs without a word."""
     runs = watched()
     if word is None:
         return runs
@@ -93,15 +89,12 @@ def _chosen(word: str | None) -> list[Watched]:
 
 
 def row_of(run: Run) -> tuple[str, ...]:
-    """Return the cells of a launch."""
     if run.is_suspended:
         return str(run.pid), "-", "its launcher is suspended", when(run.began_at)
     return str(run.pid), shown(run.program), run.ranks, when(run.began_at)
 
 
 class _Table(NamedTuple):
-    """A table of a screen."""
-
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     styles: Sequence[str] = ()  # of its rows
@@ -157,7 +150,6 @@ def _watch(word: str | None) -> None:
 
 
 def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> RenderableType:
-    """Return all runs, and below them the ranks of the chosen one, for a screen of that width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -191,7 +183,6 @@ def _drawn(part: _Table, width: int) -> RenderableType:
 
 
 def _fitting(rows: Sequence[Sequence[str]], width: int) -> _Table:
-    """Return the table of ranks with the columns for a screen of that width."""
     columns = {name: cells for name, *cells in zip(_RANK_HEAD, *rows, strict=True)}
     head = [*(_RANK_HEAD if width >= _WIDE else _NARROW_HEAD)]
     if len({*columns["machine"]}) == 1:
@@ -200,7 +191,6 @@ def _fitting(rows: Sequence[Sequence[str]], width: int) -> _Table:
 
 
 def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a rank."""
     step, total, age_s = rank["step"], rank["total"], rank["age_s"]
     quiet = f"(no step for {age_s:.0f} s) " if age_s > _STALE_S else ""
     return (

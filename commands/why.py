@@ -25,7 +25,6 @@ from headway.history.record import RunRecord, find, last_good, read_all
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway why` with these words and return the exit code."""
     parser = Parser(
         "why",
         "Say how a run ended, with the report of its failure, and what has changed since the last "

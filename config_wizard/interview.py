@@ -64,10 +64,9 @@ class Defaults:
 def interview(
     facts: Facts, prompter: Prompter, summary: Callable[[Answers], str]
 ) -> dict[str, str]:
-    """Return the answers to all questions, FINISH the last of them; above it, show their summary.
+    """Return the answers to all questions; FINISH is the last, and shows the summary.
 
-    Raises:
-        ConfigError: a given answer is invalid, or the input has ended before the last question.
+    Raises ConfigError if a given answer is invalid, or the input ends before the last question.
     """
     answers: dict[str, str] = {}
     problems = problems_so_far(facts, answers)
@@ -109,7 +108,6 @@ def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompte
 def _checked(
     question: Question, reply: str, facts: Facts, answers: Answers
 ) -> tuple[str, Problem | None]:
-    """Return the answer that `reply` stands for, and its problem if there is one."""
     name = question.name
     answer = _chosen(question, reply) if question.choices else reply
     if (name, answer) in ((FINISH, BACK), (FINISH, CANCEL)):
@@ -123,7 +121,7 @@ def _checked(
 
 
 def _invalid(question: Question, answer: str) -> Problem | None:
-    """Return the problem of `answer` by itself, apart from the other answers."""
+    """Return the problem of `answer` apart from the other answers."""
     name = question.name
     values = [choice.value for choice in question.choices]
     if values:

@@ -114,7 +114,6 @@ class TerminalPrompter:
 
 
 def _wrapped_reason(width: int, reason: str) -> str:
-    """Return the reason of a choice, wrapped to the screen beside values of this width."""
     if not reason:
         return ""
     margin = " " * (len(f" {_POINTER} ") + width + 2)

@@ -57,8 +57,6 @@ _HELP = {
 
 
 class Choice(NamedTuple):
-    """One possible answer, and a reason to choose it."""
-
     value: str
     reason: str = ""
 
@@ -86,8 +84,6 @@ class Question(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All that the questions depend on, apart from the answers."""
-
     machine: Machine
     profiles: Mapping[str, Mapping[str, Raw]]  # the current settings, by place
     paths: Mapping[str, str]  # of profiles that may be written, to be shown, by place
@@ -102,28 +98,25 @@ Answers = Mapping[str, str]
 
 
 class State(NamedTuple):
-    """What a question depends on."""
-
     facts: Facts
     answers: Answers
 
     @property
     def known(self) -> dict[str, Raw]:
-        """What was given or answered."""
         return {**self.facts.given, **self.answers}
 
     @property
     def place(self) -> str:
-        """Which profile is to be written: USER or PROJECT."""
+        """The profile to write: USER or PROJECT."""
         return self.answers.get(PLACE) or next(iter(self.facts.paths))
 
     def asks_more(self) -> bool:
-        """Return whether less usual settings are asked for, too."""
+        """Return whether to ask for the less usual settings, too."""
         return self.answers.get(MORE) == YES
 
     @property
     def device(self) -> str:
-        """The device that was answered or given, otherwise the best one."""
+        """The answered or given device, otherwise the best one."""
         return self.resolved({"device": self.known.get("device", AUTO)}).device
 
     @property
@@ -133,7 +126,6 @@ class State(NamedTuple):
 
     @property
     def has_machines(self) -> bool:
-        """Whether a run with several machines was asked for."""
         return _is_more_than_one(self.known.get("num_machines", AUTO))
 
     @property
@@ -150,14 +142,11 @@ class State(NamedTuple):
         return self.resolved({"device": self.device}).num_processes
 
     def resolved(self, values: Mapping[str, Raw]) -> Settings:
-        """Return settings for this machine with these values."""
         layer = {name: Entry(raw, Origin(Layer.ANSWERS)) for name, raw in values.items()}
         return resolve([layer], self.facts.machine, {})
 
 
 class Ask(NamedTuple):
-    """One question: its text, whether it is asked, and what there is to choose."""
-
     name: str
     text: str
     when: Callable[[State], object] = lambda _: True
@@ -165,10 +154,7 @@ class Ask(NamedTuple):
 
 
 def next_question(facts: Facts, answers: Answers) -> Question:
-    """Return the first question that has no answer yet; FINISH is the last.
-
-    One with a single answer is not asked.
-    """
+    """Return the first question without an answer, FINISH at last; single choices are not asked."""
     state = State(facts, answers)
     for ask in QUESTIONS:
         name = ask.name
@@ -190,7 +176,6 @@ def _help(name: str) -> str:
 
 
 def is_optional(name: str) -> bool:
-    """True for a setting that may be absent."""
     if name not in TABLE:
         return False
     return name in _REQUIRED or TABLE[name].default is None or TABLE[name].shape is Shape.MAP
@@ -389,7 +374,6 @@ def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
 
 
 def _conflicts(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
-    """True when a setting contradicts the device or the number of processes."""
     if name not in values:
         return False
     chosen = {**_PLACEHOLDER, **{key: values[key] for key in _PROCESSES if key in values}}
@@ -397,7 +381,6 @@ def _conflicts(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
 
 
 def _value_if_not_asked(name: str, state: State) -> str:
-    """Return the value of a setting of _ALWAYS that was not asked."""
     if name == "device":
         return state.device
     if name == "num_processes" and state.most_processes == 1:
@@ -407,7 +390,6 @@ def _value_if_not_asked(name: str, state: State) -> str:
 
 
 def problems_so_far(facts: Facts, answers: Answers) -> Sequence[Problem]:
-    """Return the problems of a launch with the profile so far, apart from missing answers."""
     values = profile_after(facts, answers)
     if FINISH not in answers and "main_address" not in answers:
         values = {**_PLACEHOLDER, **values}

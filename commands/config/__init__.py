@@ -34,7 +34,6 @@ subcommands (each has its own --help):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway config` with these words and return the exit code."""
     if not argv or argv[0].startswith("-"):
         from headway.commands.config.ask import ask
 

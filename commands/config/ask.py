@@ -82,7 +82,6 @@ def make_parser(appendix: str = "") -> Parser:
 
 
 def ask(argv: Sequence[str], appendix: str = "") -> int:
-    """Ask, write the profile, and print the next command to type."""
     parser = make_parser(appendix)
     parsed = parser.parse_flags(argv)
     paths = paths_of(parsed.profile, parsed.yes)
@@ -199,7 +198,6 @@ def problems_of(
 
 
 def introduction(facts: Facts) -> str:
-    """Return what was found on the machine, and what the keys do."""
     machine = facts.machine
     device, why = machine.best_device()
     cores = machine.cores_reason

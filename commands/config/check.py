@@ -69,7 +69,6 @@ def plan_for(
     environ: Mapping[str, str] = MappingProxyType({}),
     cluster: Entries = NOTHING,
 ) -> LaunchPlan:
-    """Return the plan of a launch with only these layers; raise what makes it impossible."""
     machine = with_idle_gpus(machine)
     settings, unread = try_resolve(layers, machine, environ, cluster)
     program, python = Program(SCRIPT), ["python"]
@@ -82,7 +81,6 @@ def launch_problems(
     environ: Mapping[str, str] = MappingProxyType({}),
     cluster: Entries = NOTHING,
 ) -> Sequence[Problem]:
-    """Return the problems of a launch with only these layers."""
     try:
         plan_for(layers, machine, environ, cluster)
     except HeadwayError as error:
@@ -91,18 +89,14 @@ def launch_problems(
 
 
 def with_idle_gpus(machine: Machine) -> Machine:
-    """Return the machine with all GPUs idle; which are busy is for a launch to find out."""
+    """Return the machine with all GPUs idle: only a launch checks which are busy."""
     return machine._replace(
         gpus=tuple(gpu._replace(use=GpuUse(0, 0, ()), claimed_by="") for gpu in machine.gpus)
     )
 
 
 def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
-    """Return the values that words such as `num_processes=2` set, by key.
-
-    Raises:
-        ConfigError: all words without "=", unknown keys and invalid values at once.
-    """
+    """Return the values that words such as `num_processes=2` set; raise all errors at once."""
     where = str(origin)
     problems = []
     values: dict[str, Raw] = {}
@@ -129,11 +123,7 @@ def assignments(words: Sequence[str], origin: Origin) -> dict[str, Raw]:
 def checked_values(
     entries: Mapping[str, Entry], problems: Sequence[Problem] = ()
 ) -> dict[str, Raw]:
-    """Return the values of `entries` by key, a setting or `env.NAME`, as a profile holds them.
-
-    Raises:
-        ConfigError: `problems`, unknown keys and invalid values, all at once.
-    """
+    """Return the values of `entries` as a profile holds them; raise `problems` and invalid ones."""
     try:
         parse_layers(layers_of(entries))
     except ConfigError as error:

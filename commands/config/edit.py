@@ -60,7 +60,6 @@ def set_all(text: str, values: Mapping[str, Raw]) -> str:
 
 
 def unset_keys(argv: Sequence[str]) -> int:
-    """Remove keys from a profile."""
     parser = Parser(
         "config unset",
         "Remove these keys from your profile; their values are then detected.",
@@ -92,7 +91,6 @@ def _without(text: str, keys: Sequence[str]) -> str:
 
 
 def _cannot_unset(key: str, present: Sequence[str]) -> Problem:
-    """Return the problem of a key that the profile does not have."""
     close = did_you_mean(key, present)
     what = f"{key!r} is not set in the profile" + (f"; did you mean {close!r}?" if close else "")
     if key == "version":
@@ -106,8 +104,8 @@ def apply(
 ) -> None:
     """Change the profile at `path`, which may be missing, and print the differences.
 
-    What this machine cannot run is written, with a note: a profile may be for another one. Problems
-    of changed values name `origin`; without it, their line in the profile.
+    Values that this machine cannot run are written with a note: a profile may be for another one.
+    Problems of changed values name `origin`; without it, their line in the profile.
     """
     old = text_at(path)
     before = {} if is_blank(old) else parse_profile(old, path, Layer.PROFILE)
@@ -130,7 +128,6 @@ def apply(
 
 
 def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
-    """Return one line for each key that was added, changed or removed."""
     lines = []
     for key in {**before, **after}:
         old, new = _raw(before, key), _raw(after, key)
@@ -146,10 +143,7 @@ def _shown(key: str, raw: Raw) -> str:
 
 
 def flat(values: Mapping[str, Raw]) -> dict[str, Raw]:
-    """Return the values with each variable of `env` as `env.NAME`.
-
-    An invalid `env` is returned unchanged.
-    """
+    """Return the values with each variable of `env` as `env.NAME`; an invalid `env` stays."""
     try:
         variables = Settings.env.kind(values.get("env", {}))
     except ValueError:

@@ -33,7 +33,6 @@ from headway.settings.table import Settings
 
 
 def show(argv: Sequence[str]) -> int:
-    """Print every setting with the value that a launch here uses."""
     parser = Parser("config show", "Print every setting with the value that a launch here uses.")
     parser.flag("--origin", help="also print where each value comes from")
     parser.flag("--json", help="print one JSON object, with the origins")

@@ -28,7 +28,6 @@ _NAME = "headway"  # of the Job
 
 
 def export(argv: Sequence[str]) -> int:
-    """Print the settings of a launch on this machine, for another tool."""
     parser = Parser("config export", "Print the settings of a launch here, for another tool.")
     parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="how to print them")
     parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
@@ -86,7 +85,7 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
 
 
 def _assignments(names: Sequence[str], settings: Settings, style: str) -> str:
-    """Return a line for each of these settings; some have no value."""
+    """Return a line for each of these settings that has a value."""
     return "".join(
         f"{_assignment(name, settings, style)}\n"
         for name in names
@@ -95,7 +94,6 @@ def _assignments(names: Sequence[str], settings: Settings, style: str) -> str:
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:
-    """Return a line that sets the variable of a setting, for a shell or an env file."""
     text = _as_text(name, settings)
     if style == "sh":
         return f"export {TABLE[name].variable}={shlex.quote(text)}"

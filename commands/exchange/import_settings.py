@@ -68,7 +68,6 @@ _TRUE, _FALSE = ("true", "yes"), ("false", "no")
 
 
 def import_file(argv: Sequence[str]) -> int:
-    """Write the settings in a file of `accelerate config` to the profile."""
     parser = Parser(
         "config import",
         "Write the settings in a file of `accelerate config` (YAML or JSON) to your profile.",
@@ -124,15 +123,13 @@ def _texts_at(node: Any, where: str) -> Any:
 
 
 class Imported(NamedTuple):
-    """What an import changes in the profile, and what it cannot."""
-
     values: dict[str, Raw]
     lost: list[str]  # without which training would be different, a line for each
     not_imported: list[str]  # what else has no counterpart here
 
 
 def from_accelerate(config: Mapping[str, Any], where: str) -> Imported:
-    """Return the settings that an Accelerate configuration stands for.
+    """Return the settings of an Accelerate configuration.
 
     `config` has every scalar as text, a missing value as `null`; `where` is the file, for messages.
     """
@@ -174,7 +171,7 @@ def _device(file: _File, kind: str) -> dict[str, Raw]:
 
 
 def _machines(file: _File, kind: str) -> dict[str, Raw]:
-    """Return the number of machines and the processes of each: Accelerate's is that of all."""
+    """Return the number of machines and of processes on each: Accelerate's is their total."""
     machines, total = file.count("num_machines") or 1, file.count("num_processes")
     if machines == 1:
         file.left.pop("machine_rank", None)
@@ -266,7 +263,6 @@ class _File:
 
 
 def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the map without the keys that have no value."""
     found = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in config.items()}
     return {
         key: value

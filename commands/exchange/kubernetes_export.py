@@ -31,9 +31,9 @@ Manifest = Mapping[str, Any]
 def to_kubernetes(
     settings: Settings, texts: Mapping[str, str], *, name: str, image: str, program: Sequence[str]
 ) -> list[Manifest]:
-    """Return the objects that run `headway launch` with the words of `program`, a pod a machine.
+    """Return the objects that run `headway launch PROGRAM`, with one pod per machine.
 
-    `texts` are the settings that the pods are told.
+    `texts` are the settings that the pods get.
     """
     is_one = settings.num_machines == 1
     grace_s = int(grace_of(settings, {}).to_save_s) + _STOP_MARGIN_S
@@ -78,12 +78,10 @@ def secrets_of(settings: Settings) -> list[str]:
 
 
 def secret_name(name: str) -> str:
-    """Return the name of that Secret."""
     return f"{name}-secrets"
 
 
 def not_in_kubernetes(settings: Settings, names: Sequence[str]) -> Iterator[str]:
-    """Yield those of the settings `names` that a manifest cannot express."""
     yield from (name for name in names if name in _NOT_THERE)
     yield from (f"env.{name}" for name in settings.env if name not in _sent(settings))
 

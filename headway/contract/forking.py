@@ -22,11 +22,11 @@ _settles = False
 
 
 def settle_before_forks() -> None:
-    """Let each fork of this process wait until none of its threads but Python's own runs.
+    """Make each fork of this process wait until only its Python threads run.
 
-    Such a thread may begin to call Python, as gloo's do to drop a tensor once a collective is over.
-    Before Python 3.10.15 and 3.11.10 a child that is forked at this moment, as a loader's worker,
-    hangs for ever. Linux only; a thread that does not come to rest is waited for up to 50 ms.
+    Another thread may start to call Python, as gloo's do to drop a tensor after a collective.
+    Before Python 3.10.15 and 3.11.10 a child that is forked at this moment, such as a loader's
+    worker, hangs forever. Linux only; waits for a busy thread for up to 50 ms.
     Source: https://github.com/python/cpython/issues/112275
     """
     global _settles
@@ -57,7 +57,7 @@ def _any_runs(threads: set[str]) -> bool:
 
 
 def become_new(parent: int, streams: Sequence[int]) -> None:
-    """Set up a process that was just forked: it has a session of its own, and ends with its parent.
+    """Set up a process that was just forked: it has its own session, and ends with its parent.
 
     `streams` become its stdin, stdout and stderr.
     """
@@ -81,12 +81,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def resume_with_parents_end() -> None:
-    """Ask the kernel to let this process, where it is suspended, go on when its parent dies."""
+    """Make the kernel resume this process, if it is suspended, when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of descendants whose own parent ends; return whether the system can.
+    """Become the parent of descendants whose parent ends; return whether the system supports it.
 
     Linux only. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
@@ -102,7 +102,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def wake_on_child_end() -> tuple[int, int]:
-    """Return a pipe of which the first end is readable once a child has ended.
+    """Return a pipe whose first end is readable once a child has ended.
 
     The second end is the interpreter's: see `signal.set_wakeup_fd`.
     """
@@ -151,9 +151,9 @@ def set_name(name: str) -> None:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that stays this process's, and is readable once it has ended.
+    """Return a descriptor of this process, readable once it has ended.
 
-    None where the system has no such descriptors, or no such process.
+    None if the system has no such descriptors, or the process does not exist.
     """
     try:
         return os.pidfd_open(pid)
@@ -162,7 +162,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 class ProcessHandle:
-    """A process of another parent, by its descriptor, else by its number and its start time."""
+    """A process of another parent, by its descriptor, or by its pid and start time."""
 
     def __init__(self, pid: int) -> None:
         self._fd = open_pidfd(pid)
@@ -186,7 +186,6 @@ class ProcessHandle:
                 process.send_signal(number)
 
     def close(self) -> None:
-        """Give the descriptor back; nothing is sent any more."""
         fd, self._fd, self.process = self._fd, None, None
         if fd is not None:
             os.close(fd)

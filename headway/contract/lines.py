@@ -12,7 +12,7 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 
 
 def kinds_of(*kinds: type) -> dict[str, Any]:
-    """Return these kinds of messages by the names that lines begin with."""
+    """Return these kinds of messages by the names that start their lines."""
     return {kind.__name__: kind for kind in kinds}
 
 
@@ -23,10 +23,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
-    """Return the message in a line: every value is there, and of its declared type.
-
-    Raises ValueError for what is none of these kinds.
-    """
+    """Return the message in a line; ValueError for another kind, a missing or a mistyped value."""
     try:
         name, *values = _loads(line)
         return read(kinds[name], values)
@@ -35,11 +32,11 @@ def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
 
 
 class TooLong(ValueError):
-    """A line is longer than it may be."""
+    """A line exceeds the limit."""
 
 
 class Lines:
-    """Splits what comes into lines of at most `limit` bytes, each of which may come in parts."""
+    """Splits incoming data into lines of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -48,7 +45,7 @@ class Lines:
 
     @property
     def has_part(self) -> bool:
-        """Whether a line has begun, and not ended."""
+        """Whether an incomplete line has arrived."""
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ def line_of(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write a line on stderr, if it can be written to: what goes on does so without."""
+    """Write a line to stderr; ignore a stderr that cannot be written to."""
     stream = sys.stderr or sys.stdout  # None where it was closed
     if stream is not None:
         with suppress(OSError, RuntimeError):  # amid another line, in a signal's handler
@@ -25,14 +25,13 @@ def say(text: str) -> None:
 
 
 def say_once(text: str) -> None:
-    """Write a line, unless this process has written it before."""
     if text not in _said:
         _said.add(text)
         say(text)
 
 
 def say_amid_writing(text: str) -> None:
-    """Write a line also where a signal's handler has interrupted another write."""
+    """Write a line, also in a signal handler that has interrupted another write."""
     with suppress(OSError):
         os.write(2, line_of(text).encode())
 

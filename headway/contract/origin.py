@@ -33,7 +33,7 @@ class Layer(IntEnum):
 
 
 class Origin(NamedTuple):
-    """The origin of a value; `str` is for messages only, decisions use the fields."""
+    """The origin of a value; `str` is only for messages, decisions use the fields."""
 
     layer: Layer
     file: str = ""  # with ~ for the home folder
@@ -63,7 +63,6 @@ class Origin(NamedTuple):
         return self.layer in (Layer.ENVIRONMENT, Layer.FLAG)
 
     def because(self, reason: str) -> Origin:
-        """Return the origin with another reason."""
         return self._replace(reason=f"{self.reason}; {reason}" if self.reason else reason)
 
     def _shown(self, column: str) -> str:

@@ -34,7 +34,6 @@ PRECISIONS: Mapping[str, NumberFormat] = {
 
 
 def precisions_of(kind: str, lacking: Sequence[str]) -> list[str]:
-    """Return the mixed precisions that a device kind may have."""
     return [
         name
         for name, row in PRECISIONS.items()

@@ -22,8 +22,6 @@ _write = os.write  # a script may replace it
 
 
 class Phase(NamedTuple):
-    """What the runtime is doing."""
-
     name: str  # as the launcher shows it
     counted: int  # the phase of the clock that its time counts for
 
@@ -63,7 +61,7 @@ class Channel:
         return os.getpid() == self._pid and identity(self.fd) == self._identity
 
     def send(self, record: Record) -> None:
-        """Send one record; errors are not the script's problem."""
+        """Send one record; ignore errors."""
         with suppress(Exception):  # the launcher has ended, or the script has replaced a function
             if self.is_open:
                 line = memoryview(encode(record))
@@ -115,23 +113,21 @@ class Progress:
     # ------------------------------------------------------------------ the launcher
 
     def connect(self, channel: Channel) -> None:
-        """Send what happens from now on to a launcher."""
+        """Send records to a launcher from now on."""
         self.channel = channel
         self._beat_at = 0.0
         self.report_to(self.send)
 
     @property
     def is_connected(self) -> bool:
-        """Whether the channel to a launcher is open."""
         return self.channel is not None and self.channel.is_open
 
     def send(self, record: Record) -> None:
-        """Send one record, if there is a launcher."""
         if self.channel is not None:
             self.channel.send(record)
 
     def report_to(self, listener: Callable[[Figures], None]) -> None:
-        """Have the steps timed, and their figures given to `listener` about once a second."""
+        """Time the steps, and pass their figures to `listener` about once a second."""
         self.listeners.append(listener)
         self.is_watched = True
 
@@ -141,13 +137,11 @@ class Progress:
         return self.clock.mark >= self.clock.due_at
 
     def snapshot(self) -> ProgressSnapshot:
-        """Return how far the training is."""
         return ProgressSnapshot(self.step, self.phase, self.total, self.loss)
 
     # ------------------------------------------------------------------ what the training does
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase, which the time from now on counts for."""
         self.phase, counted = phase
         clock = self.clock
         if clock.phase != counted:
@@ -156,14 +150,13 @@ class Progress:
                 self._beat()
 
     def end_backward(self) -> None:
-        """Note the end of a backward pass."""
         self.phase = SCRIPT.name
         self.clock.end_backward()
         for ended in (*self.passes,):
             ended()
 
     def end_step(self, step: int) -> None:
-        """Note that optimizer step number `step` is done, and report the last ones if it is due."""
+        """Note that optimizer step number `step` is done, and report figures if they are due."""
         self.phase, self.step = SCRIPT.name, step
         clock = self.clock
         if clock.end_step(step):
@@ -172,7 +165,7 @@ class Progress:
             self._beat()
 
     def follow(self, step: int, total: int, loss: float | None) -> None:
-        """Note how far the training of a library is, at the end of one of its steps."""
+        """Note the position in the training of a library, at the end of one of its steps."""
         self.step, self.total, self.loss = step, total, loss
         if self.is_watched:
             self.end_step(step)
@@ -189,11 +182,9 @@ class Progress:
             self.clock.switch(counted)
 
     def note_use(self, **used: Any) -> None:
-        """Note which parts of `Uses` the program has used."""
         self.uses = self.uses._replace(**used)
 
     def note_kept(self, what: str, path: str) -> None:
-        """Note where something is kept."""
         path = os.path.abspath(path)
         if self.kept.get(what) != path:
             self.kept[what] = path
@@ -202,9 +193,9 @@ class Progress:
     # ------------------------------------------------------------------ reports
 
     def _report_figures(self) -> None:
-        """Report what the steps took since the last time, or else that the training moves.
+        """Report the figures since the last time, or a heartbeat if there are none yet.
 
-        A heartbeat is sent only if no step ends for longer: at most one record each second.
+        With figures every second no heartbeat is sent: at most one record each second.
         """
         figures = self.clock.take(self.total, self.loss)
         if figures is None:  # a device is behind
@@ -227,8 +218,7 @@ _of_this_process = Progress()
 def process_progress() -> Progress:
     """Return the progress of this process.
 
-    A process has one launcher, which the rank's code connects before the script starts, and whose
-    questions it answers while the script runs. So there is one reference, here: for that code,
-    torch's hooks, library callbacks, and functions that a script calls without an Accelerator.
+    The only reference to it: the rank's code connects it to the launcher before the script starts,
+    and torch's hooks, library callbacks and functions without an Accelerator use it.
     """
     return _of_this_process

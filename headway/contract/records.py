@@ -31,8 +31,6 @@ def shown(text: str) -> str:
 
 
 class Frame(NamedTuple):
-    """One call of a stack."""
-
     file: str
     line: int
     function: str
@@ -42,8 +40,6 @@ class Frame(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective operation that a rank has entered."""
-
     number: int  # torch's sequence number in its process group
     name: str
     input_sizes: str
@@ -64,23 +60,20 @@ class Group(NamedTuple):
 
     @property
     def last_entered(self) -> int:
-        """The sequence number of the last collective that the rank has entered; 0 for none."""
+        """The number of the last collective that the rank has entered; 0 for none."""
         return max((one.number for one in self.collectives), default=0)
 
     @property
     def waits_for(self) -> int | None:
-        """The sequence number of the first collective that is not done, or None."""
+        """The number of the first collective that is not done, or None."""
         return min((one.number for one in self.collectives if not one.is_done), default=None)
 
     def collective(self, number: int) -> Collective | None:
-        """Return the collective with this sequence number."""
         found = [one for one in self.collectives if one.number == number]
         return found[-1] if found else None
 
 
 class ProgressSnapshot(NamedTuple):
-    """How far a training is."""
-
     step: int = 0  # optimizer steps done
     phase: str = "script"  # what the runtime is doing; script: the user's code runs
     total: int = 0  # steps that the training will have; 0: not known
@@ -92,7 +85,7 @@ class Ready(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """Asked to stop, the rank will save after its step, and then leave."""
+    """On request to stop, the rank will save after its step, and then exit."""
 
 
 CHECKPOINTS, METRICS, LOGS = "checkpoints", "metrics", "logs"
@@ -113,7 +106,7 @@ class Heartbeat(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the optimizer steps since the last such record took, of one rank, for its launcher."""
+    """Timing of one rank's optimizer steps since its last such record, for its launcher."""
 
     time: float  # seconds since the epoch, when the last of them ended
     step: int  # the number of the last of them
@@ -133,14 +126,14 @@ class Figures(NamedTuple):
     stolen_s: float = 0.0  # of `seconds`, ready to compute without a core; 0: not known
 
     def moved_to(self, step: int, loss: float | None) -> Figures:
-        """Return a record of no steps, which says how far the rank is by now."""
+        """Return a record without steps, with the current position."""
         spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
         none: dict[str, Any] = dict.fromkeys(spent, 0.0)
         return self._replace(**none, time=_epoch(), step=step, loss=loss, num_steps=0, samples=0)
 
 
 class Answer(NamedTuple):
-    """Where the rank is."""
+    """The current position of the rank."""
 
     groups: tuple[Group, ...]
     progress: ProgressSnapshot
@@ -168,7 +161,7 @@ class Crash(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """What a rank's program has used of what the launcher sets, in its own process."""
+    """Which of the launcher's settings a rank's program has used in its process."""
 
     accelerator: bool = False  # it made an Accelerator
     group: bool = False  # it joined a process group of torch's
@@ -189,7 +182,7 @@ class End(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """The fork server has begun."""
+    """The fork server has started."""
 
     pid: int
 
@@ -229,13 +222,13 @@ class Refused(NamedTuple):
 
 
 class RecordReader:
-    """Reads the records in the data of one status channel, where a line may come in many parts."""
+    """Reads the records in the data of one status channel."""
 
     def __init__(self) -> None:
         self._lines = Lines(_LONGEST_LINE)
 
     def read(self, data: bytes) -> Iterator[Record | Refused]:
-        """Yield what the lines that `data` completes are."""
+        """Yield the records or refused lines that `data` completes."""
         try:
             for line in self._lines.feed(data):
                 yield decode_record(line)
@@ -244,7 +237,6 @@ class RecordReader:
 
 
 def decode_record(line: bytes) -> Record | Refused:
-    """Return the record in a line; every value must be there, and of its declared type."""
     try:
         record: Record = decode(_RECORDS, line)
         return record

@@ -84,10 +84,7 @@ class RunContract(NamedTuple):
     library_hooks: bool = True  # training libraries that the script imports are joined
 
     def deadline(self) -> float | None:
-        """Return when the time limit is over, by this process's `time.monotonic()`.
-
-        A clock that is set meanwhile does not change it.
-        """
+        """Return when the time limit is over, by `time.monotonic()`, whose clock is never set."""
         if self.time_limit is None:
             return None
         return time.monotonic() + self.began_at + self.time_limit - time.time()
@@ -120,7 +117,6 @@ def _fields(origin: Origin) -> dict[str, object]:
 
 
 def decode(text: str) -> RunContract:
-    """Return the contract in a value of `HEADWAY_RUN`, or raise LaunchError."""
     try:
         fields = json.loads(text)
         version = fields.pop("version")
@@ -193,18 +189,18 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
 
 
 def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the launcher (ours or torchrun) has started the ranks again."""
+    """Return whether the launcher (ours or torchrun) has restarted the ranks."""
     return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def job_of(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the id of the scheduler's job that this process runs in; empty outside of one."""
+    """Return the id of the scheduler's job of this process; empty without one."""
     allocated, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
     return environ.get(JOB_VARIABLE, allocated)
 
 
 def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the scheduler has put the job back into its queue before."""
+    """Return whether the scheduler has requeued the job."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 

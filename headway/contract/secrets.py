@@ -43,14 +43,13 @@ def is_secret(name: str) -> bool:
 
 
 def masked(name: str, value: str) -> str:
-    """Return `value`, or MASK in its place if `name` means a secret or in place of a URL's user."""
+    """Return `value`, or MASK in place of a secret (by `name`) or of a URL's user."""
     if value and is_secret(name):
         return MASK
     return re.sub(_USER_OF_URL, MASK, value) if "://" in value else value
 
 
 def masked_map(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with the secrets among them masked."""
     return {name: masked(name, value) for name, value in variables.items()}
 
 
@@ -101,7 +100,7 @@ def masked_line(pairs: str) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Return code, or lines of output, with the secrets masked that a name in them means."""
+    """Return code or lines of output with the values of secret names masked."""
 
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
@@ -110,7 +109,7 @@ def masked_text(text: str) -> str:
 
 
 def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
-    """Return what is masked in variables and in the words of a command; the longest first."""
+    """Return the secrets in variables and in the words of a command, the longest first."""
     found = [value for name, value in variables.items() if is_secret(name)]
     for word, shown in zip(words, masked_command(words), strict=True):
         before, mask, after = shown.partition(MASK)
@@ -120,7 +119,7 @@ def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[st
 
 
 def masked_output(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` as `masked_text`, and with these secrets masked wherever they stand in it."""
+    """Return `text` as `masked_text` does, with these secrets masked everywhere."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return masked_text(text)
@@ -129,7 +128,7 @@ def masked_output(text: str, secrets: Iterable[str]) -> str:
 def masked_value(
     name: str, raw: str | Sequence[str] | Mapping[str, str]
 ) -> str | Sequence[str] | Mapping[str, str]:
-    """Return the unparsed value of a setting, or of a variable `env.NAME`, with secrets masked."""
+    """Return the raw value of a setting or variable `env.NAME`, with secrets masked."""
     setting, _, variable = name.partition(".")
     if setting != "env":
         return raw

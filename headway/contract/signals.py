@@ -17,12 +17,12 @@ Handler = Any
 
 
 def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
-    """Let these signals call a handler, and return what they did before."""
+    """Set the handler of these signals, and return the earlier ones."""
     return {number: signal.signal(number, handler) for number in numbers}
 
 
 def put_back(before: Mapping[int, Handler]) -> None:
-    """Let signals do what they did before, but for a handler in C, which Python does not know."""
+    """Restore handlers, except those in C, which Python does not know."""
     for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)
@@ -30,7 +30,7 @@ def put_back(before: Mapping[int, Handler]) -> None:
 
 @contextmanager
 def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
-    """Let these signals call a handler in the block, which gets what they did before."""
+    """Set the handler of these signals in the block, which gets the earlier ones."""
     before = trap(handler, *numbers)
     try:
         yield before
@@ -39,35 +39,35 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
 
 
 def ignore(*numbers: int) -> dict[int, Handler]:
-    """Ignore these signals, also in programs that are executed, and return what they did before."""
+    """Ignore these signals, also in executed programs, and return the earlier handlers."""
     return trap(signal.SIG_IGN, *numbers)
 
 
 def outlive(*numbers: int) -> None:
-    """Let these signals end nothing, and wake a wait; programs that are executed do not inherit it.
+    """Survive these signals, which still wake a wait; executed programs do not inherit it.
 
-    A handler in Python is set back by an exec, as the system's own is not.
+    An exec resets a handler in Python, but not SIG_IGN.
     """
     trap(lambda *_: None, *numbers)
 
 
 def do_as_usual(*numbers: int) -> None:
-    """Let these signals do what they do when Python begins."""
+    """Restore Python's initial handlers of these signals."""
     for number in numbers:
         trap(signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL, number)
 
 
 def is_usual(handler: Handler) -> bool:
-    """Return whether a handler is one that Python begins with."""
+    """Return whether a handler is one that Python starts with."""
     return handler in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def say_too_early(number: int, _: object = None) -> None:
-    """Print that a signal came while there were no ranks to send it on to; it may be a handler."""
+    """Print that a signal came before there were ranks to forward it to; usable as a handler."""
     name = signal.Signals(number).name
     say(f"{name} came before the ranks had started, and is not sent on to them")
 
 
 def shell_code(code: int) -> int:
-    """Return the exit code of a process as a shell gives it: 128+n for signal n, which is -n."""
+    """Return a process's exit code as shells do: 128+n for signal n, which is -n."""
     return code if code >= 0 else 128 - code

@@ -43,9 +43,9 @@ class Event(Protocol):
 
 
 class Tally:
-    """What some steps took, one after the other.
+    """Timing of consecutive steps.
 
-    Of several optimizers, those whose steps have one number make one step.
+    Steps of several optimizers with the same number are one step.
     """
 
     __slots__ = ("num_steps", "samples", "spent", "step")
@@ -63,8 +63,6 @@ class Tally:
 
 
 class _Queued(NamedTuple):
-    """A step that a device has in its queue of work."""
-
     number: int
     samples: int
     marks: list[tuple[int, Event]]  # phases with the events at their ends; the first begins it
@@ -91,7 +89,7 @@ class QueueTimes:
         self._queued: deque[_Queued] = deque()
 
     def mark(self, phase: int) -> None:
-        """Let the device's time since the last mark of this step count for `phase`."""
+        """Count the device's time since the last mark of this step for `phase`."""
         if self._marks:
             event = self._put()
             if event is None or len(self._marks) == _MOST_MARKS:
@@ -110,9 +108,9 @@ class QueueTimes:
         self._marks = [] if begin is None else [(SCRIPT, begin)]
 
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
-        """Have what `make_call` returns called once the device has finished this step.
+        """Call what `make_call` returns once the device has finished this step.
 
-        It is made at once, and only if the step is timed: then no graph is being captured.
+        `make_call` runs at once, and only if the step is timed: then no graph is being captured.
         """
         if self._marks:
             self._then = make_call()
@@ -160,7 +158,7 @@ class StepClock:
         self.queue = QueueTimes(record) if record is not None else None
 
     def switch(self, phase: int) -> int:
-        """Count the time from now on for `phase`; return the phase before."""
+        """Count the time from now on for `phase`; return the previous phase."""
         now, before = _now(), self.phase
         taken_s = now - self.mark
         self.mark, self.phase = now, phase
@@ -175,7 +173,6 @@ class StepClock:
 
     @contextmanager
     def counting(self, phase: int) -> Iterator[None]:
-        """Count the time in the block for `phase`."""
         before = self.switch(phase)
         try:
             yield
@@ -214,9 +211,9 @@ class StepClock:
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps that are finished since the last time.
+        """Return the figures of the steps finished since the last call, None without any.
 
-        None if there are none; the first step, which warms up, is left out.
+        The first step, which warms up, is excluded.
         """
         if not self.tally.num_steps:
             return None
@@ -244,14 +241,14 @@ class StepClock:
         )
 
     def _begin_tally(self) -> Tally:
-        """Begin to add up anew; return what there was."""
+        """Start a new tally and return the old one."""
         tally, self.tally = self.tally, Tally(self.tally.step)
         self.spent = self.tally.spent
         return tally
 
 
 def _waited_s() -> float:
-    """Return for how long this thread was ready to run and had no core; 0 where that is unknown.
+    """Return how long this thread was ready to run without a core; 0 if unknown.
 
     Other processes have its core then, or the CPU quota of its cgroup is used up.
     Source: the kernel's sched-stats.rst.
@@ -260,7 +257,7 @@ def _waited_s() -> float:
 
 
 def _rss_bytes() -> int:
-    """Return how much memory this process uses; 0 where the system does not report it."""
+    """Return the memory of this process; 0 if the system does not report it."""
     return _number_in("/proc/self/statm", 1) * os.sysconf("SC_PAGE_SIZE")
 
 

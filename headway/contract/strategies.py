@@ -14,9 +14,9 @@ SETTINGS = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_o
 
 
 def read_wrap(raw: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Return what `wrap` says in one form: `auto`, names of classes with commas, or a number.
+    """Return `wrap` in its canonical form: `auto`, class names with commas, or a number.
 
-    The message of a ValueError, for what is none of these, continues "wrap is <raw>, ".
+    The message of a ValueError continues "wrap is <raw>, ".
     """
     if isinstance(raw, Mapping):
         raise ValueError("which is a map, not names of classes")

@@ -17,9 +17,9 @@ _LARGEST = 2**1023
 
 
 class Misfit(ValueError):
-    """A value that is not what its place is declared to hold.
+    """A value that does not fit its declared type.
 
-    The place is the keys that lead to it: gpus[0].uuid; the reason is a predicate without subject.
+    Its place is the keys that lead to it (gpus[0].uuid); its reason is a predicate without subject.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -28,7 +28,7 @@ class Misfit(ValueError):
 
 
 def plain(value: Any) -> Any:
-    """Return a value in dicts, lists and plain values, as `read` takes it."""
+    """Return a value as dicts, lists and plain values, which `read` accepts."""
     if hasattr(value, "_asdict"):
         return {name: plain(part) for name, part in value._asdict().items()}
     if isinstance(value, (tuple, list)):
@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 def parse(text: str | bytes) -> Any:
     """Return the value of a JSON text, or raise ValueError or RecursionError.
 
-    An object with a key twice, of which json would drop the first, is a Misfit.
+    An object with a duplicate key, which json would accept, is a Misfit.
     """
     return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
 

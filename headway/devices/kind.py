@@ -61,7 +61,7 @@ class DeviceKind:
     # of a machine, without torch
 
     def found_in(self, files: Source) -> list[dict[str, Any]]:
-        """Return the GPUs that the kernel lists, as fields of `Gpu`; of NVIDIA's, others do."""
+        """Return the GPUs that the kernel lists, as fields of `Gpu`; NVIDIA's are not."""
         return []
 
     def is_supported_by(self, torch: Torch) -> bool:
@@ -86,19 +86,19 @@ class DeviceKind:
             import_module(self.module)
 
     def is_available(self) -> bool:
-        """Return whether torch can use one."""
+        """Return whether torch can use a device of this kind."""
         return True
 
     def count(self) -> int:
-        """Return how many torch sees."""
+        """Return the number that torch detects."""
         return 1
 
     def is_in_use(self) -> bool:
-        """Return whether this process uses one already, so that its forks could not."""
+        """Return whether this process has initialized one: its forks could not use it."""
         return False
 
     def current(self) -> torch.device:
-        """Return the one on which this process computes."""
+        """Return the device on which this process computes."""
         import torch
 
         return torch.device(self.name)
@@ -110,17 +110,17 @@ class DeviceKind:
         """Wait for all work on the current one."""
 
     def empty_cache(self) -> None:
-        """Give back the memory that torch caches on it."""
+        """Free the memory that torch caches on it."""
 
     def held_bytes(self, device: torch.device) -> int | None:
-        """Return how much of the memory of `device` this process holds; None where it has none."""
+        """Return the memory of `device` that this process holds; None if it has none."""
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any] | None:
-        """Return what puts an event, which is timed, into the queue of work of `device`.
+        """Return a function that records a timed event in the queue of work of `device`.
 
-        It takes an event to use again, or None, and returns the event; None where there can be
-        none now. None is returned instead where events of such devices are not timed.
+        It takes an event to reuse, or None, and returns the event; None while none can be recorded.
+        The function is None if events of such devices are not timed.
         """
         return None
 
@@ -129,7 +129,7 @@ class DeviceKind:
         return None
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
-        """Put its generator into a state that `rng_state` returned."""
+        """Restore a state that `rng_state` returned."""
 
     def lack_of(
         self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
@@ -139,7 +139,7 @@ class DeviceKind:
 
 
 class GpuKind(DeviceKind):
-    """GPUs of which torch has a part, such as `torch.xpu`, with the names of `torch.cuda`."""
+    """GPUs with a module of torch's, such as `torch.xpu`, that has the names of `torch.cuda`."""
 
     is_numbered = True
     distributed_type = "MULTI_GPU"

@@ -20,7 +20,7 @@ Source: torch's release notes; bf16 is in Metal since macOS 14."""
 
 
 class Mps(DeviceKind):
-    """One GPU, for one process: torch has no communication between processes on it."""
+    """One GPU, for one process: torch has no collectives for it."""
 
     name = "mps"
     label = "MPS"

@@ -17,14 +17,14 @@ _NO_KIND = ("auto", "gpu", "meta")  # no package is asked for these
 
 
 def kind_of(name: str) -> DeviceKind:
-    """Return the kind with torch's name `name`; the CPU's for one that nobody knows."""
+    """Return the kind with torch's name `name`; the CPU's for an unknown one."""
     if name in KINDS or name in _NO_KIND:
         return KINDS.get(name, CPU)
     return outside_kinds().get(name, CPU)
 
 
 def is_kind(name: str) -> bool:
-    """Return whether there is such a kind; other packages are asked for one that is unknown."""
+    """Return whether the kind exists; packages with kinds are only loaded for an unknown one."""
     return name in KINDS or name in outside_kinds()
 
 

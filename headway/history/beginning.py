@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 def begin(path: str, start: Launch, diff_within_s: float) -> dict[str, Any]:
-    """Write what is known of a run at its start, and return the record's fields; raises OSError."""
+    """Write a run's record at its start, and return its fields; raises OSError."""
     folder = os.path.dirname(start.script) or start.folder
     copied = copied_commit(start.snapshot) if start.snapshot else None
     commit = copied or read_commit(folder, diff_within_s)
@@ -68,10 +68,7 @@ def begin(path: str, start: Launch, diff_within_s: float) -> dict[str, Any]:
 
 
 def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect training, with secrets masked.
-
-    Those of a scheduler, which are different in each job, are not among them.
-    """
+    """Return the variables that affect training, without a scheduler's, with secrets masked."""
     found = {}
     for name, text in sorted(environ.items()):
         if affects_training(name) and not name.startswith(_OF_THE_JOB):
@@ -81,7 +78,7 @@ def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def script_path(kind: str, name: str) -> str:
-    """Return the path of a program's file; empty for a module, which Python finds."""
+    """Return the path of a program's file; empty for a module."""
     return os.path.abspath(name) if kind != "module" and os.path.isfile(name) else ""
 
 

@@ -18,8 +18,6 @@ _FLAG = re.compile(r"--?[A-Za-z_]")  # and no negative number
 
 
 class Change(NamedTuple):
-    """One thing that was different."""
-
     kind: str  # setting, argument, code, variable, machine, launch, package
     name: str
     before: str  # its value then; `-` for none
@@ -31,7 +29,7 @@ class Change(NamedTuple):
 
 
 def changes(before: RunRecord, after: RunRecord) -> list[Change]:
-    """Return in what the later of two runs is different, what matters most first."""
+    """Return the differences between two runs, the most important first."""
     old, new = before.start, after.start
     return [
         *_changed("setting", _settings(old), _settings(new)),
@@ -49,7 +47,7 @@ def _settings(start: Launch) -> dict[str, str]:
 
 
 def _variables(start: Launch) -> dict[str, str]:
-    """Return variables but Headway's: they are settings, which are compared as such."""
+    """Return the variables except Headway's, which are compared as settings."""
     both = {**start.variables, **start.environment}
     return {name: text for name, text in both.items() if not name.startswith("HEADWAY_")}
 
@@ -77,7 +75,7 @@ def _arguments(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
 
 
 def _by_flag(words: Sequence[str]) -> dict[str, str]:
-    """Return the words that follow each flag; before the first one, each by its number."""
+    """Return the words after each flag; each word before the first flag by its number."""
     found: dict[str, list[str]] = {}
     flag = ""
     for number, word in enumerate(words, 1):
@@ -109,7 +107,7 @@ def _code(before: RunRecord, after: RunRecord) -> Iterator[Change]:
 
 
 def _by_file(diff: str) -> dict[str, str]:
-    """Return the hunks of a diff of git's, by the path of the file that each is of."""
+    """Return the hunks of a git diff by file path."""
     parts = re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]
     return {
         part.partition("\n")[0].rpartition(" b/")[2]: part[part.find("\n@@") + 1 :]

@@ -28,15 +28,13 @@ _PLAIN = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--
 
 
 class Commit(NamedTuple):
-    """The state of the script's git repository."""
-
     root: str
     commit: str
     diff: str | None  # of the files against the commit; None: git took too long
 
 
 def copied_commit(code: str) -> Commit | None:
-    """Return the commit that a copy of code was taken at; None where there is no copy."""
+    """Return the commit from which a copy of code was made; None if it is not a copy."""
     about = os.path.join(os.path.dirname(code), _ABOUT)
     with suppress(OSError, ValueError), open(about, "rb") as file:
         return read(Commit, parse(file.read()))
@@ -44,10 +42,10 @@ def copied_commit(code: str) -> Commit | None:
 
 
 def take(commit: Commit, without: str, into: str) -> str:
-    """Copy the code of a repository into a new folder, and return where in it the code is.
+    """Copy the code of a repository into a new folder, and return its path there.
 
-    The folder `without` is left out, also if git would not ignore it. Raises ConfigError where
-    there is too much.
+    The folder `without` is skipped, even if git does not ignore it. Raises ConfigError if the code
+    is too large.
     """
     import shutil
 
@@ -88,7 +86,7 @@ def take(commit: Commit, without: str, into: str) -> str:
 
 
 def files_of(root: str) -> Sequence[str]:
-    """Return what git tracks or does not ignore in a repository, and tracks in its submodules."""
+    """Return the files that git tracks or does not ignore, and those tracked in submodules."""
     words = ("ls-files", "-z")
     tracked = _git(root, *words, "--recurse-submodules") or ""
     others = _git(root, *words, "--others", "--exclude-standard") or ""
@@ -98,9 +96,9 @@ def files_of(root: str) -> Sequence[str]:
 
 
 def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
-    """Return the commit of the repository that holds a folder; None where there is none.
+    """Return the commit of the repository that holds a folder; None without one.
 
-    A secret is masked in the diff, and a long diff is cut; git is given `within_s` for it.
+    Secrets in the diff are masked, and a long diff is cut; git may take `within_s`.
     """
     here = os.path.realpath(folder)
     while not os.path.lexists(os.path.join(here, ".git")):
@@ -119,7 +117,7 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
 
 
 def _head(root: str) -> str:
-    """Return the commit of HEAD where two files say it: a start is too short for a call of git."""
+    """Return the commit of HEAD from two files: a call of git would delay the start."""
     folder = os.path.join(root, ".git")
     with suppress(OSError), open(os.path.join(folder, "HEAD")) as head:
         name = head.read().removeprefix("ref: ").strip()
@@ -132,9 +130,9 @@ def _head(root: str) -> str:
 
 
 def _git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:
-    """Return what git prints in a folder; None where it fails or takes too long.
+    """Return what git prints in a folder; None if it fails or takes too long.
 
-    This is no use of the module subprocess: its import takes longer than git.
+    Does not use subprocess, whose import takes longer than git.
     """
     output, write = os.pipe()
     try:

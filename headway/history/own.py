@@ -25,7 +25,7 @@ from headway.history.record import MAX_TEXT, Outcome, Series, read_record
 
 
 class _Process:
-    """This process, as far as its record has to know it."""
+    """State of this process that its record needs."""
 
     def __init__(self) -> None:
         self.series = Series()
@@ -41,14 +41,14 @@ _process = _Process()
 def path() -> str:
     """Return the folder of the record that this process writes; empty for none.
 
-    A process that the script has started inherits the variable, and not the task.
+    A child process of the script inherits the variable, but does not write.
     """
     pid, _, folder = os.environ.get(RECORD_VARIABLE, "").partition(":")
     return folder if pid == str(os.getpid()) else ""
 
 
 def join(progress: Progress) -> None:
-    """Record how this process ends, if it has to, and the figures of its steps."""
+    """Record how this process ends, if no launcher does, and the figures of its steps."""
     if _process.has_joined or not path():
         return
     _process.has_joined = True
@@ -58,7 +58,7 @@ def join(progress: Progress) -> None:
 
 
 def note_end_of_training() -> None:
-    """Note that the script has ended its training: the run ended well, unless an error follows."""
+    """Note that the training has ended: the run succeeded unless an error follows."""
     _process.has_trained = True
 
 
@@ -74,10 +74,7 @@ def _end_of_python(progress: Progress) -> None:
 
 
 def end(code: int | None, report: str, progress: Progress) -> None:
-    """Record how this process ends, once.
-
-    The exit code is negative for a signal, and None if it is not known.
-    """
+    """Record how this process ends, once; `code` is negative for a signal, None if unknown."""
     folder = path()
     if not folder or _process.has_ended:
         return

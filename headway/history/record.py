@@ -27,8 +27,6 @@ _SUMMED = (  # figures of a row that stands for several
 
 
 class Outcome(NamedTuple):
-    """How the run ended."""
-
     time: float
     exit_code: int | None  # None: a single process has ended by itself, with an unknown code
     report: str
@@ -36,16 +34,12 @@ class Outcome(NamedTuple):
 
 
 class RankRecord(NamedTuple):
-    """What is kept of one rank."""
-
     rank: int
     figures: tuple[Figures, ...]
     lines: tuple[str, ...]  # the last ones that it printed
 
 
 class RunRecord(NamedTuple):
-    """A run, as far as it is known."""
-
     path: str  # of the record's folder
     start: Launch
     packages: Mapping[str, str]  # the versions of all that were installed
@@ -64,23 +58,21 @@ class RunRecord(NamedTuple):
 
     @property
     def figures(self) -> Mapping[int, Sequence[Figures]]:
-        """The figures of each rank that has some."""
         return {one.rank: one.figures for one in self.ranks if one.figures}
 
     @property
     def tails(self) -> Mapping[int, Sequence[str]]:
-        """The last lines of each rank that has some."""
         return {one.rank: one.lines for one in self.ranks if one.lines}
 
     @property
     def num_steps(self) -> int:
-        """The last step that any rank reported; 0: none has."""
+        """The last step that any rank reported, or 0."""
         steps = [rows[-1].step for rows in self.figures.values()]
         return max([*steps, self.end.step if self.end is not None else 0])
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of all ranks together, over all their steps; None where it is not known."""
+        """Of all ranks together, over all their steps; None if unknown."""
         rates = []
         for rows in self.figures.values():
             seconds, samples = sum(row.seconds for row in rows), sum(row.samples for row in rows)
@@ -92,15 +84,14 @@ class RunRecord(NamedTuple):
 class Series:
     """Keeps the figures of all ranks over a run of any length, in a bounded number of rows.
 
-    The older and the more, the more steps one row stands for. Sums stay exact: a row that stands
-    for several has what they took together.
+    Rows merge several steps, more as the run grows. Sums stay exact.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, list[Figures]] = {}
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Take the next figures of a rank; a loss that is no number counts as not known."""
+        """Add figures of a rank; a loss that is not a number is stored as unknown."""
         if figures.loss is not None and not abs(figures.loss) <= _LARGEST_LOSS:
             figures = figures._replace(loss=None)
         rows = self._rows.setdefault(rank, [])
@@ -113,7 +104,6 @@ class Series:
             rows[:] = map(_together, pairs)
 
     def ranks(self, tails: Mapping[int, Sequence[str]]) -> tuple[RankRecord, ...]:
-        """Return what is kept of each rank, with its last lines."""
         rows = {rank: tuple(kept) for rank, kept in self._rows.copy().items()}
         return tuple(
             RankRecord(rank, rows.get(rank, ()), tuple(tails.get(rank, ())))
@@ -122,7 +112,7 @@ class Series:
 
 
 def _together(rows: Sequence[Figures]) -> Figures:
-    """Return the row that stands for several, in their order."""
+    """Return several consecutive rows merged into one."""
     last = rows[-1]
     devices = [row.device_bytes for row in rows if row.device_bytes is not None]
     losses = [row.loss for row in rows if row.loss is not None]
@@ -147,7 +137,7 @@ def decode(text: bytes) -> RunRecord:
 
 
 def is_running(record: RunRecord) -> bool:
-    """Return whether a run has not ended, as far as this machine knows."""
+    """Return whether a run has not ended, as far as this machine can check."""
     start = record.start
     if record.end is not None or start.host != os.uname().nodename:
         return False
@@ -170,7 +160,7 @@ def read_record(path: str) -> RunRecord:
 
 
 def read_all() -> tuple[list[RunRecord], list[str]]:
-    """Return all runs, the newest last, and why others could not be read."""
+    """Return all runs, the newest last, and the errors of unreadable ones."""
     folder = runs_folder()
     found, refused = [], []
     for name in names_in(folder):
@@ -183,9 +173,9 @@ def read_all() -> tuple[list[RunRecord], list[str]]:
 
 
 def find(word: str | None) -> RunRecord:
-    """Return the run that a word means: a name, or its beginning or end; None: the newest.
+    """Return the run with a name, or its start or end; None: the newest.
 
-    Raises ConfigError where there is none, there are several, or its record cannot be read.
+    Raises ConfigError if no run or several match, or its record cannot be read.
     """
     folder = runs_folder()
     names = names_in(folder)
@@ -206,7 +196,7 @@ def find(word: str | None) -> RunRecord:
 
 
 def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the last of other runs of the same script that ended well before this one began."""
+    """Return the last other run of the same script that succeeded before this one started."""
     good = [
         one
         for one in others

@@ -25,9 +25,9 @@ _LINE_CHARS = 2000
 
 
 class Recorder:
-    """Writes one record in a thread of its own, in which `start` is called, too.
+    """Writes one record in its own thread, in which `start` is called, too.
 
-    No rank and no launch ever waits for it. No output on record has one of the secrets.
+    No rank and no launch ever waits for it. Secrets in recorded output are masked.
     """
 
     def __init__(self, path: str, start: Callable[[], Launch], secrets: Sequence[str] = ()) -> None:
@@ -49,16 +49,15 @@ class Recorder:
         self._thread.start()
 
     def note(self, rank: int, figures: Figures) -> None:
-        """Keep figures of a rank; they are written now and then."""
+        """Add figures of a rank; they are written periodically."""
         self._series.note(rank, figures)
 
     def keep(self, what: str, path: str) -> None:
-        """Record where something of the run is kept."""
         self._kept.append(Kept(what, os.path.abspath(path)))
         self._has_news.set()
 
     def close(self) -> None:
-        """Record how the run has ended, and finish within some seconds."""
+        """Record the outcome of the run; takes at most some seconds."""
         self._kept += self.kept()
         self._tails = _cut(self.tails(), self._secrets)
         report = masked_output(self.report[-MAX_TEXT:], self._secrets)
@@ -83,7 +82,7 @@ class Recorder:
 
 
 def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:
-    """Return the last lines of all ranks, as many as fit."""
+    """Return the last lines of all ranks, limited to the maximal size."""
     most = _TAIL_CHARS // max(len(tails), 1)
     cut = {}
     for rank, lines in tails.items():

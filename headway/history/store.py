@@ -26,11 +26,7 @@ def runs_folder(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def new_path(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of a new run's folder; nothing is created.
-
-    Its name is the time in UTC and some letters: launches of one second, also in containers that
-    share the home folder, have names of their own.
-    """
+    """Return a new run's path, unique also among containers that share the home folder."""
     letters = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(6))
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{letters}"
     return os.path.join(runs_folder(environ), name)
@@ -49,7 +45,7 @@ def write(path: str, record: Mapping[str, Any]) -> None:
 
 
 def lost(error: OSError) -> str:
-    """Return the line that says that a run has no record, or not all of it."""
+    """Return the message for a run without a record, or with an incomplete one."""
     return f"note: the record of this run is lost: {error.strerror} (--record off keeps none)"
 
 
@@ -61,7 +57,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def prune(folder: str) -> None:
-    """Remove the oldest of too many runs; one that is still running writes its record anew."""
+    """Remove the oldest runs above the limit; a running run rewrites its record."""
     names = names_in(folder)
     if len(names) > MAX_RUNS + _SLACK:
         import shutil

@@ -30,7 +30,6 @@ _REINSTALL = (
 
 
 def with_mps(machine: Machine, source: Source) -> Machine:
-    """Return the snapshot of a Mac with the facts about MPS."""
     answers = ask_sysctl(source)
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
@@ -53,7 +52,7 @@ def ask_sysctl(source: Source) -> dict[str, str]:
 
 
 def find_obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return why MPS is not available, None if it is, and what makes it available."""
+    """Return why MPS is not available, None if it is, and the fix."""
     torch = machine.torch
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":

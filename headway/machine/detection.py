@@ -24,9 +24,9 @@ def detect_machine(
 ) -> Machine:
     """Return a snapshot of this machine, or of a recorded `source`.
 
-    `full` also has what planning does not need: `host`, and the use of each GPU. `device` is the
-    one that was asked for: devices that other packages know are looked up for a name that is not
-    Headway's, and for `auto` where there is nothing else.
+    `full` adds what planning does not need: `host`, and the use of each GPU. `device` is the
+    requested one: devices of other packages are looked up for an unknown name, and for `auto` if
+    nothing else is found.
     """
     source = source or Source()
     machine = Machine(
@@ -96,7 +96,6 @@ def _with_listed_gpus(
 
 
 def _has_driver(machine: Machine, source: Source) -> bool:
-    """Return whether a GPU driver may be installed."""
     if machine.system == "Linux":
         places = ("proc/driver/nvidia", "sys/class/kfd/kfd")
         return any(source.names_in(place) for place in places) or "dxg" in source.names_in("dev")

@@ -25,8 +25,6 @@ BUSY_BYTES = 2**30  # of memory; on a small GPU an eighth of it, as drivers rese
 
 
 class Selection(NamedTuple):
-    """The GPUs that a spec selects on a machine."""
-
     indices: tuple[int, ...]
     passed_over: tuple[str, ...] = ()  # GPUs left out, each with the reason
     problems: tuple[str, ...] = ()  # why the spec cannot be satisfied here
@@ -70,7 +68,6 @@ class DeviceSpec(NamedTuple):
         return Selection(tuple(usable[:wanted]), tuple(passed_over), problems)
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
-        """Return whether enough GPUs may become idle."""
         coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_disabled]
         return self.idle is not None and self.idle <= len(coming)
 
@@ -94,7 +91,6 @@ class DeviceSpec(NamedTuple):
         return ",".join(parts) + "," * (len(parts) == 1) if parts else "all"
 
     def reading(self) -> str:
-        """Return the spec in words."""
         if self.idle is not None:
             return f"{self.idle} idle GPU{'s' * (self.idle > 1)}"
         if self.first is not None:
@@ -111,8 +107,7 @@ ALL = DeviceSpec()
 def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
     """Return the meaning of a `devices` value from a flag, a variable, a profile or a script.
 
-    Raises:
-        ValueError: it is invalid; the message continues "devices is '...', ".
+    The message of a ValueError continues "devices is '...', ".
     """
     if not isinstance(raw, str):
         return _list(raw)
@@ -195,7 +190,6 @@ def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[
 
 
 def _why_busy(gpu: Gpu) -> str | None:
-    """Return why this GPU is not idle, or None if it is."""
     if gpu.obstacle:
         return gpu.obstacle
     use = gpu.use

@@ -23,8 +23,6 @@ Source: NVIDIA, CUDA C++ Programming Guide, environment variables."""
 
 
 class GpuUse(NamedTuple):
-    """How a GPU was used at the time of the snapshot."""
-
     memory_bytes: int
     utilization_percent: int | None  # None: not reported, as in MIG mode
     pids: tuple[int, ...]  # with a CUDA context; a container hides processes outside it
@@ -56,7 +54,7 @@ class Gpu(NamedTuple):
 
     @property
     def is_disabled(self) -> bool:
-        """Whether it is unusable, and waiting does not help."""
+        """Whether it is unusable, and will stay so."""
         return self.compute_mode == PROHIBITED or (self.is_mig and not self.slices)
 
     @property
@@ -88,7 +86,6 @@ class Torch(NamedTuple):
     mps: bool | None = None  # None: unknown without importing torch
 
     def is_at_least(self, *version: int) -> bool:
-        """Return whether it is `version` or newer."""
         return numbers(self.version) >= version
 
 
@@ -163,7 +160,6 @@ class Machine(NamedTuple):
         return tuple(visible)
 
     def gpus_of(self, device: str) -> tuple[Gpu, ...]:
-        """Return the visible GPUs that are of this kind of device."""
         return self.visible_gpus if device == self.gpu_kind else ()
 
     @property
@@ -220,7 +216,6 @@ class Machine(NamedTuple):
         return f"{mask} hides all GPUs: it lists one twice, and CUDA then shows none"
 
     def why_not(self, device: str) -> str | None:
-        """Return why there is no `device` of this kind that can be used here, or None."""
         if device == self.gpu_kind:
             return None if self.visible_gpus else self.why_no_gpu
         if device == MPS.name:

@@ -68,7 +68,6 @@ def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
 
 
 def how_to_free(gpu: Gpu) -> list[str]:
-    """Return how to make one GPU usable."""
     name = gpu.slice_of or gpu.uuid
     if gpu.compute_mode in (PROHIBITED, EXCLUSIVE):
         return [of_machine(f"nvidia-smi -i {name} -c DEFAULT"), "use another GPU"]
@@ -83,7 +82,6 @@ def of_machine(command: str) -> str:
 
 
 def _matching_torch(machine: Machine) -> list[str]:
-    """Return how to make the installed torch and the driver match."""
     if machine.is_rocm:
         return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
     driver = numbers(machine.driver or "0")
@@ -98,8 +96,6 @@ def _matching_torch(machine: Machine) -> list[str]:
 
 
 class _NvidiaSmi:
-    """The tool that comes with NVIDIA's driver."""
-
     FIELDS = (
         *("name", "uuid", "memory.total", "compute_cap", "compute_mode", "mig.mode.current"),
         *("memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total"),
@@ -231,5 +227,5 @@ def _number(text: str) -> int | None:
 
 
 def _bytes(mebibytes: str) -> int:
-    """Return a size; 0 where it is unknown, as of memory that a GPU shares with the CPU."""
+    """Return a size; 0 if unknown, as for memory that a GPU shares with the CPU."""
     return (_number(mebibytes) or 0) * 2**20

@@ -33,12 +33,11 @@ Fact = tuple[Any, str]
 
 
 def affects_training(name: str) -> bool:
-    """Return whether a variable affects training; no others are recorded: they may hold secrets."""
+    """Return whether a variable affects training; others may hold secrets and are not recorded."""
     return name.startswith(_OF_TRAINING) or name in _WHOLE
 
 
 def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
-    """Return all facts, each with its source."""
     python = ".".join(map(str, sys.version_info[:3])) + f" {sys.implementation.name}"
     facts: dict[str, Fact] = {
         "python": (python, "this interpreter"),
@@ -140,7 +139,7 @@ def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
 
 
 def _or_cause(value: Any, known_from: str, cause: str | None = None) -> Fact:
-    """Return `value` with its source; if it is None or 0, None with the cause."""
+    """Return `value` with its source, or None with the cause if it is None or 0."""
     if value:
         return value, known_from
     return None, cause or f"not reported by {known_from}"

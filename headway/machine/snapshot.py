@@ -14,17 +14,15 @@ MAX_BYTES = 2**24
 
 
 def to_json(machine: Machine) -> str:
-    """Return the snapshot as one JSON object, field by field."""
     return json.dumps(as_data(machine), indent=2)
 
 
 def as_data(machine: Machine) -> dict[str, Any]:
-    """Return the snapshot in dicts, lists and plain values."""
     return {"version": VERSION, **plain(machine)}
 
 
 def load_machine(path: str) -> Machine:
-    """Return the machine that `headway env --json` or `headway doctor --json` wrote to a file."""
+    """Return the machine in a file written by `headway env --json` or `headway doctor --json`."""
     key = ""
     try:
         with open(path, encoding="utf-8") as file:

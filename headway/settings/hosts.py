@@ -14,7 +14,7 @@ _NONE = "none"
 
 
 class Host(NamedTuple):
-    """A host as ssh understands it, and how many processes are on it; None: what is right."""
+    """A host as ssh understands it, and its number of processes; None: detected there."""
 
     name: str
     num_processes: int | None = None
@@ -25,7 +25,7 @@ class Host(NamedTuple):
 
 
 class Hosts(tuple[Host, ...]):
-    """The hosts of a run, in the order of their machine ranks; empty: no others than this one."""
+    """The hosts of a run, in the order of their machine ranks; empty: only this machine."""
 
     __slots__ = ()
 

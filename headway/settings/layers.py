@@ -54,7 +54,7 @@ def profiles_in_use(
 def profile_layers(
     environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
 ) -> list[Entries]:
-    """Return the layers of `profiles_in_use`; raise all that is wrong with their text at once."""
+    """Return the layers of `profiles_in_use`; raise all errors in their text at once."""
     layers: list[Entries] = []
     problems: list[Problem] = []
     for path, layer in profiles_in_use(environ, folder, profile):

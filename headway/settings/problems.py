@@ -53,9 +53,9 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
 
 
 def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
-    """Return the problems that profiles, the strongest last, together have on every machine.
+    """Return the problems that profiles, the strongest last, have on every machine.
 
-    This one supplies the values that are detected.
+    This machine supplies the detected values.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
     if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # GPUs allow the most
@@ -107,7 +107,6 @@ def _of_devices(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_only_one(settings: Settings, machine: Machine | None) -> Iterator[Problem]:
-    """Yield the problem of several ranks on a kind of device that is for one."""
     kind, is_detected = kind_of(settings.device), _is_detected(settings, "device")
     if kind.most_ranks != 1 or (machine is None and is_detected):
         return
@@ -230,7 +229,6 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
 
 
 def _of_ranks(settings: Settings) -> list[Problem]:
-    """Return the problems of the ranks to show and the rank to debug."""
     processes, debug_rank = settings.num_processes, settings.debug_rank
     if settings.num_machines == 1:
         found = missing_ranks(settings, processes)
@@ -250,7 +248,6 @@ def _of_ranks(settings: Settings) -> list[Problem]:
 
 
 def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
-    """Return the problem if `ranks` contains a rank that is not below `world_size`."""
     missing = [rank for rank in settings.ranks or () if rank >= world_size]
     return _missing_rank(settings, "ranks", missing[0], world_size) if missing else []
 
@@ -419,7 +416,7 @@ def _problem(
     *,
     is_of_machine: bool = False,
 ) -> list[Problem]:
-    """Return a problem of the settings `names`, the first of which is the one to change.
+    """Return a problem of the settings `names`; the first is the one to change.
 
     Empty if one of them is invalid: that is reported already, and may be the cause.
     """
@@ -435,7 +432,6 @@ def _problem(
 
 
 def change(settings: Settings, name: str, value: object, note: str = "") -> str:
-    """Return how to change a setting where it was set."""
     row, layer = TABLE[name], settings.origin(name).layer
     text = f"pass {row.as_flag(value)}"
     if layer is Layer.ENVIRONMENT:
@@ -461,7 +457,7 @@ def removal(settings: Settings, key: str, note: str = "") -> str:
 
 
 def _on_cpu(settings: Settings) -> str:
-    """Return how to run on the CPU, with what does not suit it taken back."""
+    """Return how to run on the CPU, including which settings to undo."""
     steps = [change(settings, "device", "cpu")]
     if settings.origin("devices").is_user_set:
         steps.append(removal(settings, "devices"))

@@ -41,7 +41,7 @@ def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
 def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
     """Return the entries of a profile's `text`, by key, without the version.
 
-    Faults of single keys and unknown keys are left for `resolve`, which reports all problems.
+    `resolve` reports invalid values and unknown keys, all at once.
 
     Raises:
         ConfigError: it is not YAML or not a flat map, has an anchor, an alias or a tag, or is of
@@ -53,8 +53,7 @@ def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
 def compose(text: str, source: Origin) -> Any:
     """Return the root node of a YAML document, every scalar as its text; None if it is empty.
 
-    Raises:
-        ConfigError: it is not YAML, or a value in it would not be the text that stands there.
+    Raises ConfigError if it is not YAML, or YAML would read a value as another text.
     """
     import yaml  # 20 ms, spent only where there is a file
 
@@ -90,8 +89,6 @@ def compose(text: str, source: Origin) -> Any:
 
 
 class _Reader:
-    """Turns nodes into entries."""
-
     def __init__(self, source: Origin) -> None:
         self.source = source
         self.faults: list[Problem] = []  # of the entry that is being read

@@ -39,10 +39,9 @@ def is_blank(text: str) -> bool:
 
 
 def set_value(text: str, key: str, raw: Raw) -> str:
-    """Return the profile `text` with `key`, a setting or `env.NAME`, set and all else as it was.
+    """Return the profile `text` with `key`, a setting or `env.NAME`, set; all else is unchanged.
 
-    Raises:
-        ConfigError: the value stands on several lines, or the file is no plain `key: value` lines.
+    Raises ConfigError if the value has several lines, or the file is not plain `key: value` lines.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
@@ -60,9 +59,7 @@ def set_value(text: str, key: str, raw: Raw) -> str:
 def unset_value(text: str, key: str) -> str:
     """Return the profile `text` without the line of `key`, or with one variable less in `env`.
 
-    Raises:
-        ConfigError: as for `set_value`.
-        KeyError: the key does not exist.
+    Raises ConfigError as `set_value`, KeyError if the key does not exist.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
@@ -103,7 +100,7 @@ def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
 
 
 def _place(text: str, nodes: tuple[Any, Any], key: str) -> tuple[int, int]:
-    """Return where the value of `key` begins and ends, on the key's line."""
+    """Return the start and end of the value of `key` on its line."""
     start, end = _span(text, nodes[1])
     if "\n" in text[nodes[0].start_mark.index : end]:
         what = f"{key} cannot be changed: its value is written on several lines"
@@ -112,7 +109,7 @@ def _place(text: str, nodes: tuple[Any, Any], key: str) -> tuple[int, int]:
 
 
 def _span(text: str, node: Any) -> tuple[int, int]:
-    """Return where a value begins and ends; the parser has the end of a block at what follows."""
+    """Return the start and end of a value, without the lines that the parser adds to a block."""
     start: int = node.start_mark.index
     return start, start + len(text[start : node.end_mark.index].rstrip())
 
@@ -169,9 +166,8 @@ def _secrets(env: Any) -> list[Any]:
 def write_profile(path: str, text: str) -> None:
     """Replace the text of the profile at `path`, which may be missing.
 
-    It is written to a file beside the profile, which is then renamed: a reader finds the old text
-    or the new one. A link is followed. A new profile, and one that holds secrets, is its owner's
-    alone; another keeps its permissions.
+    The file is replaced atomically; a link is followed. A new profile, and one with secrets, is
+    readable by its owner only; others keep their permissions.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)

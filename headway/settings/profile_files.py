@@ -28,7 +28,6 @@ class ProfileChoice(NamedTuple):
     chosen_by: str  # the flag or variable that selects it; empty for the default
 
     def must_exist(self) -> None:
-        """Raise ConfigError unless the selected profile exists."""
         if not is_there(self.path):
             folder = os.path.dirname(self.path)
             close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
@@ -68,11 +67,7 @@ def choose_profile(
 def trusted_profile(
     flag: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ProfileChoice:
-    """Return the selected profile like `choose_profile`.
-
-    Raises:
-        ConfigError: it is not trusted, and selected by its name, not by a path.
-    """
+    """Return the selected profile; raise ConfigError if its name selects an untrusted file."""
     chosen = choose_profile(flag, environ)
     if not is_path(chosen.name) and is_there(chosen.path):
         _refuse_distrusted(chosen.path)
@@ -91,7 +86,6 @@ def _absolute(name: str, chosen_by: str) -> str:
 
 
 def is_path(name: str) -> bool:
-    """Return whether `name` is a path rather than the name of a profile."""
     return "/" in name or os.sep in name or name.endswith((".yaml", ".yml"))
 
 
@@ -117,8 +111,8 @@ def user_folder(environ: Mapping[str, str] = os.environ) -> str:
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
     """Return the nearest `headway.yaml` from `start` upward, or None.
 
-    The search ends after the home folder, at the root, or at a file system boundary. A path that
-    this user has named, `trusted`, is accepted whoever may write it.
+    The search ends after the home folder, at the root, or at a file system boundary. `trusted`, a
+    path that this user has named, is accepted regardless of its permissions.
     """
     home = os.path.realpath(user_folders.home())
     try:
@@ -173,7 +167,7 @@ def shown(path: str) -> str:
 
 
 def is_there(path: str) -> bool:
-    """Return whether `path` exists, also as a broken link; raise where that cannot be known."""
+    """Return whether `path` exists, also as a broken link; raise if it cannot be determined."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -194,10 +188,7 @@ def text_at(path: str) -> str:
 
 
 def read_text(path: str, kind: str = "profile", *, where: str = "") -> str:
-    """Return the text of a file or pipe of at most MAX_BYTES.
-
-    `kind` and `where` say what the file is and what named it, for messages.
-    """
+    """Return the text of a file or pipe of at most MAX_BYTES; errors name `kind` and `where`."""
     where = where or shown(path)
     try:
         with open(path, "rb") as file:

@@ -42,14 +42,11 @@ def resolve(
     environ: Mapping[str, str] = os.environ,
     cluster: Entries = NOTHING,
 ) -> Settings:
-    """Return one typed value for every setting, each with its origin.
+    """Return one typed value for every setting, each with its origin; raise all errors at once.
 
-    The layers are from the lowest to the highest precedence, without the defaults; that of the
-    cluster is for settings that are `auto`, as is the machine. OMP_NUM_THREADS of `environ`
-    overrides the detected number of threads.
-
-    Raises:
-        ConfigError: all unknown names and impossible values at once.
+    The layers are in ascending precedence, without the defaults; that of the cluster is for
+    settings that are `auto`, as is the machine. OMP_NUM_THREADS of `environ` overrides the
+    detected number of threads.
     """
     settings, problems = try_resolve(layers, machine, environ, cluster)
     if problems:
@@ -95,7 +92,7 @@ def _is_auto(value: Value) -> bool:
 
 
 def parse_layers(layers: Sequence[Entries]) -> dict[str, Value]:
-    """Return every setting parsed, without detection; raise all that is wrong at once."""
+    """Return every setting parsed, without detection; raise all errors at once."""
     values, problems, _ = _read(layers)
     if problems:
         raise ConfigError.of(problems)
@@ -194,7 +191,6 @@ def _always(value: object, reason: str) -> Detect:
 
 
 def _from_variable(value: object, name: str, text: str, source: str = "environment") -> Value:
-    """Return a value detected from another program's variable."""
     reason = f"{source} {name}={text}"
     return Value(value, Origin(Layer.DETECTED, variable=name, reason=reason))
 

@@ -36,8 +36,6 @@ OFF = "off"
 
 
 class Value(NamedTuple):
-    """A setting's value and its origin."""
-
     value: Any
     origin: Origin
 
@@ -51,7 +49,7 @@ class Shape(Enum):
 
 
 class Obeyer(Enum):
-    """What obeys a setting; where a launch has none, a note says that the setting has no effect."""
+    """What obeys a setting; if a launch has none, a note reports that the setting has no effect."""
 
     LAUNCHER = auto()  # beside the script
     MACHINES = auto()  # several of them
@@ -72,8 +70,6 @@ class HasValues(Protocol):
 
 
 class Setting(Generic[T]):
-    """One row of the table."""
-
     name: str
 
     def __init__(
@@ -133,15 +129,13 @@ class Setting(Generic[T]):
     def parse(self, raw: Raw) -> T | str:
         """Return the parsed value of `raw` (AUTO if the setting allows it).
 
-        Raises:
-            ValueError: it is invalid; the message continues "<name> is <raw>, ".
+        The message of a ValueError continues "<name> is <raw>, ".
         """
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
         return self.kind(raw)
 
     def reads(self, raw: Raw) -> bool:
-        """Return whether `raw` is a valid value."""
         try:
             self.parse(raw)
         except ValueError:
@@ -156,7 +150,6 @@ class Setting(Generic[T]):
         return str(value) if isinstance(value, int) or self.choices else raw
 
     def are_equal(self, raw: Raw, other: Raw) -> bool:
-        """Return whether two raw values are parsed to the same."""
         return bool(self.parse(raw) == self.parse(other))
 
 
@@ -183,7 +176,7 @@ def _text(raw: Raw) -> str:
 class Choice:
     """Parses one of `words` or of their aliases (`same`), ignoring case.
 
-    `others` tells whether a word is valid that is not listed.
+    `others` returns whether an unlisted word is valid.
     """
 
     def __init__(
@@ -235,9 +228,7 @@ class Count:
 
 
 class Machines(int):
-    """A number of machines, or a range of them: as a number it is the most, with which the run is
-    complete; with the `least` it can begin and go on.
-    """
+    """A number of machines, or a range: the number is the most, `least` of them can train."""
 
     least: int
 
@@ -253,7 +244,6 @@ class Machines(int):
 
     @property
     def is_range(self) -> bool:
-        """Whether machines may come and go."""
         return self.least < int(self)
 
     def __eq__(self, other: object) -> bool:
@@ -323,7 +313,6 @@ def read_job_time(raw: Raw) -> str:
 
 
 def job_seconds(time: str) -> int:
-    """Return the seconds of a time that `read_job_time` has returned."""
     days, _, clock = time.partition("-")
     hours, minutes, seconds = map(int, clock.split(":"))
     return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -61,7 +61,6 @@ OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
 
 
 def _switch(help: str, *, obeyed_by: Obeyer | None = None) -> Setting[str]:
-    """Return a setting that is off unless its flag is given, alone or with a value."""
     choice = Choice(YES, NO, same=_YES_OR_NO)
     return Setting(choice, NO, help, bare=YES, obeyed_by=obeyed_by)
 
@@ -345,15 +344,12 @@ class Settings:
         )
 
     def origin(self, name: str) -> Origin:
-        """Return where the value of the setting `name` came from."""
         return self.values[name].origin
 
     def where(self, *names: str) -> str:
-        """Return where the values of these settings came from, for a message."""
         return "; ".join(f"{name}: {self.origin(name)}" for name in names)
 
     def are_user_set(self, *names: str) -> bool:
-        """Return whether the user set all of these."""
         return all(self.origin(name).is_user_set for name in names)
 
     def is_overridden(self, name: str, by: str) -> bool:
