@@ -92,10 +92,7 @@ class Watch:
         self._wake()
 
     def end(self, rank: int, code: int) -> list[Crash | End]:
-        """Close the channel of a rank whose process has ended; return how it reported its end.
-
-        The collectives that it reported stay, to be compared with the others'.
-        """
+        """Close an ended rank's channel, keep its collectives, and return its reported ends."""
         with self._lock:
             ended = self._ranks.get(rank)
             if ended is None:  # a signal came before it was added

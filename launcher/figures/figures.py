@@ -102,10 +102,7 @@ class RunFigures:
         *,
         age_s: float = 0.0,
     ) -> None:
-        """Take in a record of a rank; skip an impossible one, since any script may send it.
-
-        `machine` is that of the rank, None for this one, and `host` is its name.
-        """
+        """Add a rank's record if possible: any script may send it; `machine` None: this one."""
         with self._lock:
             # a higher rank is of an attempt with more machines, that has ended
             if rank >= self._num_ranks or not _is_possible(figures):

@@ -193,10 +193,7 @@ def open_store(host: str) -> tuple[TCPStore, int]:
 
 
 def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPStore:
-    """Connect to the store on machine 0, at the address by which the channel has reached it.
-
-    `look` is called while an answer is waited for, and before an error; what it raises ends this.
-    """
+    """Connect to machine 0's store; `look` is called during the wait, which its exception ends."""
     made = begin_call(
         TCPStore, address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False
     )

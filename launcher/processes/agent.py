@@ -68,10 +68,7 @@ class Restarts:
     def after(
         self, cause: str, number: int, made_progress: bool, *, where: str = ""
     ) -> tuple[str, float]:
-        """Return the line to print, and the delay in seconds of restart `number`, from 1.
-
-        The restart 0 is not counted: the run continues without a machine that was lost.
-        """
+        """Return the line to print, and the delay in seconds; `number` 0: a machine was lost."""
         if made_progress:
             self._delay_s = self._first_delay_s
         delay_s = min(self._delay_s, _MAX_DELAY_S)

@@ -46,8 +46,6 @@ from headway.launcher.rank import preloaded, rank_monitor, worker
 
 
 class Job(NamedTuple):
-    """What all ranks share, from this process's command line."""
-
     method: str  # fork, exec; program: not a Python script
     grace_s: float
     kind: str  # script or module

@@ -336,10 +336,7 @@ def _has_lost_reader() -> bool:
 
 
 def _has_default_excepthook() -> bool:
-    """Return whether sys.excepthook is Python's, or torch's, which adds the rank.
-
-    The launcher then reports a communication error, which only means that another rank ended.
-    """
+    """Return whether sys.excepthook is Python's, or torch's, which adds the rank."""
     module = sys.excepthook.__module__ or ""
     return module == "sys" or module.startswith("torch.")
 
