@@ -156,7 +156,8 @@ class Parser:
             name = "--" + name[2:].replace("_", "-") if name.startswith("--") else name
             flag = self.known.get(name)
             if flag is None:
-                self._raise_unknown(name, value if equals else _value_in(words))
+                follows = words[0] if words and not words[0].startswith("-") else ""
+                self._raise_unknown(name, value if equals else follows)
             if not equals and flag.default_value is not None:
                 value = flag.default_value
             elif flag.takes_value and not equals:
@@ -249,11 +250,6 @@ class Parser:
             f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
             fix=fix,
         )
-
-
-def _value_in(words: Sequence[str]) -> str:
-    """Return the first word unless it is a flag."""
-    return words[0] if words and not words[0].startswith("-") else ""
 
 
 def flag_layer(parsed: Parsed) -> dict[str, Entry]:

@@ -85,7 +85,7 @@ def command_line(record: RunRecord) -> str:
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return the script as it was typed; its path if the typed words are ambiguous."""
+    """Return the script as it was typed; its path if runs of another script typed the same."""
     name, path = record.start.program, record.start.script
     is_only = {one.start.script for one in records if one.start.program == name} == {path}
     return name if is_only else path or name

@@ -126,7 +126,8 @@ class State(NamedTuple):
 
     @property
     def has_machines(self) -> bool:
-        return _is_more_than_one(self.known.get("num_machines", AUTO))
+        machines = self.known.get("num_machines", AUTO)
+        return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
     @property
     def gpus(self) -> dict[str, Raw]:
@@ -179,10 +180,6 @@ def is_optional(name: str) -> bool:
     if name not in TABLE:
         return False
     return name in _REQUIRED or TABLE[name].default is None or TABLE[name].shape is Shape.MAP
-
-
-def _is_more_than_one(machines: Raw) -> bool:
-    return TABLE["num_machines"].parse(machines) not in (1, AUTO)
 
 
 def _sharded(state: State) -> bool:

@@ -84,7 +84,7 @@ class RunContract(NamedTuple):
     library_hooks: bool = True  # training libraries that the script imports are joined
 
     def deadline(self) -> float | None:
-        """Return when the time limit is over, by `time.monotonic()`, whose clock is never set."""
+        """Return when the time limit is over, by this process's `time.monotonic()`."""
         if self.time_limit is None:
             return None
         return time.monotonic() + self.began_at + self.time_limit - time.time()

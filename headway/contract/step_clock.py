@@ -232,7 +232,7 @@ class StepClock:
             sync_s=spent[SYNC],
             save_s=spent[SAVE],
             samples=tally.samples,
-            rss_bytes=_rss_bytes(),
+            rss_bytes=_number_in("/proc/self/statm", 1) * os.sysconf("SC_PAGE_SIZE"),
             device_bytes=self.device_bytes(),
             total=total,
             loss=loss,
@@ -254,11 +254,6 @@ def _waited_s() -> float:
     Source: the kernel's sched-stats.rst.
     """
     return _number_in(_WAITED, 1) / 1e9
-
-
-def _rss_bytes() -> int:
-    """Return the memory of this process; 0 if the system does not report it."""
-    return _number_in("/proc/self/statm", 1) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _number_in(path: str, index: int) -> int:

@@ -61,7 +61,7 @@ class DeviceKind:
     # of a machine, without torch
 
     def found_in(self, files: Source) -> list[dict[str, Any]]:
-        """Return the GPUs that the kernel lists, as fields of `Gpu`; NVIDIA's are not."""
+        """Return the GPUs that the kernel lists, as fields of `Gpu`, except NVIDIA's."""
         return []
 
     def is_supported_by(self, torch: Torch) -> bool:
