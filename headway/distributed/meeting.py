@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -38,6 +37,7 @@ from headway.errors import UsageError
 
 _LOOK_EVERY_S = 0.5  # where the other ranks are; for each so many of them
 _RANKS_AT_A_LOOK = 64
+_LONGEST_SLEEP_S = 0.02  # between two questions to the store
 _COUNT_BITS = 16  # of a meeting's sum; above are the sums of what the ranks have called
 _ALL_SAME, _ALL_CAME = b"same", b"differ"
 _NOT_THE_SCRIPT = (
@@ -233,22 +233,24 @@ class _Meetings:
                 self._has_reported = False
 
     def _wait(self, mine: Where, key: str) -> list[Where] | None:
-        """Wait until a key is set; return the ranks' places if one cannot come before."""
-        limit, began_at = group_timeout(), time.monotonic()
-        pause = timedelta(seconds=_LOOK_EVERY_S * max(1, self._size / _RANKS_AT_A_LOOK))
-        while True:
-            try:
-                self._store.wait([key], pause)
-                return None
-            except dist.DistNetworkError:
-                raise
-            except RuntimeError:  # it took longer; a FileStore raises no DistStoreError
-                if time.monotonic() - began_at > limit.total_seconds():
-                    text = f"{mine.call}: not all ranks have come within {limit}"
-                    raise dist.DistStoreError(text) from None
-            everyone = self._everyone(mine)
-            if self._elsewhere(mine, everyone):
-                return everyone
+        """Wait until a key is set; return the ranks' places if one cannot come before.
+
+        The store is polled: torch logs a warning of each of its own waits that times out.
+        """
+        limit, scale = group_timeout(), max(1, self._size / _RANKS_AT_A_LOOK)
+        began_at = time.monotonic()
+        look_at = began_at + _LOOK_EVERY_S * scale
+        while not self._store.check([key]):
+            now = time.monotonic()
+            if now - began_at > limit.total_seconds():
+                raise dist.DistStoreError(f"{mine.call}: not all ranks have come within {limit}")
+            if now >= look_at:
+                everyone = self._everyone(mine)
+                if self._elsewhere(mine, everyone) and not self._store.check([key]):
+                    return everyone
+                look_at = now + _LOOK_EVERY_S * scale
+            time.sleep(min((now - began_at) / 10, _LONGEST_SLEEP_S * scale))
+        return None
 
     def _everyone(self, mine: Where) -> list[Where]:
         """Report that this rank waits; return the reported places of all ranks."""
