@@ -59,7 +59,7 @@ class Output:
         self._added: list[_Stream] = []
         self._paused: set[_Stream] = set()  # their readers are slow
         self._tails: dict[int, Tail] = {}
-        self._has_lost_logs = False
+        self.lost_logs = ""  # which log files are incomplete, and why
         self._patience_s = _NEVER
         self._deadline = _NEVER
         self._read_at = 0.0
@@ -95,9 +95,9 @@ class Output:
 
     def _report_lost_logs(self, error: OSError) -> None:
         """Print, once, that log files are incomplete."""
-        if not self._has_lost_logs:
-            self._has_lost_logs = True
-            self.console.warn(f"logs in {self.folder} are incomplete: {error.strerror}")
+        if not self.lost_logs:
+            self.lost_logs = f"logs in {self.folder} are incomplete: {error.strerror}"
+            self.console.warn(self.lost_logs)
 
     def tail(self, rank: int, most: int = _TAIL_LINES) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""

@@ -52,7 +52,7 @@ def ending_of(run: Outcome) -> Ending:
     stop, failure = run.stop, run.failure
     has_lost = run.will_save and not run.have_saved
     if stop == signal.SIGINT:
-        unsaved = ", and nothing was saved since the last checkpoint" if has_lost else ""
+        unsaved = " before all ranks had saved and ended" if has_lost else ""
         before = f"; before, {run.elsewhere.cause}" if run.elsewhere is not None else ""
         return Ending(_INTERRUPTED, f"interrupted{unsaved}{before}{describe_killed(run.exits)}")
     elsewhere = run.elsewhere or (run.lost_amid_stop if has_lost else None)

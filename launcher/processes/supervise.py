@@ -132,14 +132,16 @@ def supervise(
         machine=handler.machine,
         is_reported_by_machine_0=agent.is_reported_by_machine_0,
     )
-    if recorder is not None and outcome.failure is not None:
-        recorder.report = outcome.failure.cause  # where no error says more
     ending = ending_of(outcome)
+    if recorder is not None:
+        recorder.report = ending.line  # where no error says more
     _report(agent, ending, folder)
     if ending.code == 0 and stopped_by is None:
         for note in unused(settings, [end.uses for end in agent.exits]):
             say(f"note: {note}")
-    return ending.code or int(console.has_lost_output)
+    if output.lost_logs:
+        say(output.lost_logs)
+    return ending.code or int(console.has_lost_output or bool(output.lost_logs))
 
 
 def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezvous:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.history.record import read_all
 from headway.launcher.processes.process_cleanup import is_running
 from tests.distributed.families import (
     MANNERS,
@@ -135,6 +136,10 @@ def test_nothing_survives(stop: str, manner: str, count: int) -> None:
         assert process.returncode == code
     elif stop.startswith("ctrl-c"):
         assert process.returncode == 130
+    if stop == "SIGTERM":
+        [record] = read_all()[0]
+        assert record.end is not None
+        assert record.end.report.startswith("stopped by SIGTERM")
 
 
 GROUP = """

@@ -34,7 +34,7 @@ def stopped(*codes: int, **how: Any) -> list[RankExit]:
 SILENT = [*exits(0, left_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
 TOO_SLOW = stopped(0, -KILL, killed_after_s=30.0)
 KILLED = "stopped by SIGTERM; ranks 0-1 were killed, still stopping after 30 s (--grace-period-s)"
-UNSAVED = "interrupted, and nothing was saved since the last checkpoint"
+UNSAVED = "interrupted before all ranks had saved and ended"
 THERE, BY_0 = {"elsewhere": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
 SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_amid_stop": ELSEWHERE}
