@@ -46,6 +46,9 @@ def main(argv: Sequence[str]) -> int:
             parser.error("--rank is for runs: the output of a job is that of all its ranks")
         return follow_job(name)
     record = find(name)
+    num_ranks = record.start.num_processes * record.start.num_machines
+    if rank is not None and rank >= num_ranks:
+        parser.error(f"--rank {rank}: the ranks of run {record.name} are 0 to {num_ranks - 1}")
     if parsed.follow:
         return _follow(record, rank)
     files = list(_files(record, rank))

@@ -149,6 +149,8 @@ def _refuse_distrusted(path: str) -> None:
             what = f"{path} is owned by user {status.st_uid}, not by you or root"
         elif status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
             what, remedy = f"all users may write {path}", "`chmod o-w {0}`; "
+        elif not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            what = f"{path} is not a file"
     if what:
         import shlex  # for errors only
 

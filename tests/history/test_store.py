@@ -56,6 +56,8 @@ def test_a_run_that_has_just_begun_is_in_no_list() -> None:
     assert read_all() == ([], [])
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         find(record.name)
+    os.mkfifo(record_file(record))  # nothing waits for who might write
+    assert record.name in read_all()[1][0]
 
 
 def test_the_oldest_of_too_many_runs_go() -> None:

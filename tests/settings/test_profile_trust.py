@@ -69,6 +69,13 @@ def test_who_owns_and_may_write_a_profile_decides(
     assert profile_layers({"HEADWAY_PROFILE": str(path.absolute())})
 
 
+def test_a_pipe_that_is_found_is_no_profile() -> None:
+    PROJECT.unlink()
+    os.mkfifo(PROJECT)
+    with pytest.raises(ConfigError, match="is not a file"):
+        profile_layers({})
+
+
 def test_no_command_reads_or_changes_a_profile_that_is_not_trusted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
