@@ -28,7 +28,6 @@ HOMES: dict[str, dict[str, str]] = {
     "": {
         "Accelerator": "headway.compat.accelerator.Accelerator",
         "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
-        "is_rich_available": "headway.training.availability.is_rich_available",
     },
     "accelerator": {
         "LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS",

@@ -102,7 +102,7 @@ def test_a_job_that_slurm_signals_saves_and_goes_on_but_not_once_it_is_cancelled
 LOCAL = "import near, sys\nprint('code', near.X, open(sys.argv[1]).read(), flush=True)\n"
 
 
-def test_edits_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
+def test_edits_of_code_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
     for name, text in {"near.py": "X = 1\n", "conf": "conf 1", "script.py": LOCAL}.items():
         Path(name).write_text(text)
     for git in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
@@ -115,7 +115,7 @@ def test_edits_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> None:
     Path("conf").write_text("conf 2")
     Path("script.py").write_text("raise SystemExit('edited')\n")
     Path("json.py").write_text("raise SystemExit('shadowed')\n")
-    assert "code 1 conf 1" in released(job)
+    assert "code 1 conf 2" in released(job)  # a file that an argument names is that of the folder
     assert wait_for(lambda: num_recorded() == 2)
     direct, of_job = read_all()[0]
     assert direct.start.script == of_job.start.script
