@@ -196,7 +196,7 @@ def find(word: str | None) -> RunRecord:
     what = f"{word!r} may mean {len(meant)} runs: {', '.join(meant[-5:])}"
     if not meant:
         close = did_you_mean(word, names)
-        what = f"{word!r} is the name of no run" + (f"; did you mean {close!r}?" if close else "")
+        what = f"no run is called {word!r}" + (f"; did you mean {close!r}?" if close else "")
     raise ConfigError(what, where="the command line", fix=_FIX)
 
 

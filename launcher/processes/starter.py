@@ -286,7 +286,8 @@ def cannot_start(error: OSError) -> LaunchError:
         errno.ENOMEM: "start fewer ranks, or free some memory",
     }
     return LaunchError(
-        f"the ranks cannot be started: {error.strerror}",
+        f"the ranks cannot be started: {error.strerror}"
+        + (f": {error.filename}" if error.filename else ""),
         where="the operating system",
         fix=fixes.get(error.errno or 0, "reinstall Headway in a working Python"),
     )
