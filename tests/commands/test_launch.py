@@ -408,7 +408,5 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
     assert done.stderr.splitlines()[-1] == "imported: []"
 
 
-def test_stack_takes_one_process_id() -> None:
-    code, text = run("stack", "a", "b")
-    assert code == 2
-    assert "one process id, and got 2 arguments" in text
+def test_a_command_of_one_word_refuses_a_second_one() -> None:
+    assert "takes one process id, and got 2 words" in run("stack", "a", "b")[1]

@@ -137,9 +137,7 @@ def test_nothing_survives(stop: str, manner: str, count: int) -> None:
     elif stop.startswith("ctrl-c"):
         assert process.returncode == 130
     if stop == "SIGTERM":
-        [record] = read_all()[0]
-        assert record.end is not None
-        assert record.end.report.startswith("stopped by SIGTERM")
+        assert "report='stopped by SIGTERM" in str(read_all()[0])
 
 
 GROUP = """
