@@ -406,7 +406,3 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
     # -S: site would import what editable installs need
     done = python("-S", "-c", text)
     assert done.stderr.splitlines()[-1] == "imported: []"
-
-
-def test_a_command_of_one_word_refuses_a_second_one() -> None:
-    assert "takes one process id, and got 2 words" in run("stack", "a", "b")[1]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from headway.launcher.processes.agent import Restarts
+import pytest
+
 from headway.settings.resolve import resolve
 from tests.machines.recorded import load
+
+pytest.importorskip("torch")
+from headway.launcher.processes.agent import Restarts
 
 CAUSE = "rank 0 of 2 failed with OSError"
 
