@@ -51,11 +51,11 @@ def test_a_kill_while_saving_loses_and_mixes_nothing(words: tuple[str, ...], at_
 
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="adopts what killed ranks leave")
-@pytest.mark.parametrize("trials", [10, pytest.param(300, marks=LONG)])
+@pytest.mark.parametrize("trials", [5, pytest.param(300, marks=LONG)])
 @pytest.mark.timeout(3600)
 def test_random_trainings_that_are_killed_end_as_if_they_were_not(trials: int) -> None:
-    """Tens by turns, a day each; what has failed says its seeds, with which it can be repeated."""
-    first = 1000 if trials == 300 else date.today().toordinal() % 2 * 10
+    """Fives by turns, a day each; what has failed says its seeds, with which it can be repeated."""
+    first = 1000 if trials == 300 else date.today().toordinal() % 4 * 5
     limit_s = 290 if trials < 300 else 3500
     done = ended("trainings", "--first", str(first), "--trials", str(trials), limit_s=limit_s)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -77,7 +77,7 @@ def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
     assert find(first.name[-6:]).name == first.name
     with pytest.raises(ConfigError, match="may mean 2 runs"):
         find("2024")
-    with pytest.raises(ConfigError, match="no run is called .* did you mean"):
+    with pytest.raises(ConfigError, match=r"no run is called .* did you mean"):
         find(first.name[:-1] + "x")
 
 

@@ -124,7 +124,7 @@ def test_where_somebody_asks_signals_are_noted_over_many_steps() -> None:
     training.accelerator.resume()
     training.train_to(9, every=1000)
     signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit):  # noqa: PT012
         for _ in range(100):  # ranks agree every half second
             training.train_to(1000, every=1000)
     own = Training(project_dir="runs/own")
