@@ -124,7 +124,7 @@ TOPICS = (
         (),
         _names("""
             is_aim_available is_amdsmi_available is_bitsandbytes_multi_backend_available
-            is_boto3_available is_dvclive_available is_fp16_available is_matplotlib_available
+            is_boto3_available is_dvclive_available is_matplotlib_available
             is_msamp_available is_numpy_available is_pandas_available is_pynvml_available
             is_pytest_available is_sdaa_available is_swanlab_available is_timm_available
             is_torch_distributed_available is_torchdata_available is_torchvision_available

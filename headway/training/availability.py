@@ -150,6 +150,10 @@ is_cuda_available = _whether("torch can use a CUDA or ROCm GPU", lambda: torch.c
 is_rocm_available = _whether(
     "torch can use a ROCm GPU", lambda: torch.version.hip is not None and torch.cuda.is_available()
 )
+is_fp16_available = _whether(
+    "the best device of this machine gains from fp16: every GPU does, no CPU",
+    lambda: is_cuda_available() or is_xpu_available() or is_mps_available(),
+)
 
 _has_torchdata = _package("torchdata")
 _has_tensorboard = _package("tensorboard")
