@@ -65,7 +65,11 @@ def main(argv: Sequence[str]) -> int:
     elif sys.stdout.isatty():
         _watch(chosen)
     else:
-        _print_once(runs, chosen)
+        for part in _parts(runs, chosen):
+            if isinstance(part, str):
+                print(part)
+            else:
+                print_table(part.head, part.rows)
     return 0
 
 
@@ -126,14 +130,6 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     ]
     yield _Table(_RANK_HEAD, [cells_of(rank) for rank in chosen.ranks], styles)
     yield from chosen.words
-
-
-def _print_once(runs: Sequence[Watched], word: str | None) -> None:
-    for part in _parts(runs, word):
-        if isinstance(part, str):
-            print(part)
-        else:
-            print_table(part.head, part.rows)
 
 
 def _watch(word: str | None) -> None:

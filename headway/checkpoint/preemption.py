@@ -158,6 +158,7 @@ class Preemption:
 
         project = self._checkpoints.project_folder("resume")
         meet("resume()")
+        self._checkpoints.wait_for_checkpoint()  # else it would be taken for what a killed run left
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
@@ -191,7 +192,6 @@ class Preemption:
         self._tracking.go_on_in(runs)
 
     def release(self) -> None:
-        """Let signals do what they did before."""
         if self._signals is not None:
             self._signals.release()
 

@@ -151,17 +151,13 @@ def is_running(record: RunRecord) -> bool:
 def read_record(path: str) -> RunRecord:
     """Return the record in a run's folder; raises ConfigError if it cannot be read."""
     try:
-        with open(os.path.join(path, FILE), "rb", opener=_open_at_once) as file:
+        # a pipe without a writer is empty: nothing waits
+        with open(os.open(os.path.join(path, FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return decode(file.read())._replace(path=path)
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         what = f"the record of run {os.path.basename(path)} {reason}"
         raise ConfigError(what, where=path, fix=f"remove that folder; {_FIX}") from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting for a writer, where the path is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_all() -> tuple[list[RunRecord], list[str]]:

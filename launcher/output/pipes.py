@@ -99,6 +99,10 @@ class Output:
             self.lost_logs = f"logs in {self.folder} are incomplete: {error.strerror}"
             self.console.warn(self.lost_logs)
 
+    @property
+    def is_incomplete(self) -> bool:
+        return self.console.has_lost_output or bool(self.lost_logs)
+
     def tail(self, rank: int, most: int = _TAIL_LINES) -> list[str]:
         """Return the last lines of a rank's stderr and stdout; complete after `close`."""
         return self._tails[rank].lines(most) if rank in self._tails else []

@@ -141,7 +141,7 @@ def supervise(
             say(f"note: {note}")
     if output.lost_logs:
         say(output.lost_logs)
-    return ending.code or int(console.has_lost_output or bool(output.lost_logs))
+    return ending.code or int(output.is_incomplete)
 
 
 def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezvous:

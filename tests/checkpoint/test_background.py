@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -83,6 +84,19 @@ def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
     assert [str(one.path) for one in checkpoints_in(Path(first).parent)] == [first]
     assert leftovers_in(Path(first).parent) == []
     wait()
+
+
+def test_resume_waits_for_a_save_of_its_own_run(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(*words: Any) -> Any:
+        sleep(0.5)
+        return save_tensors(*words)
+
+    monkeypatch.setattr(saving, "save_tensors", write_late)
+    accelerator.prepare(torch.nn.Linear(3, 2))
+    folder = accelerator.save_state(wait=False)
+    assert accelerator.resume().checkpoint == folder
 
 
 def fail(*_: object) -> None:
