@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from headway.contract.notes import say_once
+from headway.contract.numbering import ALONE, ALONE_VARIABLE, unjoined
 from headway.contract.process_groups import keep_groups_apart
 from headway.contract.run import Ranks, read_ranks
 from headway.devices.kind import DeviceKind
@@ -134,6 +136,8 @@ def join_world(
     if ranks.world_size == 1 and dist.is_initialized():  # the script formed a group without RANK
         rank, size = dist.get_rank(), dist.get_world_size()
         ranks = Ranks(rank, rank, size, size)
+    elif ranks.world_size == 1:
+        _require_alone(is_rank=read_ranks() is not None)
     world = World(_device_of(ranks, device, gpu), ranks)
     kind_of(world.device.type).make_current(world.device)
     if ranks.world_size > 1:
@@ -143,6 +147,21 @@ def join_world(
             _apply_to_group(settings, world)
         _require_matching_group(ranks)
     return world
+
+
+def _require_alone(*, is_rank: bool) -> None:
+    """Refuse to train alone in a process that its launcher counts as one of several."""
+    row = unjoined()
+    if row is None:
+        return
+    told = f"{row.by} has started several, and this {row.what} trains alone"
+    where = f"environment {row.size}, {row.rank}"
+    fix = f"`export {ALONE_VARIABLE}={ALONE}` if each is meant to, as under srun -n8 wandb agent"
+    if is_rank:  # RANK says 0 of 1, as of torchrun in each of the processes
+        say_once(f"note: {told} ({where}); fix: {fix}")
+        return
+    start = "put `headway launch` before the script, which gives it RANK, WORLD_SIZE and so on"
+    raise UsageError(f"{told}: RANK is not set", where=where, fix=f"{start}; or {fix}")
 
 
 before_leaving: list[Callable[[], None]] = []

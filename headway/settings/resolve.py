@@ -138,6 +138,7 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     raw = " ".join(masked) if row.shape is Shape.MAP and isinstance(masked, list) else str(masked)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
+    example = getattr(error, "meant", example)
     is_optional = row.default is None
     fix = {
         Layer.FLAG: f"pass `{row.as_flag(example)}`" + ", or leave it out" * is_optional,
@@ -233,9 +234,9 @@ def threads_given_by(variables: Mapping[str, str]) -> int | None:
 
 
 def _machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    if settings.num_machines.is_range:
+    if settings.num_machines > 1:
         return _detected(None, "given when the machines meet")
-    return _detected(0, "the only machine" if settings.num_machines == 1 else "not set")
+    return _detected(0, "the only machine")
 
 
 def _main_address(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:

@@ -164,7 +164,7 @@ def as_words(raw: Raw) -> str:
     return ",".join(raw) + ("," if len(raw) == 1 else "")
 
 
-def _text(raw: Raw) -> str:
+def read_text(raw: Raw) -> str:
     if not isinstance(raw, str):
         kind = "map" if isinstance(raw, Mapping) else "list"
         raise ValueError(f"which is a {kind}, not one value")
@@ -193,7 +193,7 @@ class Choice:
         self._is_other = others or (lambda _: False)
 
     def __call__(self, raw: Raw) -> str:
-        word = _text(raw).strip().lower()
+        word = read_text(raw).strip().lower()
         word = self._same.get(word, word)
         if word not in self._words and not self._is_other(word):
             raise ValueError(f"but it must be one of {', '.join(self._possible)}")
@@ -210,7 +210,7 @@ class Count:
         self.maximum = maximum
 
     def __call__(self, raw: Raw) -> int:
-        return self._checked(_text(raw).strip())
+        return self._checked(read_text(raw).strip())
 
     def _checked(self, text: str) -> int:
         digits = text.removeprefix("-")
@@ -259,7 +259,7 @@ class MachineCount(Count):
     """Parses 4, or 2:4 for from 2 to 4 machines."""
 
     def __call__(self, raw: Raw) -> Machines:
-        least, colon, most = _text(raw).strip().partition(":")
+        least, colon, most = read_text(raw).strip().partition(":")
         if not colon:
             return Machines(self._checked(least))
         try:
@@ -279,7 +279,7 @@ class Seconds(Count):
     _what = "a whole number of seconds (600) or a duration (10m)"
 
     def __call__(self, raw: Raw) -> int:
-        text = _text(raw).strip()
+        text = read_text(raw).strip()
         match = re.match(self._pattern, text)
         if match is None:
             return self._checked(text)
@@ -290,7 +290,7 @@ class Seconds(Count):
 
 def read_status(raw: Raw) -> str:
     """Read off, or an interval; return that in seconds: 60s."""
-    if _text(raw).strip().lower() in (OFF, "no", "false"):
+    if read_text(raw).strip().lower() in (OFF, "no", "false"):
         return OFF
     try:
         return f"{Seconds(1)(raw)}s"
@@ -300,7 +300,7 @@ def read_status(raw: Raw) -> str:
 
 def read_job_time(raw: Raw) -> str:
     """Read 2h, 1d12h or SLURM's 1-12:00:00 and 02:00:00; return it as SLURM writes it."""
-    text = _text(raw).strip()
+    text = read_text(raw).strip()
     match = re.match(_JOB_TIME, text, re.ASCII) or re.match(_SLURM_TIME, text, re.ASCII)
     if match is None:
         raise ValueError("which is not a duration with units (2h, 1d12h) or days-hours:min:sec")
@@ -345,19 +345,9 @@ def read_devices(raw: Raw) -> DeviceSpec:
 def read_path(raw: Raw) -> str:
     from os.path import expanduser
 
-    if "\0" in _text(raw):
+    if "\0" in read_text(raw):
         raise ValueError("which contains a null byte")
-    return expanduser(_text(raw))
-
-
-def read_host(raw: Raw) -> str:
-    """Read the name or the IP address of a host; [::1] is ::1."""
-    host = _text(raw)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if any(char.isspace() or not char.isprintable() for char in host):
-        raise ValueError("which is neither a host name nor an IP address")
-    return host
+    return expanduser(read_text(raw))
 
 
 def read_variables(raw: Raw) -> dict[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headway.contract.numbering import ALONE
 from headway.contract.origin import Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
@@ -19,7 +20,7 @@ from headway.devices.table import is_kind
 from headway.extensions import CLUSTERS as EXTENSIONS
 from headway.extensions import extensions
 from headway.machine.devices import ALL, DeviceSpec
-from headway.settings.hosts import Hosts, read_hosts
+from headway.settings.hosts import Hosts, read_host, read_hosts
 from headway.settings.setting import (
     AUTO,
     Choice,
@@ -32,7 +33,6 @@ from headway.settings.setting import (
     Shape,
     Value,
     read_devices,
-    read_host,
     read_options,
     read_path,
     read_ranks,
@@ -46,7 +46,7 @@ _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 ON, OFF = "on", "off"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
-NO_CLUSTER = "none"
+NO_CLUSTER = ALONE
 CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
 """The kinds of clusters whose variables are read, and the value for reading none."""
 
@@ -156,14 +156,14 @@ class Settings:
     machine_rank = Setting[int | None](
         Count(0),
         AUTO,
-        "rank of this machine, from 0 (auto: from the cluster's variables, else 0; with a range of "
-        "machines, given when they meet, and 0 to the one at main_address)",
+        "rank of this machine, from 0 (auto: from the cluster's variables, else given when the "
+        "machines meet, and 0 to the one that has main_address)",
         metavar="R",
     )
     main_address = Setting[str | None](
         read_host,
         AUTO,
-        "host name or IP address of machine 0 (auto: from the cluster's variables)",
+        "host name or IP address of machine 0, without a port (auto: from the cluster's variables)",
         metavar="HOST",
         obeyed_by=Obeyer.MACHINES,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
+from headway.contract.numbering import NUMBERINGS
 from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by
 from headway.settings.profile import Entries, Entry
 
+_SKYPILOT = NUMBERINGS["skypilot"]
+_INDEX = NUMBERINGS["kubernetes"].rank
 _SKY_IPS, _SKY_GPUS = "SKYPILOT_NODE_IPS", "SKYPILOT_NUM_GPUS_PER_NODE"
 _PROCESSES = "NPROC_PER_NODE"
 
@@ -17,13 +18,6 @@ def _skypilot(environ: Environ) -> Entries:
     gpus = environ.get(_SKY_GPUS, "0")
     processes = {"num_processes": Entry(gpus, said_by(_SKY_GPUS))} if gpus != "0" else {}
     return {**address, **processes}
-
-
-def _is_ranked(environ: Environ) -> bool:
-    """Return whether RANK is set without LOCAL_RANK, which torchrun and containers' hooks set."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
-    is_numbered = all(name in environ for name in names) and environ["WORLD_SIZE"] != "1"
-    return is_numbered and "LOCAL_RANK" not in environ
 
 
 def _ranked(environ: Environ) -> Entries:
@@ -48,26 +42,29 @@ def _ranked(environ: Environ) -> Entries:
 
 SKYPILOT = Cluster(
     "skypilot",
-    lambda environ: "SKYPILOT_NUM_NODES" in environ,
-    {"num_machines": "SKYPILOT_NUM_NODES", "machine_rank": "SKYPILOT_NODE_RANK"},
+    lambda environ: _SKYPILOT.size in environ,
+    {"num_machines": _SKYPILOT.size, "machine_rank": _SKYPILOT.rank},
     _skypilot,
 )
 KUBERNETES = Cluster(  # the number and the address are in the manifest, as HEADWAY_*
     "kubernetes",
-    lambda environ: "JOB_COMPLETION_INDEX" in environ,
-    {"machine_rank": "JOB_COMPLETION_INDEX"},
+    lambda environ: _INDEX in environ,
+    {"machine_rank": _INDEX},
     lambda _: {},
 )
 RANKED = Cluster(
-    "ranked", _is_ranked, {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"}, _ranked
+    "ranked",
+    lambda environ: NUMBERINGS["ranked"].count(environ) > 1,
+    {"main_address": "MASTER_ADDR", "main_port": "MASTER_PORT"},
+    _ranked,
 )
 
 
-_NNODES = "PET_NNODES"
+_NNODES = NUMBERINGS["torchrun"].size
 _NPROC = "PET_NPROC_PER_NODE"
 _ENDPOINT = "PET_RDZV_ENDPOINT"
 _VARIABLES = {
-    "machine_rank": "PET_NODE_RANK",
+    "machine_rank": NUMBERINGS["torchrun"].rank,
     "main_address": "PET_MASTER_ADDR",
     "main_port": "PET_MASTER_PORT",
 }
@@ -101,18 +98,3 @@ TORCHRUN = Cluster(
     _derive,
     hides=("kubernetes",),
 )
-
-
-def refused(environ: Environ) -> Entries:
-    """Return an error for variables of several machines that are known, but not supported."""
-    for variable, (service, is_several) in _UNSUPPORTED.items():
-        if is_several(environ.get(variable, "")):
-            what = f"{service}'s {variable} names several machines: it is not supported"
-            return faulty(variable, what)
-    return {}
-
-
-_UNSUPPORTED: Mapping[str, tuple[str, Callable[[str], bool]]] = {
-    "AWS_BATCH_JOB_NUM_NODES": ("AWS Batch", lambda text: text not in ("", "1")),
-    "SM_HOSTS": ("SageMaker", lambda text: "," in text),  # a JSON list of names
-}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from headway.contract.numbering import NUMBERINGS
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.settings.profile import Entries
@@ -15,9 +16,13 @@ from headway.settings.resolve import NOTHING
 from headway.settings.setting import AUTO
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
-SIGNS: tuple[str, ...] = (
-    *("PET_", "OMPI_", "SLURM_", "JOB_COMPLETION_INDEX", "SKYPILOT_", "AWS_BATCH_", "SM_"),
-    "RANK",
+SIGNS = tuple(
+    {
+        name[: name.rfind("_") + 1] or name
+        for row in NUMBERINGS.values()
+        for name in (row.size, row.rank)
+        if name
+    }
 )
 """Prefixes of the clusters' variables: without one of them no row has to be imported."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headway.contract.numbering import NUMBERINGS
 from headway.contract.run import Ranks
 from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
@@ -14,7 +15,7 @@ from headway.settings.profile import Entries, Entry
 if TYPE_CHECKING:
     from headway.launcher.clusters.pmix import Job
 
-_SIZE, _RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
+_SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
 _LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
 _NAMESPACE = "PMIX_NAMESPACE"
 

@@ -11,7 +11,7 @@ from headway.errors import Code, Problem
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]
-FIX = "pass --num-machines, --machine-rank and --main-address, or --cluster none"
+FIX = "pass --num-machines and --main-address, or --cluster none for a run on this machine alone"
 _FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 

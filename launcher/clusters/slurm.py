@@ -13,6 +13,7 @@ from itertools import product
 from shutil import which
 from typing import NamedTuple, NoReturn
 
+from headway.contract.numbering import NUMBERINGS, STEP_VARIABLE, is_numbered_step, is_task
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import ConfigError, LaunchError
 from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by, unreadable
@@ -67,29 +68,18 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 
 _JOB_NODES = "SLURM_JOB_NODELIST"
-_STEP = "SLURM_STEP_ID"
-_TERMINAL = "SLURM_PTY_PORT"
 _COMPONENTS = "SLURM_HET_SIZE"
 _STEP_NODES = "SLURM_STEP_NODELIST"
 _STEP_TASKS = "SLURM_STEP_TASKS_PER_NODE"
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts and shells
+_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 
 
 class Allocation(NamedTuple):
     """The machines of a job, or of the step of an interactive shell in it."""
 
     nodes: tuple[str, ...]
-    cpus: int  # of the job, on the machine that has the fewest
     is_here: bool  # this process is on one of the machines
     shell_nodes: str = ""  # the list of the step that this shell is a task of, if it is
-
-
-def is_step(environ: Environ) -> bool:
-    """Return whether srun has started this process as one of a step's tasks.
-
-    Of a step in a pseudo-terminal, only one task has it: that is a shell to start others from.
-    """
-    return _is_numbered(environ) and _TERMINAL not in environ
 
 
 def allocation_of(environ: Environ) -> Allocation:
@@ -97,20 +87,13 @@ def allocation_of(environ: Environ) -> Allocation:
 
     Raises ValueError or KeyError where SLURM's variables cannot be read, or one is missing.
     """
-    is_shell = _is_numbered(environ)
+    is_shell = is_numbered_step(environ)
     nodes = environ[_STEP_NODES if is_shell else _JOB_NODES]
     return Allocation(
         nodes=tuple(read_nodelist(nodes)),
-        cpus=min(read_repeated(environ["SLURM_JOB_CPUS_PER_NODE"])),
         is_here="SLURMD_NODENAME" in environ,
         shell_nodes=nodes if is_shell else "",
     )
-
-
-def _is_numbered(environ: Environ) -> bool:
-    """Return whether this process is in a step that srun has made, not in a script's or shell's."""
-    step = environ.get(_STEP, "")
-    return step.isdecimal() and step.isascii() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _derive(environ: Environ) -> Entries:
@@ -119,9 +102,16 @@ def _derive(environ: Environ) -> Entries:
         fix = "submit a job of one component, or pass --cluster none"
         return faulty(_COMPONENTS, what, fix)
     try:
-        return _of_step(environ) if is_step(environ) else _of_job(environ)
+        return _of_step(environ) if is_task(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
+        is_alone = NUMBERINGS["slurm"].count(environ) <= 1 and _has_one_node(environ)
+        if isinstance(error, KeyError) and is_alone:  # a container may lack the other variables
+            return {"num_machines": Entry("1", said_by(_JOB_NODES))}
         return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
+
+
+def _has_one_node(environ: Environ) -> bool:
+    return not set(environ[_JOB_NODES]) & {*"[],"}
 
 
 def _of_job(environ: Environ) -> Entries:
@@ -139,12 +129,12 @@ def tasks_asked_for(environ: Environ) -> str:
 
 
 def _of_step(environ: Environ) -> Entries:
-    step = f"{environ[JOB_VARIABLE]}.{environ[_STEP]}"
+    step = f"{environ[JOB_VARIABLE]}.{environ[STEP_VARIABLE]}"
     entries = {
         "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], said_by("SLURM_STEP_NUM_NODES")),
         "machine_rank": Entry(environ["SLURM_NODEID"], said_by("SLURM_NODEID")),
         "main_address": Entry(read_nodelist(environ[_STEP_NODES])[0], said_by(_STEP_NODES)),
-        "main_port": Entry(port_from(step), said_by(_STEP, "a port from those of job and step")),
+        "main_port": Entry(port_from(step), said_by(STEP_VARIABLE, "a port from job and step")),
     }
     task = _task(environ)
     if task is not None:
@@ -165,7 +155,7 @@ def _processes(tasks_per_node: str, index: int) -> Entries:
 
 
 def _task(environ: Environ) -> Ranks | None:
-    if not is_step(environ):
+    if not is_task(environ):
         return None
     tasks = read_repeated(environ[_STEP_TASKS])
     if max(tasks) == 1:
@@ -221,12 +211,13 @@ def step_of(
     process that is in a step already, and does not see that it is.
     """
     is_by_hand = any(settings.are_user_set(name) for name in _PLACE)
-    if settings.cluster != SLURM.name or is_step(environ) or is_by_hand:
+    if settings.cluster != SLURM.name or is_task(environ) or is_by_hand:
         return None
     allocation = allocation_of(environ)
     machines = settings.num_machines
     is_kept_here = settings.are_user_set("num_machines") and machines == 1
-    is_enough = has_terminal or which("srun", path=environ.get("PATH")) is None
+    has_srun = _CPUS in environ and which("srun", path=environ.get("PATH")) is not None
+    is_enough = has_terminal or not has_srun
     if is_kept_here or (machines == 1 and allocation.is_here and is_enough):
         return None
     job = environ[JOB_VARIABLE]
@@ -239,7 +230,7 @@ def step_of(
     _check_number(allocation, settings)
     words = [*launch] if ":" not in launch else ["sh", "-c", f"exec {shlex.join(launch)}"]
     return Step(
-        command=(*_srun(allocation, machines), *words),
+        command=(*_srun(allocation, machines, _fewest_cpus(environ)), *words),
         environment=_environment(environ),
         job=job,
         num_machines=machines,
@@ -273,14 +264,27 @@ def _check_number(allocation: Allocation, settings: Settings) -> None:
         )
 
 
-def _srun(allocation: Allocation, machines: int) -> list[str]:
+def _fewest_cpus(environ: Environ) -> int:
+    """Return the job's CPUs on the machine that has the fewest."""
+    try:
+        return min(read_repeated(environ[_CPUS]))
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{_CPUS} is {environ.get(_CPUS, '')!r}, and srun needs the CPUs of each machine",
+            where=f"environment {_CPUS}",
+            fix="pass the variables of SLURM on to this process; or --num-machines 1 for a run on "
+            "this machine alone",
+        ) from None
+
+
+def _srun(allocation: Allocation, machines: int, cpus: int) -> list[str]:
     """Return srun with its options: one task for each machine, with all of the job's CPUs there.
 
     The launchers end each other: those of ranks that still save must not be killed by srun. Other
     steps, a shell's or a second launch's, may use the same CPUs and GPUs.
     """
     words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
-    words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={allocation.cpus}"]
+    words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
     words += [f"--nodes={machines}", f"--ntasks={machines}"]
     if allocation.shell_nodes:
         words.append(f"--nodelist={allocation.shell_nodes}")

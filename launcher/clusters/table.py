@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from headway.contract.numbering import NUMBERINGS, PROCESS, Numbering, hosts_in
 from headway.errors import Code, Problem
 from headway.extensions import CLUSTERS as EXTENSIONS
 from headway.extensions import extensions
-from headway.launcher.clusters.clouds import KUBERNETES, RANKED, SKYPILOT, TORCHRUN, refused
+from headway.launcher.clusters.clouds import KUBERNETES, RANKED, SKYPILOT, TORCHRUN
 from headway.launcher.clusters.mpi import MPI
-from headway.launcher.clusters.row import Cluster, Environ, said_by
+from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by, unreadable
 from headway.launcher.clusters.slurm import SLURM
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import NOTHING
@@ -38,8 +39,10 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
             return {"cluster": _missing(wanted)}
     else:
         here = [row for row in CLUSTERS if row.is_here(environ)]
+        if refused := _refused(environ):
+            return refused
     if not here:
-        return refused(environ)
+        return NOTHING
     first = here[0]
     entries = _entries(first, environ)
     is_number = entries.keys() == {"machine_rank"}  # which any job has
@@ -59,6 +62,31 @@ def row_of(name: str) -> Cluster:
         return rows[name]
     row: Cluster = extensions(EXTENSIONS)[name].load()
     return row
+
+
+def _refused(environ: Environ) -> Entries:
+    """Return an error for what counts several machines or processes, and is not joined."""
+    for row in NUMBERINGS.values():
+        try:
+            count = row.count(environ)
+        except OSError as error:
+            return unreadable(row.size, f"{row.by}'s file of hosts cannot be read", error)
+        if count > 1:
+            return {} if row.is_joined else _not_joined(row, count, environ)
+    return {}
+
+
+def _not_joined(row: Numbering, count: int, environ: Environ) -> Entries:
+    if not row.rank:
+        hosts = ",".join(hosts_in(environ[row.size]))
+        what = f"this job of {row.by} has {count} machines, and this launch would use one of them"
+        return faulty(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
+    which = f"{row.what} {environ.get(row.rank, '?')} of {count}"
+    what = f"{row.by} has started this launch as {which}, which a launch does not join"
+    fix = "start one launch on each machine, with --num-machines and --main-address"
+    if row.what == PROCESS:
+        fix = f"leave {row.by.split()[0]} out: pass --hosts a,b, or {fix}"
+    return faulty(f"{row.size}, {row.rank}", what, f"{fix}; if it is alone, pass --cluster none")
 
 
 def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:

@@ -29,12 +29,23 @@ _CONNECT_TIMEOUT_S = 5.0  # then it is tried again
 def resolved(host: str) -> list[str]:
     """Return the addresses of a host; OSError where it has none yet, UnicodeError for no name."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+    return list(dict.fromkeys(plain_address(place) for *_, place in found))
 
 
 def plain_address(end: tuple[Any, ...]) -> str:
-    """Return the IP address of a socket's end; an IPv4 one as such, on a socket for both, too."""
-    return str(end[0]).removeprefix("::ffff:")
+    """Return the IP address of a socket's end, with its interface if it is link-local.
+
+    It is an IPv4 address as such on a socket for both, too.
+    """
+    interface = f"%{socket.if_indextoname(end[3])}" if len(end) > 3 and end[3] else ""
+    return str(end[0]).removeprefix("::ffff:") + interface
+
+
+def as_reached_from(address: str, own_address: str) -> str:
+    """Return an address that another machine sees, with this machine's own interface to it."""
+    interface = own_address.partition("%")[2]
+    plain, has_interface, _ = address.partition("%")
+    return f"{plain}%{interface}" if has_interface and interface else address
 
 
 def host_port(address: str, port: int) -> str:
@@ -55,13 +66,19 @@ def is_literally_local(host: str) -> bool:
 
 
 def is_here(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
+        family, end = _end_of(address, 0)
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
+            probe.bind(end)
     except OSError:
         return False
     return True
+
+
+def _end_of(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """Return the family and the address of a socket; that of a link-local host has an interface."""
+    family, _, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, end
 
 
 def interface_of(address: str) -> str | None:
@@ -89,24 +106,28 @@ _PORT_ERRORS = {
 }
 
 
+class PortInUse(LaunchError):
+    """Another process listens on the port."""
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """Listen on an address of this machine; with no host on all of them, IPv4 and IPv6.
 
     Raises LaunchError where the port cannot be had, and OSError for an address of no device here.
     """
     is_dual = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    family: int = socket.AF_INET6 if is_dual else socket.AF_INET
+    end: tuple[Any, ...] = (host, port)
     if host:
-        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        family, end = _end_of(host, port)
     try:
-        return socket.create_server(
-            (host, port), family=family, backlog=2048, dualstack_ipv6=is_dual
-        )
+        return socket.create_server(end, family=family, backlog=2048, dualstack_ipv6=is_dual)
     except OSError as error:
         if error.errno not in _PORT_ERRORS:
             raise
         what, fix = _PORT_ERRORS[error.errno]
-        raise LaunchError(
+        kind = PortInUse if error.errno == errno.EADDRINUSE else LaunchError
+        raise kind(
             what.format(port=port), where=f"main_address {host}, main_port {port}", fix=fix
         ) from None
 

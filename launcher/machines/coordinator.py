@@ -244,7 +244,7 @@ class Coordinator:
             return
         if now > self._wait_until:
             cause = f"{missing} did not join within {self._join_timeout_s:.0f} s"
-            fix = "start the same command on every machine, each with its own --machine-rank"
+            fix = "start the same command on every machine"
             self._end(self._failed(cause, "machine 0", fix))
         elif now > self._notice_at and not self._are_told:
             self._are_told = True
@@ -264,10 +264,10 @@ class Coordinator:
 
     def _missing(self) -> str:
         """Return which machines are still to join, or empty."""
-        if self._least < self._most:
+        there = {one.rank for one in self.machines.values()}
+        if self._least < self._most or None in there:
             lacking = self._least - len(self.machines)
             return f"{lacking} more machine{'s' * (lacking > 1)}" if lacking > 0 else ""
-        there = {one.rank for one in self.machines.values()}
         missing = [rank for rank in range(self._most) if rank not in there]
         return f"machine {ranges(missing)} of {self._most}" if missing else ""
 
@@ -289,10 +289,16 @@ class Coordinator:
             self._check(ready)
 
     def _number(self, machines: list[Machine]) -> None:
-        """Give the machines their ranks, in the order that they had, newcomers last."""
+        """Give the machines their ranks, in the order that they had, newcomers last.
+
+        Where all machines are there, those that were started with a rank keep it.
+        """
+        held = {one.rank for one in machines} if len(machines) == self._most else set()
+        free = iter([rank for rank in range(len(machines)) if rank not in held])
         machines.sort(key=lambda one: (self._most if one.rank is None else one.rank, one.peer))
-        for rank, one in enumerate(machines):
-            one.rank = rank
+        for one in machines:
+            one.rank = one.rank if one.rank in held - {None} else next(free)
+        machines.sort(key=lambda one: one.rank or 0)
 
     def _check(self, machines: list[Machine]) -> None:
         main, *others = machines

@@ -124,7 +124,9 @@ class MachinesRendezvous(Rendezvous):
                     return member.round
                 tried = member.probe
                 if tried is not None:
-                    member.send(messages.Probed(connect.try_to_reach(tried)))
+                    address = connect.as_reached_from(tried.address, member.own_address)
+                    to_try = tried._replace(address=address)
+                    member.send(messages.Probed(connect.try_to_reach(to_try)))
                 continue
             self._look()
             if member.refused is not None:
@@ -261,30 +263,30 @@ class Membership:
     def join(self, word: Callable[[], str], seen: Seen | None = None) -> Member:
         """Return this machine's member, once machine 0 has taken it in or told how the run ended.
 
-        `word` returns how far the ranks of this machine are; `seen` is told of those of others, on
-        machine 0. Raises LaunchError where machine 0 cannot be reached, the port is in use, or the
-        machine is refused.
-        """
-        is_machine_0 = connect.is_machine_0(self._rank, self.address)
-        link = self._listen(seen or Seen()) if is_machine_0 else None
-        return self._reach(word) if link is None else self._offer(link, word)
-
-    def _reach(self, word: Callable[[], str]) -> Member:
-        """Return the member, once machine 0's name resolves, and it listens there and answers.
-
-        A closed connection is made again: a tunnel or load balancer closes it before machine 0
-        listens behind it.
+        It waits until machine 0's name resolves, and it listens there and answers. A closed
+        connection is made again: a tunnel or load balancer closes it before machine 0 listens
+        behind it. `word` returns how far the ranks of this machine are; `seen` is told of those of
+        others, on machine 0. Raises LaunchError where machine 0 cannot be reached, the port is in
+        use, or the machine is refused.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
+        is_resolved = is_machine_0 = False
         while True:
+            if not is_resolved:
+                is_machine_0 = connect.is_machine_0(self._rank, self.address)
+                link = self._listen(seen or Seen()) if is_machine_0 else None
+                if link is not None:
+                    return self._offer(link, word)
             try:
                 link = connect.connect_to(self.address, self.port)
             except UnicodeError as error:
                 raise self._cannot_reach(f"it is no host name: {error}") from None
             except OSError as error:
                 reason = error.strerror or str(error)
+                is_resolved = not isinstance(error, socket.gaierror)
             else:
+                is_resolved = True
                 member = self._offer(link, word)
                 if not member.is_closed_unanswered:
                     return member
@@ -294,7 +296,9 @@ class Membership:
                 raise self._cannot_reach(reason)
             if time.monotonic() > notice_at:
                 notice_at = until
-                say(f"waiting for machine 0 at {self._main} ({reason})")
+                own = "; this machine does not have it: if it is machine 0, pass --machine-rank 0"
+                is_elsewhere = self._rank is None and not is_machine_0
+                say(f"waiting for machine 0 at {self._main} ({reason}){own * is_elsewhere}")
             time.sleep(connect.CHECK_EVERY_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
@@ -378,7 +382,7 @@ class Membership:
         """Become machine 0 and return its own connection; None: another on this host is it."""
         try:
             listener = connect.listen_as_machine_0(self.address, self.port)
-        except LaunchError:
+        except connect.PortInUse:
             if self._rank is None:
                 return None
             raise

@@ -46,7 +46,8 @@ TORCH = {*RUNTIME, "launcher.processes", "launcher.machines", "launcher.rank"}
 
 READ_ENVIRON = {
     # what a setting, the launcher or the machine says
-    *("settings.layers", "settings.resolve", "contract.run", "machine.detection"),
+    *("settings.layers", "settings.resolve", "contract.run", "contract.numbering"),
+    "machine.detection",
     # a record, and a profile, lie below a folder that a variable names
     *("contract.user_folders", "history.store", "history.own"),
     "history.code",  # git gets all of it

@@ -27,7 +27,7 @@ hostname "$0"; ip link set lo up; mount --bind "$1" /etc/hosts; shift; exec "$@"
 
 
 class Network:
-    """Machines n1, n2, ... at 10.79.0.1, ... and fd79::1, ... on one bridge.
+    """Machines n1, n2, ... at 10.79.0.1, ... and fd79::1, fe80::1, ... on one bridge.
 
     Each knows the others' addresses, and has its own name at 127.0.1.1, as Debian's installer
     writes it.
@@ -54,8 +54,9 @@ class Network:
         self._on_switch("link", "set", "eth0", "netns", space)
         self._on_switch("link", "set", port, "master", "bridge", "up")
         self._ip("-n", space, "addr", "add", f"10.79.0.{number}/24", "dev", "eth0")
-        address = f"fd79::{number}/64"
-        self._ip("-n", space, "-6", "addr", "add", address, "dev", "eth0", "nodad")
+        for network in ("fd79", "fe80"):
+            address = f"{network}::{number}/64"
+            self._ip("-n", space, "-6", "addr", "add", address, "dev", "eth0", "nodad")
         self._ip("-n", space, "link", "set", "eth0", "up")
         known = "".join(f"10.79.0.{other} n{other}\n" for other in self.numbers)
         hosts = f"127.0.0.1 localhost\n127.0.1.1 n{number}\n{known}"

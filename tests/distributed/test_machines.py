@@ -219,22 +219,10 @@ def three_machines(tmp_path: Path) -> Iterator[Network]:
 def in_network(
     net: Network, main_address: str = "n1", timeout_s: int = 5
 ) -> list[subprocess.Popen[str]]:
-    name = script(TRAINS)
+    """Start the same command on machines 1 and 2."""
     place = ["--main-address", main_address, "--set", f"machine_timeout_s={timeout_s}"]
-    return [
-        net.launch(
-            rank + 1,
-            "-q",
-            "--cpu",
-            "--num-machines",
-            "2",
-            "--machine-rank",
-            str(rank),
-            *place,
-            name,
-        )
-        for rank in range(2)
-    ]
+    words = ["-q", "--cpu", "--num-machines", "2", *place, script(TRAINS)]
+    return [net.launch(number, *words) for number in (1, 2)]
 
 
 @needs_namespaces
@@ -251,8 +239,11 @@ def test_machines_whose_own_names_are_loopback_meet_and_a_cut_link_is_known_on_b
 
 
 @needs_namespaces
-def test_machines_meet_at_an_ipv6_address(three_machines: Network) -> None:
-    machines = in_network(three_machines, "[fd79::1]", timeout_s=60)
+@pytest.mark.parametrize(
+    "address", ["[fd79::1]", pytest.param("fe80::1%eth0", marks=pytest.mark.long)]
+)
+def test_machines_meet_at_an_ipv6_address(three_machines: Network, address: str) -> None:
+    machines = in_network(three_machines, address, timeout_s=60)
     wait_until(are_up(2), *machines)
     Path("end_0").touch()
     assert [code for code, _ in ends(machines)] == [0, 0]

@@ -44,6 +44,29 @@ def test_the_launcher_s_device_and_precision_are_the_states(
     assert is_initialized()
 
 
+def test_a_process_that_srun_counts_as_one_of_several_does_not_train_alone_unasked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    for name, text in step.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match="srun has started several") as caught:
+        Accelerator(cpu=True)
+    (problem,) = caught.value.problems
+    assert "SLURM_STEP_NUM_TASKS, SLURM_PROCID" in problem.where
+    assert "`headway launch`" in problem.fix
+    assert "`export HEADWAY_CLUSTER=none`" in problem.fix
+    with monkeypatch.context() as of_torchrun:  # one process in each task
+        of_torchrun.setenv("RANK", "0")
+        of_torchrun.setenv("WORLD_SIZE", "1")
+        Accelerator(cpu=True)
+        PartialState._reset_state()
+    assert capsys.readouterr().err.count("note: srun has started several") == 1
+    monkeypatch.setenv("HEADWAY_CLUSTER", "none")
+    assert Accelerator(cpu=True).num_processes == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_an_accelerator_uses_the_device_and_precision_of_the_state() -> None:
     AcceleratorState(mixed_precision="bf16", cpu=True)
     accelerator = Accelerator()

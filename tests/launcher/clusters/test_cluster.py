@@ -78,7 +78,7 @@ def test_the_number_of_processes_on_a_machine_is_read_and_its_words_mean_what_is
 
 def test_what_the_variables_leave_out_is_detected() -> None:
     settings = settings_in({"PET_NNODES": "2", "PET_MASTER_ADDR": "a"})
-    assert place(settings) == (2, 0, "a", 29500)
+    assert place(settings) == (2, None, "a", 29500)
 
 
 @pytest.mark.parametrize("name", ["num_machines", "machine_rank", "main_address", "main_port"])

@@ -7,9 +7,11 @@ documentation that the rows name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from headway.contract.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unjoined
 from headway.contract.run import ALLOCATION_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, ConfigError
@@ -17,6 +19,7 @@ from headway.launcher.clusters import pmix
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.clusters.pmix import Job, PmixError
 from headway.settings.resolve import NOTHING
+from headway.settings.table import TABLE
 from tests.launcher.clusters.test_cluster import POD, place, settings_in
 
 JOB = {
@@ -213,8 +216,8 @@ PAI = {
     [
         (SKYPILOT, (2, 1, "10.0.0.1", 29500)),
         (PAI, (2, 1, "a", 9)),
-        ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:7"}, (2, 0, "a", 7)),
-        ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a"}, (2, 0, "a", 29500)),
+        ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a:7"}, (2, None, "a", 7)),
+        ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "a"}, (2, None, "a", 29500)),
     ],
 )
 def test_other_clusters_say_where_a_machine_is(
@@ -229,25 +232,76 @@ def test_processes_are_as_many_as_the_cluster_says_where_nothing_is_set() -> Non
     assert settings_in(PAI, num_processes="2").num_processes == 2
 
 
-@pytest.mark.parametrize(
-    ("variable", "several", "alone"),
-    [
-        ("AWS_BATCH_JOB_NUM_NODES", "3", "1"),
-        ("SM_HOSTS", '["algo-1", "algo-2"]', '["algo-1"]'),
-    ],
-)
-def test_several_machines_of_a_service_that_is_not_supported_are_refused(
-    variable: str, several: str, alone: str
+COUNTED = {
+    "torchrun": {"PET_NNODES": "2:2", "PET_RDZV_ENDPOINT": "n1:7"},
+    "mpi": {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "mvapich": {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"},
+    "pmi": {"PMI_SIZE": "2", "PMI_RANK": "1"},
+    "jsrun": {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"},
+    "flux": {"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"},
+    "slurm": {**STEP, "PMI_SIZE": "2", "PMI_RANK": "1"},  # as srun --mpi=pmi2 sets them
+    "skypilot": SKYPILOT,
+    "ranked": PAI,
+    "aws_batch": {"AWS_BATCH_JOB_NUM_NODES": "3"},
+    "sagemaker": {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
+    "pbs": {"PBS_NODEFILE": "hosts"},
+    "lsf": {"LSB_DJOB_HOSTFILE": "hosts"},
+}
+"""Processes that are one of several, by the rows of the table; `hosts` names n1 and n2."""
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERINGS if name != "kubernetes"])
+def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_alone(
+    name: str,
 ) -> None:
+    Path("hosts").write_text("n1\nn1\nn2\n")
+    environ, row = COUNTED[name], NUMBERINGS[name]
+    if row.is_joined:
+        settings = settings_in(environ)
+        assert settings.num_machines * settings.num_processes > 1
+        assert settings.cluster == name
+        assert settings.machine_rank is not None or row.rank not in environ
+        return
     with pytest.raises(ConfigError) as caught:
-        settings_in({variable: several})
+        settings_in(environ)
     (problem,) = caught.value.problems
-    assert problem.where == variable
-    assert "--cluster none" in problem.fix
-    assert place(settings_in({variable: several}, cluster="none")) == (1, 0, None, None)
-    typed = settings_in({variable: several}, num_machines="2", machine_rank="1", main_address="a")
-    assert place(typed) == (2, 1, "a", 29500)
-    assert place(settings_in({variable: alone})) == (1, 0, None, None)
+    assert row.size in problem.where
+    assert "--num-machines" in problem.fix
+    assert ("--cluster none" if row.rank else "--hosts n1,n2") in problem.fix
+    for alone in ({"cluster": "none"}, {"num_machines": "1"}):
+        assert place(settings_in(environ, **alone)) == (1, 0, None, None)
+    typed = settings_in(environ, num_machines="2", main_address="a")
+    assert place(typed) == (2, None, "a", 29500)
+    one = {"sagemaker": '["algo-1"]', "pbs": "elsewhere", "lsf": "elsewhere"}.get(name, "1")
+    assert place(settings_in({**environ, row.size: one})) == (1, 0, None, None)
+
+
+@pytest.mark.parametrize("name", [name for name, row in NUMBERINGS.items() if row.size])
+def test_a_process_without_a_rank_knows_what_counts_it_unless_somebody_calls_it_alone(
+    name: str,
+) -> None:
+    row, environ = NUMBERINGS[name], COUNTED[name]
+    is_numbered = bool(row.rank)
+    assert (unjoined(environ) is row) == is_numbered
+    assert unjoined({**environ, RUN_VARIABLE: "{}"}) is None
+    assert unjoined({**environ, ALONE_VARIABLE: ALONE}) is None
+    assert unjoined({**environ, row.size: "1"}) is not row
+    assert TABLE["cluster"].variable == ALONE_VARIABLE
+
+
+@pytest.mark.parametrize("shell", ["4294967291", "4294967290", ""])
+def test_a_shell_in_a_job_of_several_tasks_is_no_task(shell: str) -> None:
+    tasks = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": shell}
+    assert unjoined({**BATCH, **tasks}) is None
+    assert unjoined({**STEP, "SLURM_PTY_PORT": "4000"}) is None
+
+
+def test_a_container_with_some_of_slurms_variables_is_one_machine_of_a_job_on_one() -> None:
+    some = {"SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "n1"}
+    for more in ({}, {"SLURM_STEP_ID": "0"}, {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}):
+        assert place(settings_in({**some, **more})) == (1, 0, None, None)
+    with pytest.raises(ConfigError):
+        settings_in({**some, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
 
 
 def test_a_jobs_index_is_a_machines_rank_only_in_a_run_of_several_machines() -> None:

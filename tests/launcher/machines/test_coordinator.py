@@ -243,6 +243,20 @@ def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_g
     assert "machine_rank is 2" in refused.what
 
 
+def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> None:
+    run = Run(4, 4)
+    for peer, machine in ((1, 0), (2, None), (3, 1)):
+        assert run.join(peer, machine)
+        run.ready(peer)
+    run.wait(2)
+    assert (1, Missing("1 more machine")) in run.sent()
+    assert run.join(4, None)
+    run.ready(4)
+    run.probed(1, 2, 3, 4)
+    rounds = {peer: message for peer, message in run.sent() if isinstance(message, Round)}
+    assert {peer: one.machine for peer, one in rounds.items()} == {1: 0, 2: 2, 3: 1, 4: 3}
+
+
 def test_a_failure_of_a_rank_ends_all_machines_at_once() -> None:
     run = Run(2, 2)
     run.begin(2)

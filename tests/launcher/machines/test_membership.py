@@ -92,6 +92,54 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     hub.close(60)
 
 
+def test_a_machine_without_a_rank_that_has_not_the_main_address_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(rounds, "say", lines.append)
+    monkeypatch.setattr(connect, "NOTICE_AFTER_S", 0.0)
+    monkeypatch.setattr(connect, "connect_to", lambda *_: socket.create_connection(("::1", 1)))
+    with pytest.raises(LaunchError):
+        machine_1(1, 0.2, main_address="192.0.2.1", machine_rank="auto").join(str)
+    assert "pass --machine-rank 0" in lines[0]
+    lines.clear()
+    with pytest.raises(LaunchError):
+        machine_1(1, 0.2, main_address="192.0.2.1").join(str)
+    assert "--machine-rank" not in lines[0]
+
+
+def test_a_machine_without_a_rank_is_machine_0_once_the_main_address_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: Iterator[list[str]] = iter([["127.0.0.1"]])
+
+    def resolved(_: str) -> list[str]:
+        if not connections:
+            raise socket.gaierror("not yet")
+        return next(answers)
+
+    def connect_to(*_: object) -> socket.socket:
+        connections.append(1)
+        raise socket.gaierror("not yet")
+
+    connections: list[int] = []
+    monkeypatch.setattr(connect, "resolved", resolved)
+    monkeypatch.setattr(connect, "connect_to", connect_to)
+    monkeypatch.setattr(connect, "listening_host", lambda _: "127.0.0.1")
+    one = machine_1(free_port(), 600, main_address="train-0.train", machine_rank="auto")
+    one.join(str)
+    assert one.hub is not None
+    one.leave()
+
+
+def test_a_link_local_address_keeps_its_interface_which_differs_between_machines() -> None:
+    index = socket.if_nametoindex("lo")
+    assert connect.plain_address(("fe80::1", 0, 0, index)) == "fe80::1%lo"
+    assert connect.plain_address(("::ffff:10.0.0.1", 0, 0, 0)) == "10.0.0.1"
+    assert connect.as_reached_from("fe80::1%lo", "fe80::2%eth1") == "fe80::1%eth1"
+    assert connect.as_reached_from("10.0.0.1", "10.0.0.2") == "10.0.0.1"
+
+
 def test_what_closes_each_connection_until_the_join_timeout_is_no_machine_0() -> None:
     port = free_port()
     refusal = r"cannot reach machine 0.* closes the connection"
