@@ -213,7 +213,8 @@ def _shared_memory(host: Host) -> Iterator[Check]:
 
 
 def _variables(host: Host) -> Check:
-    stale = [name for name in LAUNCH_VARIABLES if name in host.variables]
+    is_rank = "RANK" in host.variables
+    stale = [name for name in LAUNCH_VARIABLES if is_rank and name in host.variables]
     if not stale:
         return Check("variables", OK, f"{len(host.variables)} that affect training")
     what = (

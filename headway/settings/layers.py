@@ -28,6 +28,9 @@ _NOT_SETTINGS = (
     *LOG_LEVELS,
 )
 
+_HOST = "_SERVICE_HOST"
+_OF_SERVICES = ("_SERVICE_", "_PORT")
+
 
 def profiles_in_use(
     environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
@@ -85,10 +88,18 @@ def launch_layers(
 
 
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
-    """Return the layer of the HEADWAY_* variables; unknown ones keep their name as the key."""
+    """Return the layer of the HEADWAY_* variables; unknown ones keep their name as the key.
+
+    Those of a Kubernetes Service, such as HEADWAY_PORT, which pods of its namespace have, are not
+    ours. Source: Kubernetes' documentation, environment variables of Services.
+    """
     settings = {row.variable: name for name, row in TABLE.items()}
+    services = [name.removesuffix(_HOST) for name in environ if name.endswith(_HOST)]
+    of_services = tuple(f"{service}{end}" for service in services for end in _OF_SERVICES)
     return {
         settings.get(variable, variable): Entry(text, Origin(Layer.ENVIRONMENT, variable=variable))
         for variable, text in environ.items()
-        if variable.startswith(VARIABLE_PREFIX) and variable not in _NOT_SETTINGS
+        if variable.startswith(VARIABLE_PREFIX)
+        and variable not in _NOT_SETTINGS
+        and (variable in settings or not variable.startswith(of_services))
     }

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.contract.origin import DEFAULT, Layer, Origin
+from headway.contract.run import ACCELERATE
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.strategies import DDP
 from headway.devices.table import MPS, kind_of
@@ -61,7 +62,7 @@ def try_resolve(
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
     """Return the settings like `resolve`, and the problems of those that cannot be parsed."""
-    values, problems, unread = _read(layers)
+    values, problems, unread = _read([_of_accelerate(layers, environ), *layers])
     if values["num_machines"].value == 1:  # set explicitly: the run stays on this machine
         cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
     asked_of_cluster = {
@@ -85,6 +86,19 @@ def try_resolve(
             if unread:  # it may depend on an invalid value
                 unread.add(name)
     return Settings(values, unread), problems
+
+
+def _of_accelerate(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
+    """Return what Accelerate's variables say of settings that no layer has, as a script reads them.
+
+    Inside of a launch they are its own. ACCELERATE_USE_CPU decides what `device: auto` is.
+    """
+    return {
+        name: Entry(environ[variable], Origin(Layer.ENVIRONMENT, variable=variable))
+        for name, variable in ACCELERATE.items()
+        if environ.get(variable) and name != "device" and RUN_VARIABLE not in environ
+        if not any(name in layer for layer in layers)
+    }
 
 
 def _is_auto(value: Value) -> bool:
@@ -197,7 +211,7 @@ def _from_variable(value: object, name: str, text: str, source: str = "environme
 
 
 def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
-    name = "ACCELERATE_USE_CPU"
+    name = ACCELERATE["device"]
     # inside a launch the launcher has set this variable, not the user
     if RUN_VARIABLE not in environ and is_on(environ, name):
         return _from_variable("cpu", name, environ[name])

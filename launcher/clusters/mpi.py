@@ -28,10 +28,11 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _place(environ: Environ) -> Entries:
-    size, local_size = int(environ[_SIZE]), int(environ[_LOCAL_SIZE])
-    port = Entry(port_from(environ[_NAMESPACE]), said_by(_NAMESPACE, "a port from its text"))
+    size = int(environ[_SIZE])
     if size == 1:
         return {"num_machines": Entry("1", said_by(_SIZE))}
+    local_size = int(environ[_LOCAL_SIZE])
+    port = Entry(port_from(environ[_NAMESPACE]), said_by(_NAMESPACE, "a port from its text"))
     if size == local_size:
         count = Entry(str(size), said_by(_LOCAL_SIZE))
         return {
@@ -59,9 +60,11 @@ def _ask_server() -> Job:
 
 
 def _task(environ: Environ) -> Ranks | None:
-    size, local_size = int(environ[_SIZE]), int(environ[_LOCAL_SIZE])
-    is_agent = size == 1 or (size != local_size and _ask_server().num_nodes == size)
-    if is_agent:
+    size = int(environ[_SIZE])
+    if size == 1:
+        return None
+    local_size = int(environ[_LOCAL_SIZE])
+    if size != local_size and _ask_server().num_nodes == size:
         return None
     return Ranks(int(environ[_RANK]), int(environ[_LOCAL_RANK]), size, local_size)
 

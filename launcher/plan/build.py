@@ -67,9 +67,8 @@ def build_plan(
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
         raise (MachineError if is_of_machine else ConfigError).of(found)
-    return plan._replace(
-        environment=variables_of(plan), notes=notes(plan), not_hooked=_why_not_hooked(plan)
-    )
+    plan = plan._replace(environment=variables_of(plan), not_hooked=_why_not_hooked(plan))
+    return plan._replace(notes=notes(plan))
 
 
 def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:

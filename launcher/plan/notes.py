@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headway.contract.origin import Layer
-from headway.contract.run import ACCELERATE
+from headway.contract.run import ACCELERATE, RANK_VARIABLES
+from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import kind_of
 from headway.launcher.plan.plan import LaunchPlan
@@ -121,12 +122,19 @@ def _too_late(plan: LaunchPlan) -> Iterator[str]:
             )
 
 
+def _removed(plan: LaunchPlan) -> Iterator[str]:
+    names = [name for name in RANK_VARIABLES if {name} <= plan.inherited.keys() & plan.environment]
+    if names and plan.task is None and RUN_VARIABLE not in plan.inherited:
+        yield f"not passed on to the script, since they are another launch's: {', '.join(names)}"
+
+
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
     _of_selection,
     _unused_gpus,
     _of_debugging,
     _too_late,
+    _removed,
 )
 
 

@@ -30,7 +30,11 @@ Variables = dict[str, Value]
 def variables_of(plan: LaunchPlan) -> Variables:
     changes: Variables = {}
     for rule in RULES:
-        changes |= rule(plan)
+        found = rule(plan)
+        if rule in _DEFAULTS:
+            shell = {name for name, text in plan.inherited.items() if text}
+            found = {n: new for n, new in found.items() if new.origin.is_user_set or n not in shell}
+        changes |= found
     return changes
 
 
@@ -73,10 +77,10 @@ def _threads(plan: LaunchPlan) -> Variables:
 
 
 def _mps(plan: LaunchPlan) -> Variables:
-    name = "PYTORCH_ENABLE_MPS_FALLBACK"
-    if plan.settings.device != "mps" or name in {**plan.inherited, **plan.settings.env}:
+    if plan.settings.device != "mps":
         return {}
-    return {name: _ours("1", "operators that MPS lacks run on the CPU")}
+    lacking = _ours("1", "operators that MPS lacks run on the CPU")
+    return {"PYTORCH_ENABLE_MPS_FALLBACK": lacking}
 
 
 def _hidden_gpus(plan: LaunchPlan) -> Variables:
@@ -116,9 +120,13 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
 
 
 def _outer_launch(plan: LaunchPlan) -> Variables:
-    """Remove what another launch has left, and what is for launchers only."""
+    """Remove what another launch has left, and what is for launchers only.
+
+    Without RANK it is for the script's own processes, unless it becomes a rank.
+    """
+    is_stale = plan.is_rank or "RANK" in plan.inherited
     stale = _ours(None, "left over from another launch")
-    changes = {name: stale for name in RANK_VARIABLES if name in plan.inherited}
+    changes = {name: stale for name in RANK_VARIABLES if is_stale and name in plan.inherited}
     if KEY_VARIABLE in plan.inherited:
         changes[KEY_VARIABLE] = _ours(None, "for launchers only")
     if plan.job:
@@ -138,9 +146,9 @@ def _world_of_one(plan: LaunchPlan) -> Variables:
 
 def _of_ranks(plan: LaunchPlan) -> Variables:
     changes: Variables = {}
-    if plan.supervised is not None and not plan.inherited.get("PYTHONUNBUFFERED"):
+    if plan.supervised is not None:
         changes["PYTHONUNBUFFERED"] = _ours("1", "output goes through pipes")
-    if not plan.is_alone and not plan.inherited.get(_FLIGHT_RECORDER):
+    if not plan.is_alone:
         reason = "records the last collectives, to explain a hang"
         changes[_FLIGHT_RECORDER] = _ours("2000", reason)
     return changes
@@ -154,8 +162,7 @@ def _loopback(plan: LaunchPlan) -> Variables:
         return {}
     interface = "lo0" if plan.machine.system == "Darwin" else "lo"
     local = _ours(interface, "all ranks are on this machine")
-    names = kind_of(plan.settings.device).interfaces
-    return {name: local for name in names if name not in plan.inherited}
+    return dict.fromkeys(kind_of(plan.settings.device).interfaces, local)
 
 
 def _debugging(plan: LaunchPlan) -> Variables:
@@ -209,6 +216,9 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
     _task,
 )
 """Where two set the same variable, the later one holds."""
+
+_DEFAULTS = (_accelerate, _mps, _hidden_gpus, _of_device, _of_ranks, _loopback)
+"""They do not replace what the shell has set, unless the user has set the setting."""
 
 
 def _ours(value: str | None, reason: str) -> Value:

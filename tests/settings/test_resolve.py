@@ -120,6 +120,15 @@ def test_an_unknown_headway_variable_is_refused_with_a_suggestion() -> None:
         resolve([environment_layer({"HEADWAY_NUM_PROCESES": "2"})], CPU, {})
 
 
+@pytest.mark.parametrize("service", ["HEADWAY", "HEADWAY_UI"])
+def test_the_variables_of_a_kubernetes_service_are_no_settings(service: str) -> None:
+    ends = ("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR")
+    environ = {f"{service}_{end}": "tcp://10.96.3.4:80" for end in ends}
+    told = {f"{service}_SERVICE_HOST": "10.96.3.4", "HEADWAY_MAIN_PORT": "1", "HEADWAY_PROT": "1"}
+    assert environment_layer({**environ, **told}).keys() == {"main_port", "HEADWAY_PROT"}
+    assert environment_layer(environ).keys() == environ.keys()  # there is no such Service
+
+
 def test_the_contract_of_an_outer_launch_is_no_setting_of_an_inner_one() -> None:
     assert environment_layer(
         {"HEADWAY_RUN": "{}", "HEADWAY_DEVICE": "cpu", "HOME": "/"}

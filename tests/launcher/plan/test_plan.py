@@ -97,6 +97,46 @@ def test_one_process_is_not_told_the_ranks_of_a_run_around_it() -> None:
     assert not environment.keys() & {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
 
 
+def test_what_is_removed_is_reported_and_what_the_script_needs_from_the_shell_stays() -> None:
+    shell = {"MASTER_ADDR": "x", "MASTER_PORT": "9", "WORLD_SIZE": "2"}
+    spawns = plan(environ=shell)
+    assert changed(spawns, shell).items() >= shell.items()
+    assert not spawns.notes
+    ranks: dict[str, Any] = {"num_processes": "2"}
+    for environ, typed in (({**shell, "RANK": "1"}, {}), (shell, ranks)):
+        launch = plan(environ=environ, **typed)
+        assert not changed(launch, environ).keys() & environ.keys()
+        (note,) = launch.notes
+        assert all(name in note for name in environ)
+        assert not plan(environ={**environ, "HEADWAY_RUN": "{}"}, **typed).notes  # inside of ours
+
+
+SHELL = {
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "GLOO_SOCKET_IFNAME": "eth7",
+    "PYTHONUNBUFFERED": "x",
+    "TORCH_FR_BUFFER_SIZE": "7",
+}
+
+
+def test_no_default_of_ours_replaces_what_the_shell_has_set() -> None:
+    launch = plan(environ=SHELL, num_processes="2")
+    assert changed(launch, SHELL).items() >= SHELL.items()
+    run = json.loads(set_by(launch)["HEADWAY_RUN"] or "")
+    assert (run["mixed_precision"], run["gradient_accumulation_steps"]) == ("bf16", 4)
+    assert launch.settings.origin("mixed_precision").variable == "ACCELERATE_MIXED_PRECISION"
+    typed = set_by(plan(environ=SHELL, mixed_precision="no"))
+    assert typed["ACCELERATE_MIXED_PRECISION"] == "no"
+    nested = {**SHELL, "HEADWAY_RUN": "{}"}
+    assert plan(environ=nested).settings.mixed_precision == "no"
+    with pytest.raises(ConfigError, match="mixed_precision is 'fp8'"):
+        plan(environ={"ACCELERATE_MIXED_PRECISION": "fp8"})
+    masked = {"ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    assert not set_by(plan(SERVER, environ=masked)).keys() & masked.keys()
+    assert set_by(plan(SERVER, environ=masked, device="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_scripts_written_for_accelerate_see_the_same_settings() -> None:
     environment = set_by(plan(mixed_precision="bf16", gradient_accumulation_steps="4"))
     assert environment["ACCELERATE_USE_CPU"] == "true"
