@@ -443,7 +443,7 @@ class Accelerator(Process):
             >>> weight.grad
             tensor([0.7500, 0.7500, 0.7500, 0.7500])
         """
-        self.parts.steps.backward(loss, num_tokens=num_tokens, **kwargs)
+        self.parts.steps.backward(loss, num_tokens, kwargs)
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch: every n-th, and the last of a loader, completes an optimizer step.
@@ -462,7 +462,7 @@ class Accelerator(Process):
             False
             True
         """
-        return self.parts.steps.accumulate(*models)
+        return self.parts.steps.accumulate(models)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
 from headway.strategies.exchange_time import note_buffers, note_exchange
-from headway.strategies.strategy import Strategy, StrategySettings
+from headway.strategies.strategy import NOTHING, Strategy, StrategySettings
 
 
 class DDP(Strategy):
@@ -65,7 +65,7 @@ class DDP(Strategy):
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):  # the usual case needs no search
             model = uncompiled(model)
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else NOTHING
 
     @contextmanager
     def sync_in_backward(self, model: torch.nn.Module) -> Iterator[None]:

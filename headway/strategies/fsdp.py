@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -35,7 +35,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
-from headway.strategies.strategy import Strategy, StrategySettings
+from headway.strategies.strategy import NOTHING, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
     Weights,
@@ -148,7 +148,7 @@ class FSDP(Strategy):
         return self._synced(model, False)
 
     def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return nullcontext()  # sharded gradients need less memory than whole ones
+        return NOTHING  # sharded gradients need less memory than whole ones
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         return self._synced(model, True)

@@ -27,6 +27,9 @@ class StrategySettings(NamedTuple):
     progress: Progress | None = None  # of the training; None: nobody watches it
 
 
+NOTHING = nullcontext()
+
+
 class Strategy:
     """One rank has the whole model to itself.
 
@@ -76,7 +79,7 @@ class Strategy:
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes leave gradients on their rank."""
-        return nullcontext()
+        return NOTHING
 
     def no_sync_in_micro_batch(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch that is not the last one of its optimizer step."""
@@ -84,7 +87,7 @@ class Strategy:
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
-        return nullcontext()
+        return NOTHING
 
     def spreads_buffers(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks get rank 0's buffers before they compute with `model` again."""
@@ -110,7 +113,7 @@ class Strategy:
 
     def whole(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which this rank can read all weights of `model` in full."""
-        return nullcontext()
+        return NOTHING
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the full state of `model`; every rank must call this."""
@@ -131,7 +134,7 @@ class Strategy:
 
     def empty_init(self) -> AbstractContextManager[Any]:
         """Return a context in which models are made without memory for parameters, if sharded."""
-        return nullcontext()
+        return NOTHING
 
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
         """Load a full state, as `state_dict` returned it, on every rank."""

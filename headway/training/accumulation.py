@@ -69,6 +69,7 @@ class Accumulation:
 
     def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
         self.steps = steps  # micro-batches in one optimizer step
+        self.token_mean = TokenMean()
         self.configure(plugin or GradientAccumulationPlugin())
         self.reset()
 
@@ -82,9 +83,10 @@ class Accumulation:
     def reset(self) -> None:
         """Restart the count, for all optimizers that step with this."""
         self.sync_gradients = True  # whether gradients are due
-        self.num_micro_batches = 0  # how many were begun so far
-        self.num_steps = 0  # how many optimizer steps those were the first of
+        self.token_mean.reset()
         self._micro_batches = 0  # of the step that is under way
+        self._is_fresh: bool | None = None  # no backward pass in this micro-batch; None: in none
+        self._by_tokens: bool | None = None  # those of this step have num_tokens; None: no pass yet
 
     @property
     def is_open(self) -> bool:
@@ -106,8 +108,9 @@ class Accumulation:
 
     def begin_micro_batch(self) -> None:
         """Count one more micro-batch, and decide whether its gradients are due."""
-        self.num_micro_batches += 1
-        self.num_steps += self._micro_batches == 0
+        if self._micro_batches == 0:
+            self._by_tokens = None
+        self._is_fresh = True
         self._micro_batches += 1
         self.sync_gradients = self._micro_batches >= self.steps or (
             self._ends_with_loader and current_loop().is_last
@@ -115,13 +118,27 @@ class Accumulation:
         if self.sync_gradients:
             self._micro_batches = 0
 
-    def gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return 1 / steps, as the gradient to start the backward pass of `loss` with.
+    def note_backward(self, by_tokens: bool) -> None:
+        """Raise UsageError if a backward pass cannot be weighed together with those before it.
 
-        The same bits as those of a backward pass of `loss / steps`, without the division. A new
-        tensor each time: the script's own backward functions may write into it.
+        The last micro-batch of a step scales all its gradients by the step's tokens: its losses
+        must have them, and each token may count once.
         """
-        return torch.full_like(loss, 1 / self.steps, requires_grad=False)
+        if self._is_fresh is None:  # the script counts micro-batches by itself
+            return
+        is_first, self._is_fresh = self._is_fresh, False
+        before, self._by_tokens = self._by_tokens, by_tokens
+        if before is None or not (by_tokens or before):
+            return
+        if not is_first or before != by_tokens:
+            raise UsageError(
+                "an optimizer step has backward() with num_tokens and without"
+                if is_first
+                else "backward(num_tokens=...) is not the only backward() of its micro-batch",
+                where="the script's loop with accelerator.accumulate(...)",
+                fix="call backward() once in each micro-batch, with the sum of its losses: "
+                "backward(loss_sum + num_tokens * other_mean, num_tokens=num_tokens)",
+            )
 
 
 class TokenMean:
@@ -141,7 +158,6 @@ class TokenMean:
         """Start a new optimizer step."""
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         """The tokens of the micro-batches before this one, and what their sums were divided by."""
-        self._last_backward: tuple[int, int, bool] | None = None
 
     @contextmanager
     def refused_in(self, context: AbstractContextManager[Any]) -> Iterator[None]:
@@ -152,26 +168,6 @@ class TokenMean:
                 yield
         finally:
             self._is_refused = before
-
-    def refuse_mixture(self, accumulation: Accumulation, by_tokens: bool) -> None:
-        """Raise UsageError if a backward pass cannot be weighed together with those before it.
-
-        The last micro-batch of a step scales all its gradients by the step's tokens: its losses
-        must have them, and each token may count once.
-        """
-        now = accumulation.num_steps, accumulation.num_micro_batches, by_tokens
-        before, self._last_backward = self._last_backward, now
-        if before is None or before[0] != now[0] or not (by_tokens or before[2]):
-            return
-        if before[2] != by_tokens or before[1] == now[1]:
-            raise UsageError(
-                "backward(num_tokens=...) is not the only backward() of its micro-batch"
-                if before[1] == now[1]
-                else "an optimizer step has backward() with num_tokens and without",
-                where="the script's loop with accelerator.accumulate(...)",
-                fix="call backward() once in each micro-batch, with the sum of its losses: "
-                "backward(loss_sum + num_tokens * other_mean, num_tokens=num_tokens)",
-            )
 
     def refuse_open_step(self) -> None:
         """Raise UsageError if gradients are used before they are those of the mean."""

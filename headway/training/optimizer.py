@@ -12,7 +12,7 @@ from headway.contract.progress import OPTIMIZER_STEP, SCRIPT, Progress, process_
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
-from headway.training.accumulation import Accumulation, TokenMean
+from headway.training.accumulation import Accumulation
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -33,7 +33,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
         *,
         accumulation: Accumulation | None = None,
         precision: Precision | None = None,
-        token_mean: TokenMean | None = None,
         progress: Progress | None = None,
     ) -> None:
         if scaler is not None and precision is None:
@@ -46,19 +45,15 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.device_placement = device_placement
         self._accumulation = accumulation or self.gradient_state.accumulation
         self._precision = precision or Precision().set_up(self.accelerator_state.device)
-        self._token_mean = token_mean or TokenMean()
         self._progress = progress or process_progress()
         self.step_count = 0  # steps that changed the weights
         self.step_was_skipped = False  # the last one, for an overflow in fp16
         if optimizer.state:  # loaded before the model moved to its device
             optimizer.load_state_dict(optimizer.state_dict())
 
-    def follow(
-        self, accumulation: Accumulation, precision: Precision, token_mean: TokenMean
-    ) -> None:
+    def follow(self, accumulation: Accumulation, precision: Precision) -> None:
         """Follow another Accelerator from now on."""
         self._accumulation, self._precision = accumulation, precision
-        self._token_mean = token_mean
 
     @property
     def accelerator_state(self) -> AcceleratorState:
@@ -75,17 +70,19 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
-        if self._accumulation.sync_gradients:
-            if self._token_mean.pending is not None:
-                self._token_mean.refuse_open_step()
+        accumulation = self._accumulation
+        if accumulation.sync_gradients:
+            if accumulation.token_mean.pending is not None:
+                accumulation.token_mean.refuse_open_step()
             progress = self._progress
             if progress.is_watched:
                 progress.enter(OPTIMIZER_STEP)
             try:
-                self.step_was_skipped = self._precision.step(self.optimizer, closure)
+                was_skipped = self._precision.step(self.optimizer, closure)
             finally:
                 progress.phase = SCRIPT.name
-            if not self.step_was_skipped:
+            self.step_was_skipped = was_skipped
+            if not was_skipped:
                 self.step_count += 1
                 progress.num_trained += 1
                 if progress.is_watched:

@@ -128,7 +128,6 @@ class Preparer:
                 device is not None,
                 accumulation=training.accumulation,
                 precision=training.precision,
-                token_mean=training.token_mean,
                 progress=training.progress,
             )
             training.remember(optimizer, prepared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -15,6 +15,7 @@ from headway.contract.progress import BACKWARD, Progress
 from headway.distributed.collectives import reduce
 from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
+from headway.strategies.strategy import NOTHING
 from headway.training.optimizer import PreparedOptimizer
 from headway.training.training import Training
 
@@ -29,17 +30,17 @@ class Steps:
         self.is_triggered = False
 
     def backward(
-        self, loss: torch.Tensor, *, num_tokens: int | torch.Tensor | None = None, **kwargs: Any
+        self, loss: torch.Tensor, num_tokens: int | torch.Tensor | None, kwargs: dict[str, Any]
     ) -> None:
         """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
-        weighed, gradient = self._weighed(loss, num_tokens, kwargs.pop("gradient", None))
-        if gradient is not None:
-            kwargs["gradient"] = gradient
-        progress = self.training.progress
+        training = self.training
+        if num_tokens is not None or training.accumulation.steps > 1:
+            kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
+        progress = training.progress
         if progress.is_watched:
             progress.enter(BACKWARD)
         try:
-            self.training.precision.backward(weighed, **kwargs)
+            training.precision.backward(loss, **kwargs)
         finally:
             progress.num_trained += 1
             if progress.is_watched:
@@ -47,19 +48,19 @@ class Steps:
         if progress.is_watched and progress.is_due:
             _note_loss(progress, loss, num_tokens)
 
-    def _weighed(
+    def _weight(
         self,
         loss: torch.Tensor,
         num_tokens: int | torch.Tensor | None,
         gradient: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the loss, and the gradient with which its backward pass begins; None is 1.
+    ) -> torch.Tensor | None:
+        """Return the gradient with which the backward pass of `loss` begins; None is 1.
 
         The loss is the sum of `num_tokens`, or a mean; `gradient` is what the script has given.
         """
-        training, accumulation = self.training, self.training.accumulation
-        if accumulation.steps > 1 and accumulation.num_steps:
-            training.token_mean.refuse_mixture(accumulation, num_tokens is not None)
+        accumulation = self.training.accumulation
+        if accumulation.steps > 1:
+            accumulation.note_backward(by_tokens=num_tokens is not None)
         if num_tokens is not None:
             if gradient is not None:
                 raise UsageError(
@@ -67,20 +68,20 @@ class Steps:
                     where="the script's backward(loss, num_tokens=..., gradient=...)",
                     fix="multiply the loss by the gradient, and pass num_tokens alone",
                 )
-            return loss, self._by_tokens(loss, num_tokens)
-        if accumulation.steps > 1:
-            if gradient is not None:
-                return loss, gradient / accumulation.steps
-            if loss.numel() == 1:  # for others torch says that it needs a gradient
-                return loss, accumulation.gradient_of(loss)
-        return loss, gradient
+            return self._by_tokens(loss, num_tokens)
+        if gradient is not None:
+            return gradient / accumulation.steps
+        if loss.numel() != 1:  # torch says that it needs a gradient
+            return None
+        # the bits of loss / steps; new, as backward functions of the script may write into it
+        return torch.full_like(loss, 1 / accumulation.steps, requires_grad=False)
 
     def _by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
         """Return the gradient with which the backward pass of a sum over tokens begins."""
         training = self.training
         if training.strategy.shards and not run_ahead([loss]):
             meet("backward(num_tokens=...)")
-        return training.token_mean.start_of_backward(
+        return training.accumulation.token_mean.start_of_backward(
             loss,
             num_tokens,
             training.accumulation.sync_gradients,
@@ -88,15 +89,12 @@ class Steps:
             is_exchanged=training.strategy.shards or training.accumulation.exchanges_each_batch,
         )
 
-    def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
+    def accumulate(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
         """Start a micro-batch: each n-th, and the last of a loader, completes a step."""
         accumulation = self.training.accumulation
         accumulation.begin_micro_batch()
         if accumulation.sync_gradients or accumulation.exchanges_each_batch:
-            return nullcontext()
-        return self._no_sync(models)
-
-    def _no_sync(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
+            return NOTHING
         strategy = self.training.strategy
         if len(models) == 1:
             return strategy.no_sync_in_micro_batch(models[0])
@@ -107,7 +105,9 @@ class Steps:
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""
-        return self.training.token_mean.refused_in(self.training.strategy.no_sync(model))
+        return self.training.accumulation.token_mean.refused_in(
+            self.training.strategy.no_sync(model)
+        )
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""

@@ -18,7 +18,7 @@ from headway.errors import UsageError
 from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
-from headway.training.accumulation import Accumulation, TokenMean, check_steps
+from headway.training.accumulation import Accumulation, check_steps
 from headway.training.arguments import CALL
 from headway.training.models import extract_model_from_parallel, model_has_dtensor
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
@@ -48,7 +48,6 @@ class Training:
         self.accumulation = accumulation
         self.progress = progress
         self.global_batch_size = global_batch_size
-        self.token_mean = TokenMean()
         self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
         self.registered: list[Any] = []  # what `register_for_checkpointing` was given
         self.skips_itself = False  # whether the script skips, after a load, what loaders had read
@@ -76,7 +75,7 @@ class Training:
                 if inner is not obj or self.strategy.shards:
                     self.prepared.append((inner, obj))
             elif isinstance(obj, PreparedOptimizer):
-                obj.follow(self.accumulation, self.precision, self.token_mean)
+                obj.follow(self.accumulation, self.precision)
                 self.prepared.append((obj.optimizer, obj))
             elif isinstance(obj, (PreparedDataLoader, PreparedScheduler)):
                 self.prepared.append((obj, obj))
@@ -100,7 +99,6 @@ class Training:
         """Drop all prepared objects, free their memory, and begin a new accumulation."""
         self.prepared.clear()
         self.accumulation.reset()
-        self.token_mean.reset()
         clear_device_cache(garbage_collection=True)
 
     @property

@@ -8,7 +8,7 @@ import torch
 from headway import Accelerator
 from headway.errors import UsageError
 from headway.precision.precision import Fp16
-from headway.training.accumulation import Accumulation, TokenMean
+from headway.training.accumulation import Accumulation
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 CPU = torch.device("cpu")
@@ -26,7 +26,6 @@ class Training:
                 torch.optim.SGD([weight], lr=1.0, fused=fused),
                 accumulation=Accumulation(1),
                 precision=self.precision,
-                token_mean=TokenMean(),
             )
             for weight in self.weights
         ]
