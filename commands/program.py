@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
 from headway.commands.flags import Parsed, bad_words
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan.program import Program
 
-_MAIN = "__main__.py"
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
 _NOT_PYTHON = {  # by suffix: what the file is, and the fix
@@ -58,16 +58,15 @@ def _check_script(script: str) -> None:
             f"{script!r} is the Python interpreter, not a script",
             fix="leave it out: headway launch train.py",
         )
-    is_folder = os.path.isdir(script)
     try:
-        os.stat(os.path.join(script, _MAIN) if is_folder else script)
+        os.stat(script)
     except OSError as error:
-        if is_folder:
-            raise bad_words(
-                f"{script!r} is a directory without a {_MAIN}, not a script",
-                fix="name the script inside it",
-            ) from None
         raise _missing(script, error) from None
+    if os.path.isdir(script) and PathFinder.find_spec("__main__", [script]) is None:
+        raise bad_words(
+            f"{script!r} is a directory without a __main__.py, not a script",
+            fix="name the script inside it",
+        )
     kind, fix = _NOT_PYTHON.get(os.path.splitext(script)[1].lower(), ("", ""))
     if kind:
         import shlex

@@ -16,9 +16,10 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Collection, Sequence
-from importlib.machinery import SourceFileLoader
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from headway.contract import process_groups, signals
 from headway.contract.progress import process_progress
@@ -122,10 +123,10 @@ def run_program(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         if kind == "module":
             _run_as_main(name, None if is_path_safe() else os.getcwd(), alter_argv=True)
-        elif os.path.isdir(name) or not _is_source(name):
-            _run_as_main("__main__", name, alter_argv=False)  # in a folder, a zip file; compiled
+        elif _is_importable_from(file := os.path.join(os.getcwd(), name)):
+            _run_as_main("__main__", file, alter_argv=False)
         else:
-            _run_file(name, main)
+            _run_file(file, main)
     except SystemExit as stop:
         _report_end(stop)
         raise
@@ -137,23 +138,27 @@ def run_program(
     _report_crash(*crash)  # out of the handler: an exception in sys.excepthook has no context
 
 
-def _run_file(path: str, main: types.ModuleType) -> None:
-    file = os.path.abspath(path)
+def _run_file(file: str, main: types.ModuleType) -> None:
     if not is_path_safe():
-        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
-    main.__loader__ = SourceFileLoader("__main__", file)
+    is_compiled = file.endswith(".pyc")
+    loader = (SourcelessFileLoader if is_compiled else SourceFileLoader)("__main__", file)
+    main.__loader__ = loader
+    code: Any
     try:
-        with io.open_code(file) as source:
-            text = source.read()
+        if is_compiled:
+            code = loader.get_code("__main__")
+        else:
+            with io.open_code(file) as source:
+                code = compile(source.read(), file, "exec", dont_inherit=True)
     except OSError as error:
         raise ConfigError(
-            f"script {path!r} cannot be read any more: {error.strerror}",
+            f"script {file!r} cannot be read any more: {error.strerror}",
             where="the start of this rank, after that of the launch",
             fix="leave the script where it is until all ranks have started, and at each restart",
         ) from None
-    code = compile(text, file, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102  the user's script
 
 
@@ -174,11 +179,12 @@ def is_path_safe() -> bool:
     return bool(getattr(sys.flags, "safe_path", False))
 
 
-def _is_source(path: str) -> bool:
-    if not os.path.isfile(path):  # a pipe can be read only once
-        return True
-    with open(path, "rb") as file:
-        return b"\0" not in file.read(512)
+def _is_importable_from(path: str) -> bool:
+    """Return whether Python imports from a path, as from a folder or zip: then `__main__` in it."""
+    for hook in sys.path_hooks:
+        with suppress(ImportError):
+            return hook(path) is not None
+    return False
 
 
 def _now(clock: Callable[[], float] = time.time) -> float:

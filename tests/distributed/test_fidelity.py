@@ -157,42 +157,6 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         assert plain.stderr in done.stderr
 
 
-@pytest.mark.parametrize("way", ["fork", pytest.param("exec", marks=pytest.mark.long)])
-def test_a_module_runs_as_under_python_m_in_a_rank(way: str) -> None:
-    Path("package").mkdir()
-    Path("package/__init__.py").touch()
-    Path("package/other.py").write_text("NAME = 'other'")
-    Path("package/tool.py").write_text(
-        "import sys\nfrom .other import NAME\n"
-        "print(NAME, __spec__.name, __package__, sys.argv, sys.path[0], __file__)\n"
-    )
-    plain = subprocess.run(
-        [sys.executable, "-m", "package.tool", "-m", "x"], capture_output=True, text=True
-    )
-    words = [
-        "-q",
-        "--cpu",
-        "--supervise",
-        "--set",
-        f"start_method={way}",
-        "-m",
-        "package.tool",
-        "-m",
-        "x",
-    ]
-    assert launch(*words).stdout == plain.stdout
-
-
-@pytest.mark.parametrize("way", ["fork", pytest.param("exec", marks=pytest.mark.long)])
-def test_a_directory_with_a_main_runs_in_a_rank(way: str) -> None:
-    Path("folder").mkdir()
-    Path("folder/__main__.py").write_text("import sys, side; print(sys.argv, __name__, side.X)")
-    Path("folder/side.py").write_text("X = 1")
-    plain = subprocess.run([sys.executable, "folder", "a"], capture_output=True, text=True)
-    done = launch("-q", "--cpu", "--supervise", "--set", f"start_method={way}", "folder", "a")
-    assert done.stdout == plain.stdout == "['folder', 'a'] __main__ 1\n"
-
-
 def test_ranks_do_not_share_their_random_numbers() -> None:
     drawn = "print(random.random(), numpy.random.rand(), torch.rand(1).item())"
     done = launch(
