@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from importlib import metadata
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
-from headway.devices.table import kind_of
+from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
+from headway.machine.asking import Answer, ask_torch
 from headway.machine.facts import Host, Machine
 from headway.machine.gpus import how_to_free, how_to_use_gpus, of_machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
+from headway.machine.source import Source
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems
 from headway.settings.resolve import resolve, threads_given_by
@@ -58,25 +57,9 @@ class Check(NamedTuple):
 
 
 LIVE = ("torch runs", "profile")
-TORCH_TIMEOUT_S = 120
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-ASK_TORCH = """\
-import json, sys, torch
-kind = sys.argv[1]
-gpus = {"count": getattr(torch, kind).device_count()}
-if gpus["count"]:
-    try:
-        torch.zeros(1, device=kind)
-    except Exception as error:
-        gpus["error"] = str(error).splitlines()[0]
-print(json.dumps({
-    "version": torch.__version__, "gpus": gpus,
-    "mps_built": torch.backends.mps.is_built(), "mps": torch.backends.mps.is_available(),
-}))
-"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -142,9 +125,10 @@ def _torch(machine: Machine) -> Iterator[Check]:
 
 def _device(machine: Machine) -> Iterator[Check]:
     device, reason = machine.best_device()
-    if machine.gpus and not machine.visible_gpus:
-        status = WARNING if machine.torch_obstacle is None else ERROR
-        yield Check("device", status, machine.why_no_gpu, how_to_use_gpus(machine))
+    is_there = machine.gpus or machine.has_driver
+    if is_there and all(gpu.obstacle for gpu in machine.visible_gpus):
+        status = ERROR if machine.has_driver and not machine.is_hidden else WARNING
+        yield Check("device", status, reason, how_to_use_gpus(machine))
     elif machine.mask_fault is not None:
         fixes = ["`unset CUDA_VISIBLE_DEVICES`", "correct CUDA_VISIBLE_DEVICES"]
         yield Check("device", WARNING, f"{machine.mask_fault}: {machine.describe_gpus()}", fixes)
@@ -152,15 +136,18 @@ def _device(machine: Machine) -> Iterator[Check]:
         status = ERROR if machine.mps_fix else WARNING
         fix = machine.mps_fix or "none needed: training runs on the CPU"
         yield Check("device", status, f"MPS is not available: {machine.mps_reason}", [fix])
-    elif machine.driver_is_silent:
-        yield Check("device", ERROR, machine.gpus_reason, how_to_use_gpus(machine))
+    elif machine.unused_card:
+        yield Check("device", WARNING, machine.unused_card, ["install the driver"])
     else:
         yield Check("device", OK, f"{device}: {reason}")
 
 
 def _gpus(machine: Machine) -> Iterator[Check]:
     visible = {gpu.slice_of or gpu.uuid for gpu in machine.visible_gpus}
-    is_hidden = machine.torch_obstacle is None and machine.mask is not None
+    is_hidden = machine.mismatch is None and machine.mask is not None
+    if machine.driver_fault and machine.gpus:
+        tool = kind_of(machine.gpu_kind).tool
+        yield Check("driver", WARNING, f"{tool} reports: {machine.driver_fault}", [f"run `{tool}`"])
     for index, gpu in enumerate(machine.gpus):
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
@@ -224,7 +211,6 @@ def _variables(host: Host) -> Check:
 
 
 def _live_checks(machine: Machine) -> Iterator[Check]:
-    yield check_packages()
     yield _ask_torch(machine)
     try:
         layers = launch_layers(profile_layers(), os.environ)
@@ -240,31 +226,6 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
         yield Check("profile", OK, "profiles and HEADWAY_* variables are valid on this machine")
 
 
-def check_packages() -> Check:
-    try:
-        declared = metadata.requires("headway") or []
-    except metadata.PackageNotFoundError:
-        what = "not possible without Headway's metadata: it is imported from a folder"
-        return Check("packages", SKIPPED, what)
-    missing = []
-    for requirement in declared:
-        name = re.match(r"[\w.-]+", requirement)
-        if name is not None and ";" not in requirement and not _is_installed(name[0]):
-            missing.append(name[0])
-    if missing:
-        what = f"not installed, but required by Headway: {', '.join(missing)}"
-        return Check("packages", ERROR, what, [f"`pip install {' '.join(missing)}`"])
-    return Check("packages", OK, "every package that Headway requires is installed")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _ask_torch(machine: Machine) -> Check:
     """Import torch in another Python, and compare the devices that it finds."""
     try:
@@ -272,45 +233,35 @@ def _ask_torch(machine: Machine) -> Check:
     except OSError as error:
         what = f"the working folder is not available: {error.strerror}"
         return Check("torch runs", ERROR, what, ["`cd` to a folder that exists"])
+    device = MPS.name if machine.system == "Darwin" else machine.gpu_kind
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK_TORCH, machine.gpu_kind],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TORCH_TIMEOUT_S,
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        what = f"importing torch takes more than {TORCH_TIMEOUT_S} s"
-        remedies = ["check whether the disk is slow or overloaded"]
-    except OSError as error:
+        answer = ask_torch(Source(), device, "try")
+    except FileNotFoundError as error:
+        remedies = ["reinstall Python"]
         what = f"cannot start another Python: {error.strerror}"
-        remedies = ["`ulimit -n 65536; ulimit -u 65536`"]
-    except (IndexError, ValueError):
-        message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        what = f"cannot import torch: {message}"
-        remedies = ["`pip install --force-reinstall torch`"]
+    except OSError as error:
+        what = f"torch does not answer: {error.strerror or error}"
+        remedies = ["`pip install --force-reinstall torch`", "`ulimit -n 65536; ulimit -u 65536`"]
     else:
         what, remedies = _compared(answer, machine)
         if not what:
-            version = answer["version"]
-            return Check("torch runs", OK, f"torch {version} was imported by {sys.executable}")
+            what = f"torch {answer.version} was imported by {sys.executable}"
+            return Check("torch runs", OK, what)
     return Check("torch runs", ERROR, what, remedies)
 
 
-def _compared(answer: Any, machine: Machine) -> tuple[str, list[str]]:
+def _compared(answer: Answer, machine: Machine) -> tuple[str, list[str]]:
     """Return what torch does not find on this machine, and possible remedies; empty for nothing."""
-    visible, gpus = machine.visible_gpus, answer["gpus"]
+    visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
-    if "error" in gpus:
-        what = f"torch sees {gpus['count']} GPUs, but the first fails: {gpus['error']}"
+    if count and answer.error:
+        what = f"torch sees {count} GPUs, but the first fails: {answer.error}"
         tool = kind_of(machine.gpu_kind).tool
         return what, [f"run `{tool}` to see its processes and compute mode"]
-    if gpus["count"] < expected:
-        what = f"torch sees {gpus['count']} of {expected} GPUs"
+    if count < expected:
+        what = f"torch sees {count} of {expected} GPUs"
         return what, ["reboot", "reinstall the driver"]
-    if machine.mps and not answer["mps"]:
-        built = "" if answer["mps_built"] else ": it is built without MPS"
-        return f"torch cannot use MPS on this Mac{built}", [how_to_update_torch(machine.macos)]
+    if machine.mps and not count:
+        what = f"torch cannot use MPS on this Mac: {answer.error}"
+        return what, [how_to_update_torch(machine.macos)]
     return "", []

@@ -51,16 +51,17 @@ def _gpu(gpu: Gpu) -> str:
     parts = [
         gpu.name,
         f"{gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes else "memory unknown",
-        *(["sm_" + "".join(map(str, gpu.capability))] if any(gpu.capability) else []),
+        *(["sm_" + "".join(map(str, gpu.capability))] if gpu.capability else []),
         f"{gpu.compute_mode} mode",
     ]
     if gpu.use is not None:
-        percent = gpu.use.utilization_percent
-        busy = "" if percent is None else f", {percent} % busy"
-        parts.append(f"{gpu.use.memory_bytes / 2**30:.1f} GiB in use{busy}")
-        parts.append(f"{len(gpu.use.pids)} processes")
+        used, percent, pids = gpu.use
+        parts += [] if used is None else [f"{used / 2**30:.1f} GiB in use"]
+        parts += [] if percent is None else [f"{percent} % busy"]
+        parts += [] if pids is None else [f"{len(pids)} processes"]
     if gpu.is_mig:
         parts.append(f"{len(gpu.slices)} MIG slices")
+    parts += [f"{fact} unknown: {reason}" for fact, reason in gpu.unknown.items()]
     return ", ".join(parts)
 
 

@@ -14,7 +14,7 @@ from headway.contract.origin import Layer, Origin
 from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import masked_value
 from headway.contract.strategies import HSDP, SHARDED
-from headway.devices.table import KINDS, kind_of
+from headway.devices.table import CPU, KINDS, kind_of
 from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
@@ -116,8 +116,10 @@ class State(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The answered or given device, otherwise the best one."""
-        return self.resolved({"device": self.known.get("device", AUTO)}).device
+        """The answered or given device, otherwise the best one that can be used."""
+        device = self.resolved({"device": self.known.get("device", AUTO)}).device
+        is_usable = "device" in self.known or not self.facts.problems({"device": device})
+        return device if is_usable else CPU.name
 
     @property
     def has_gpus(self) -> bool:

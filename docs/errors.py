@@ -158,8 +158,8 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "mac_rosetta",
         ),
         Code.NO_GPU: Example(
-            "A kind of GPU is asked for, and torch sees none: none there, hidden by "
-            "`CUDA_VISIBLE_DEVICES`, a driver too old, or a torch that is not built for it.",
+            "A kind of GPU is asked for, or its driver is loaded, and torch sees none: none there, "
+            "hidden by `CUDA_VISIBLE_DEVICES`, a driver too old, or a torch not built for it.",
             "--device cuda",
             "driver_too_old",
         ),

@@ -36,11 +36,11 @@ class Cuda(GpuKind):
     def lack(
         self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]
     ) -> Lack | None:
-        old = [gpu for gpu in gpus if gpu.capability < row.capability]
-        if not old:
-            return None
-        compute = "sm_" + "".join(map(str, old[0].capability))
-        return Lack(f"{old[0].name} ({compute}) does not support {precision}", row.instead)
+        for gpu in gpus:  # of one whose capability is unknown, the ranks ask torch
+            if gpu.capability is not None and gpu.capability < row.capability:
+                compute = "sm_" + "".join(map(str, gpu.capability))
+                return Lack(f"{gpu.name} ({compute}) does not support {precision}", row.instead)
+        return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:
         return partial(self._record, device)

@@ -64,6 +64,10 @@ class DeviceKind:
         """Return the GPUs that the kernel lists, as fields of `Gpu`, except NVIDIA's."""
         return []
 
+    def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
+        """Return those GPUs as torch counts them with these variables."""
+        return found
+
     def is_supported_by(self, torch: Torch) -> bool:
         """Return whether the installed torch, or `module` for it, can use such devices."""
         if self.module:

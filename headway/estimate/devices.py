@@ -80,8 +80,12 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
 def devices_of(machine: Machine) -> Devices:
     """Return the devices of a machine: its CUDA GPUs, the smallest memory of them, or its CPU."""
     if gpus := machine.gpus_of("cuda"):
-        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
-        return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes or 0)
+        if smallest.memory_bytes:
+            return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
+        why = smallest.unknown.get("memory_bytes", "not reported")
+        what, fix = f"the memory of {smallest.name} is not known: {why}", f"{len(gpus)}x24GB"
+        raise ConfigError(what, where="the machine", fix=f"say it: --devices {fix}")
     return Devices("cpu", "CPU", _host_bytes(machine))
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from headway.devices.kind import DeviceKind
-from headway.devices.table import CPU, CUDA, KINDS, outside_kinds
+from headway.devices.table import CPU, CUDA, KINDS, MPS, outside_kinds
 from headway.machine.facts import Gpu, Machine, Torch
 from headway.machine.source import Source, cpu_quota
 
@@ -26,15 +26,14 @@ def detect_machine(
 
     `full` adds what planning does not need: `host`, and the use of each GPU. `device` is the
     requested one: devices of other packages are looked up for an unknown name, and for `auto` if
-    nothing else is found.
+    nothing else is found. If one is requested or a driver is loaded, and none was detected, torch
+    is asked.
     """
     source = source or Source()
     machine = Machine(
-        system={"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(
-            source.platform, source.platform
-        ),
+        system={"linux": "Linux", "darwin": "Darwin"}.get(source.platform, source.platform),
         architecture=source.architecture(),
-        cuda_visible_devices=environ.get(CUDA.mask),
+        mask=environ.get(CUDA.mask),
         cuda_device_order=environ.get("CUDA_DEVICE_ORDER"),
     )
     machine = _with_cores(machine, source)
@@ -44,10 +43,8 @@ def detect_machine(
         machine = with_mps(_with_torch(machine, source), source)
     else:
         machine = _with_listed_gpus(machine, environ, source)
-        if not machine.gpus and _has_driver(machine, source):
-            from headway.machine.gpus import with_gpus
-
-            machine = with_gpus(_with_torch(machine, source), environ, source, full=full)
+        if not machine.gpus:
+            machine = _with_driver(machine, environ, source, full=full)
     is_outside = device not in (*KINDS, "auto", "gpu")
     if is_outside or (device != CPU.name and not machine.gpus and not machine.mps):
         kinds = outside_kinds()
@@ -55,11 +52,62 @@ def detect_machine(
             machine = machine._replace(gpus=())
             kinds = {name: kind for name, kind in kinds.items() if name == device}
         machine = _with_listed_gpus(machine, environ, source, kinds)
+    if device != CPU.name:
+        machine = _as_torch_decides(machine, environ, source, device)
     if not full:
         return machine
     from headway.machine.host import detect_host
 
     return _with_torch(machine, source)._replace(host=detect_host(machine, environ, source))
+
+
+def _as_torch_decides(
+    machine: Machine, environ: Mapping[str, str], source: Source, device: str
+) -> Machine:
+    """Ask torch where detection finds no device although there may be one."""
+    name = machine.gpu_kind if device in ("auto", "gpu") else device
+    if device == "gpu" and machine.system == "Darwin":
+        name = MPS.name
+    is_missing = machine.why_not(name) is not None
+    if device == "auto":
+        is_missing &= machine.has_driver and not machine.is_hidden
+    if machine.driver_fault and name == machine.gpu_kind:  # a GPU may be lost
+        listed = source.names_in("proc/driver/nvidia/gpus")
+        is_missing |= len(machine.gpus) < len(listed) or not all(gpu.uuid for gpu in machine.gpus)
+    if not is_missing:
+        return machine
+    from headway.machine.asking import as_torch_answers
+
+    return as_torch_answers(_with_torch(machine, source), environ, source, name)
+
+
+def _with_driver(
+    machine: Machine, environ: Mapping[str, str], source: Source, *, full: bool
+) -> Machine:
+    """Add the GPUs of the drivers that are loaded, if torch may use them."""
+    devices = source.names_in("dev")
+    libraries = source.names_in("usr/lib/wsl/lib") if "dxg" in devices else []
+    is_nvidia = (
+        bool(source.names_in("proc/driver/nvidia"))
+        or not {"nvidiactl", "nvhost-gpu", "nvgpu"}.isdisjoint(devices)  # gVisor, Jetson
+        or any(name.startswith("libcuda") for name in libraries)
+    )
+    if not (is_nvidia or "dxg" in devices or source.names_in("sys/class/kfd/kfd")):
+        return machine._replace(unused_card=_card_without_driver(source))
+    from headway.machine.gpus import with_gpus
+
+    return with_gpus(_with_torch(machine, source), environ, source, is_nvidia, full=full)
+
+
+def _card_without_driver(source: Source) -> str:
+    of_virtual_machines = source.names_in("sys/bus/pci/drivers/vfio-pci")
+    for name in source.names_in("sys/bus/pci/devices"):
+        place = f"sys/bus/pci/devices/{name}"
+        if source.read(f"{place}/vendor").strip() != "0x10de" or name in of_virtual_machines:
+            continue
+        if source.read(f"{place}/class").startswith("0x03"):  # not its sound
+            return f"an NVIDIA GPU ({name}) is not used: its driver is not loaded"
+    return ""
 
 
 def _with_cores(machine: Machine, source: Source) -> Machine:
@@ -80,7 +128,7 @@ def _with_listed_gpus(
 ) -> Machine:
     """Add the GPUs that the kernel lists, of a kind that the installed torch can use."""
     for kind in kinds.values():
-        gpus = tuple(Gpu(**facts) for facts in kind.found_in(source))
+        gpus = tuple(Gpu(**one) for one in kind.counted(kind.found_in(source), environ))
         if not gpus:
             continue
         machine = _with_torch(machine, source)
@@ -90,16 +138,11 @@ def _with_listed_gpus(
                 gpus=gpus,
                 gpus_reason=f"found by {kind.maker}'s driver",
                 gpu_kind=kind.name,
-                gpu_mask=environ.get(kind.mask),
+                has_driver=True,
+                mask=environ.get(kind.mask),
+                mask_variable=kind.mask,
             )
     return machine
-
-
-def _has_driver(machine: Machine, source: Source) -> bool:
-    if machine.system == "Linux":
-        places = ("proc/driver/nvidia", "sys/class/kfd/kfd")
-        return any(source.names_in(place) for place in places) or "dxg" in source.names_in("dev")
-    return machine.system == "Windows"
 
 
 def _with_torch(machine: Machine, source: Source) -> Machine:

@@ -195,11 +195,11 @@ def _why_busy(gpu: Gpu) -> str | None:
     use = gpu.use
     if gpu.claimed_by:
         return f"claimed by {gpu.claimed_by}"
-    if use is None:
+    if use is None or (use.memory_bytes is None and use.utilization_percent is None):
         return "its driver does not report its use"
     if use.pids:
         return f"used by process {', '.join(map(str, use.pids))}"
-    if use.memory_bytes > min(BUSY_BYTES, gpu.memory_bytes // 8):
+    if use.memory_bytes and use.memory_bytes > min(BUSY_BYTES, (gpu.memory_bytes or 2**40) // 8):
         return f"{use.memory_bytes / 2**30:.1f} GiB of its memory is in use"
     if (use.utilization_percent or 0) >= BUSY_PERCENT:
         return f"its utilization is {use.utilization_percent} %"

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.contract.run import YES
-from headway.devices.kind import DIGITS, numbers
-from headway.devices.table import CUDA, MPS, kind_of
+from headway.devices.kind import numbers
+from headway.devices.table import CPU, CUDA, MPS, kind_of
 from headway.errors import ConfigError
+from headway.machine import masks
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
 OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
@@ -23,8 +24,8 @@ Source: NVIDIA, CUDA C++ Programming Guide, environment variables."""
 
 
 class GpuUse(NamedTuple):
-    memory_bytes: int
-    utilization_percent: int | None  # None: not reported, as in MIG mode
+    memory_bytes: int | None  # None: not reported, as in MIG mode
+    utilization_percent: int | None
     pids: tuple[int, ...]  # with a CUDA context; a container hides processes outside it
 
 
@@ -33,29 +34,31 @@ class MigSlice(NamedTuple):
 
     name: str
     uuid: str
-    memory_bytes: int
+    memory_bytes: int | None
 
 
 class Gpu(NamedTuple):
-    """One GPU as the driver lists it, regardless of CUDA_VISIBLE_DEVICES."""
+    """One GPU that any source names, whatever is known about it, and whatever a mask hides."""
 
     name: str
-    uuid: str
-    memory_bytes: int
-    capability: tuple[int, int]  # compute capability: (8, 0) for an A100
+    uuid: str = ""  # empty: unknown
+    memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None  # compute capability: (8, 0) for an A100
     compute_mode: str = DEFAULT
-    numa_node: int | None = None
     is_mig: bool = False  # only its slices can be used
     slices: tuple[MigSlice, ...] = ()
     slice_of: str = ""  # of a slice: the whole GPU's uuid
+    tiles: int = 0  # of an Intel card, which a mask may name; 0 where each tile is a GPU
     use: GpuUse | None = None  # None: not queried, or of a slice, where nvidia-smi has none
     claimed_by: str = ""  # another launch that has claimed this GPU as idle
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
+    unknown: Mapping[str, str] = {}  # why, by the names of fields
 
     @property
     def is_disabled(self) -> bool:
         """Whether it is unusable, and will stay so."""
-        return self.compute_mode == PROHIBITED or (self.is_mig and not self.slices)
+        has_none = self.is_mig and not self.slices and "slices" not in self.unknown
+        return self.compute_mode == PROHIBITED or has_none
 
     @property
     def obstacle(self) -> str | None:
@@ -64,7 +67,7 @@ class Gpu(NamedTuple):
             return "its compute mode is prohibited"
         if self.compute_mode == EXCLUSIVE and self.use and self.use.pids:
             return f"its compute mode is exclusive-process, and process {self.use.pids[0]} uses it"
-        if self.is_mig and not self.slices:
+        if self.is_disabled:
             return "it is in MIG mode without slices"
         return None
 
@@ -109,8 +112,6 @@ class Host(NamedTuple):
     processes: int | None
     locked_bytes: int | None
     container: str | None
-    mpi: str | None
-    kubernetes: str | None
     interfaces: tuple[str, ...]
     infiniband: tuple[str, ...]
     variables: Mapping[str, str]  # of the environment: those that affect training
@@ -120,7 +121,7 @@ class Host(NamedTuple):
 class Machine(NamedTuple):
     """The snapshot of a machine, from which all decisions are made."""
 
-    system: str = "Linux"  # Linux, Darwin, Windows
+    system: str = "Linux"  # Linux, Darwin
     macos: str = ""  # 14.5
     architecture: str = "x86_64"  # of this Python, not of the CPU
     cores: int = 1  # that this process may use
@@ -130,65 +131,54 @@ class Machine(NamedTuple):
     listed_kinds: tuple[str, ...] = ()  # of GPUs that the kernel lists, whatever torch is for
     gpus_reason: str = "no NVIDIA driver on this machine"
     driver: str | None = None  # version of the GPU driver
-    driver_is_silent: bool = False  # a driver is installed, but does not list the GPUs
+    has_driver: bool = False  # of GPUs of this kind, loaded, for which torch may be built
+    driver_fault: str = ""  # what its tool reports besides GPUs
+    unused_card: str = ""  # that a card's driver is not loaded
+    is_by_torch: bool = False  # the GPUs are those that torch found, when it was asked
+    torch_refusal: str = ""  # why torch, when it was asked, found none
     is_rocm: bool = False  # AMD GPUs, which torch also calls cuda
     mps: bool = False
     mps_reason: str = "not a Mac"
     mps_fix: str = ""  # how to make MPS available, if possible
     torch: Torch | None = None
     torch_reason: str = "not read: planning does not need it here"
-    cuda_visible_devices: str | None = None
-    gpu_mask: str | None = None  # the same for GPUs of a kind with another variable
+    mask: str | None = None  # the value of `mask_variable`, which says which GPUs are visible
+    mask_variable: str = CUDA.mask
     cuda_device_order: str | None = None
     host: Host | None = None
 
     @property
+    def shown(self) -> list[tuple[str, Gpu]]:
+        """The GPUs that torch shows a process, in order, each with its name in a mask."""
+        if not self.is_by_torch and (self.mismatch or self.torch_refusal):
+            return []
+        if self.mask is None or (self.is_by_torch and not self.mask):
+            parts = [part for gpu in self.gpus for part in gpu.parts()]
+            return [(str(index), part) for index, part in enumerate(parts)]
+        if self.is_by_torch:
+            return list(zip(self.mask.split(","), self.gpus, strict=False))
+        is_set = not kind_of(self.gpu_kind).mask_is_ordered
+        read = masks.shown_by_level_zero if is_set else masks.shown_by_cuda
+        return read(self.mask, self.gpus)
+
+    @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that torch shows a process, in order, under CUDA_VISIBLE_DEVICES or its like."""
-        if self.torch_obstacle is not None:
-            return ()
-        if self.mask is None:
-            return tuple(part for gpu in self.gpus for part in gpu.parts())
-        visible: list[Gpu] = []
-        for token in self.mask_entries:
-            gpu = self._named(token)
-            if gpu is None:  # CUDA ignores an unknown entry and all that follow
-                break
-            if gpu in visible:  # CUDA then shows no GPU
-                return ()
-            visible.append(gpu)
-        return tuple(visible)
+        return tuple(gpu for _, gpu in self.shown)
 
     def gpus_of(self, device: str) -> tuple[Gpu, ...]:
         return self.visible_gpus if device == self.gpu_kind else ()
 
     @property
-    def mask(self) -> str | None:
-        """The value of the variable that says which of the GPUs are visible."""
-        return self.cuda_visible_devices if self.gpu_kind == CUDA.name else self.gpu_mask
+    def is_hidden(self) -> bool:
+        """Whether a variable names no GPU, as for a program that is meant for the CPU."""
+        if self.mask is None or not kind_of(self.gpu_kind).mask_is_ordered:
+            return False
+        return not masks.entries(self.mask.split(",")[0])  # "", -1, NoDevFiles
 
     @property
-    def mask_entries(self) -> list[str]:
-        """The entries of `mask`, in the order of the GPUs that they show."""
-        tokens = [token.strip() for token in (self.mask or "").split(",")]
-        if kind_of(self.gpu_kind).mask_is_ordered:
-            return tokens
-        return [str(index) for index in range(len(self.gpus)) if str(index) in tokens]
-
-    def _named(self, token: str) -> Gpu | None:
-        if token.isdecimal() and len(token) <= DIGITS:
-            return self.gpus[int(token)].parts()[0] if int(token) < len(self.gpus) else None
-        if not token:
-            return None
-        matches = [gpu.parts()[0] for gpu in self.gpus if gpu.uuid.startswith(token)]
-        matches += [
-            part for gpu in self.gpus for part in gpu.parts() if part.uuid.startswith(token)
-        ]
-        return matches[0] if len(set(matches)) == 1 else None
-
-    @property
-    def torch_obstacle(self) -> str | None:
-        """Why the installed torch cannot use the GPUs of this machine, or None."""
+    def mismatch(self) -> str | None:
+        """Why the installed torch does not fit the driver, as far as their versions tell."""
         torch = self.torch
         if torch is None or not self.gpus or self.gpu_kind != CUDA.name:
             return None
@@ -206,14 +196,16 @@ class Machine(NamedTuple):
     @property
     def why_no_gpu(self) -> str:
         """Why `visible_gpus` is empty."""
-        if not self.gpus:
-            return self.gpus_reason
-        if self.torch_obstacle is not None:
-            return self.torch_obstacle
-        mask = f"{kind_of(self.gpu_kind).mask}={self.mask!r}"
-        if self._named("".join(self.mask_entries[:1])) is None:
-            return f"{mask} hides all GPUs"
-        return f"{mask} hides all GPUs: it lists one twice, and CUDA then shows none"
+        if self.mismatch is not None:
+            return self.mismatch
+        reason = "" if self.gpus else self.gpus_reason
+        if self.mask is not None and (self.gpus or (self.has_driver and self.is_hidden)):
+            reason = f"{self.mask_variable}={self.mask!r} hides all GPUs"
+            if not self.is_hidden:
+                names_any = masks.entries(self.mask)
+                twice = "it lists one twice, and CUDA then shows none"
+                reason += f": {'it names none that exists' if names_any else twice}"
+        return "; ".join(filter(None, (reason, self.torch_refusal)))
 
     def why_not(self, device: str) -> str | None:
         if device == self.gpu_kind:
@@ -231,27 +223,32 @@ class Machine(NamedTuple):
     @property
     def mask_fault(self) -> str | None:
         """Why CUDA_VISIBLE_DEVICES shows some, but not all, of the GPUs that it lists, or None."""
+        if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
+            return None
         shown = len(self.visible_gpus)
-        ignored = self.mask_entries[shown:]
-        if not shown or not {*ignored} - {*_END_OF_MASK}:
+        texts = [text.strip() for text in self.mask.split(",")]
+        mask = f"{self.mask_variable}={self.mask}"
+        odd = [text for text in texts[:shown] if text[:1] not in "GM" and not text.isdecimal()]
+        if odd:
+            return f"{mask}: of {odd[0]!r}, CUDA reads only the number at the beginning"
+        if not shown or not {*texts[shown:]} - {*_END_OF_MASK}:
             return None
         return (
-            f"CUDA_VISIBLE_DEVICES={self.mask} shows no GPU from {ignored[0] or 'the empty entry'} "
-            "on: CUDA ignores an entry that is none of its GPUs, and all after it"
+            f"{mask} shows no GPU from {texts[shown] or 'the empty entry'} on: CUDA ignores an "
+            "entry that is none of its GPUs, and all after it"
         )
 
     def best_device(self) -> tuple[str, str]:
-        """Return the device that `auto` selects, and why."""
+        """Return the device that `auto` selects, and why; a GPU if only torch cannot use it."""
         visible = self.visible_gpus
         if any(gpu.obstacle is None for gpu in visible):
             return self.gpu_kind, self.describe_gpus()
-        if visible:
-            return "cpu", f"{self.describe_gpus()}, not usable: {visible[0].obstacle}"
-        if self.gpus:
-            return "cpu", self.why_no_gpu
         if self.mps:
             return MPS.name, self.mps_reason
-        return "cpu", self.mps_reason if self.system == "Darwin" else self.gpus_reason
+        reason = self.mps_reason if self.system == "Darwin" else self.why_no_gpu
+        if visible:
+            reason = f"{self.describe_gpus()}, not usable: {visible[0].obstacle}"
+        return self.gpu_kind if self.has_driver and not self.is_hidden else CPU.name, reason
 
     def describe_gpus(self) -> str:
         """Describe the visible GPUs: "8 GPUs (NVIDIA H100)"."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.devices.kind import numbers
-from headway.devices.table import kind_of
+from headway.devices.table import CUDA, kind_of
 from headway.machine.facts import (
     DEFAULT,
     EXCLUSIVE,
@@ -18,10 +18,11 @@ from headway.machine.facts import (
     Machine,
     MigSlice,
 )
+from headway.machine.masks import shown_by_cuda
 from headway.machine.source import Source
 
-NVIDIA = "proc/driver/nvidia/version"
 KFD = "sys/class/kfd/kfd/topology/nodes"
+_ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 WHEELS = "https://download.pytorch.org/whl"
 # texts of nvidia-smi, which may change with a new version of it
 _SMI_MIG_IS_ON = "Enabled"
@@ -32,19 +33,23 @@ _SMI_IS_EXCLUSIVE = "exclusive"
 Exclusive_Thread. Source: its manual page."""
 
 _SMI_UUID = r"UUID: (\S+)\)"
-_SMI_SLICE = r"\s+MIG (\S*?(\d+)gb\S*)"
-"""A line of nvidia-smi -L, for a GPU and for a slice below it; the profile's name and its GB.
+_SMI_GPU = rf"GPU \d+: (.*) \({_SMI_UUID}"
+_SMI_SLICE = r"\s+MIG (\S+)"
+"""A line of nvidia-smi -L, for a GPU and for a slice below it, with the profile's name.
 
 Source: NVIDIA, Multi-Instance GPU User Guide, for driver 525 and later."""
 
 
 def with_gpus(
-    machine: Machine, environ: Mapping[str, str], source: Source, *, full: bool
+    machine: Machine, environ: Mapping[str, str], source: Source, is_nvidia: bool, *, full: bool
 ) -> Machine:
-    """Return the snapshot with its GPUs, or with the reason why none was found."""
-    if source.names_in(KFD) and not source.read(NVIDIA):
-        return _with_amd_gpus(machine, environ, source)
-    return machine._replace(**_NvidiaSmi(source, full).ask())
+    """Return the snapshot with NVIDIA's or AMD's GPUs, or with the reason why none was found."""
+    is_rocm = machine.torch is not None and machine.torch.hip is not None
+    if is_rocm or not is_nvidia:
+        machine = _with_amd_gpus(machine, environ, source)
+    if is_nvidia and not machine.gpus:
+        return machine._replace(**_NvidiaSmi(source, full).ask())
+    return machine._replace(has_driver=is_rocm)  # otherwise AMD's is there for any display
 
 
 def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
@@ -53,17 +58,17 @@ def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
         install = "pip install --force-reinstall torch --index-url"
         is_listed = device in machine.listed_kinds
         return [f"`{install} {WHEELS}/{kind_of(device).wheels}`"] if is_listed else []
-    if machine.torch_obstacle is not None:
+    if machine.mismatch is not None:
         return _matching_torch(machine)
     if machine.visible_gpus:
         return how_to_free(machine.visible_gpus[0])
-    if machine.gpus:
-        return [f"`unset {kind_of(machine.gpu_kind).mask}`"]
-    if machine.driver_is_silent:
-        return [
-            "run `nvidia-smi` to see why; reboot after a driver update; start a container with "
-            "--gpus all"
-        ]
+    if machine.mask is not None and (machine.gpus or machine.is_hidden):
+        return [f"`unset {machine.mask_variable}`"]
+    if machine.has_driver and machine.gpu_kind == CUDA.name:
+        tool, flags = CUDA.tool, "--gpus all"
+        if machine.is_rocm:
+            tool, flags = "rocm-smi", "--device /dev/kfd --device /dev/dri"
+        return [f"run `{tool}` to see why; reboot after an update; start a container with {flags}"]
     return []
 
 
@@ -95,83 +100,116 @@ def _matching_torch(machine: Machine) -> list[str]:
     return [install]
 
 
-class _NvidiaSmi:
-    FIELDS = (
-        *("name", "uuid", "memory.total", "compute_cap", "compute_mode", "mig.mode.current"),
-        *("memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total"),
-        *("pci.bus_id", "driver_version"),
-    )
+FIELDS = (
+    *("name", "uuid", "memory.total", "compute_cap", "compute_mode", "mig.mode.current"),
+    *("memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total"),
+    *("pci.bus_id", "driver_version"),
+)
+"""What nvidia-smi is asked for each GPU."""
 
+
+class _NvidiaSmi:
     def __init__(self, source: Source, full: bool) -> None:
         self._source = source
         self._full = full
 
     def ask(self) -> dict[str, Any]:
         """Return the fields of the machine that nvidia-smi reports, or why it reports none."""
+        answers, fault = self._query()
+        if not answers:
+            found = [re.match(_SMI_GPU, line) for line in self._lines("-L")[0]]
+            answers = [{"name": one[1], "uuid": one[2]} for one in found if one is not None]
+        gpus = tuple(self._gpu(answer, fault) for answer in answers)
+        fault = fault or next((gpu.unknown["uuid"] for gpu in gpus if not gpu.uuid), "")
+        versions = [answer.get("driver_version", "") for answer in answers]
+        why = f"an NVIDIA driver is loaded, but nvidia-smi lists no GPU: {fault}".removesuffix(": ")
+        return {
+            "gpus": gpus,
+            "gpus_reason": "found by nvidia-smi" if gpus else why,
+            "driver": next((version for version in versions if numbers(version) > (0,)), None),
+            "driver_fault": fault,
+            "has_driver": True,
+        }
+
+    def _lines(self, *words: str) -> tuple[list[str], str]:
+        """Return the lines that it prints, and the error if it fails."""
         try:
-            rows = self._rows(f"--query-gpu={','.join(self.FIELDS)}")
-            answers = [dict(zip(self.FIELDS, row, strict=True)) for row in rows]
-            gpus = tuple(map(self._gpu, answers))
-        except (OSError, ValueError, KeyError) as error:
-            reason = f"an NVIDIA driver is installed, but nvidia-smi fails: {error}"
-            return {"gpus": (), "gpus_reason": reason, "driver_is_silent": True}
-        if not gpus:
-            return {"gpus": (), "gpus_reason": "the NVIDIA driver lists no GPU"}
-        driver = answers[0]["driver_version"]
-        return {"gpus": gpus, "gpus_reason": "found by nvidia-smi", "driver": driver}
+            text = self._source.output_of(["nvidia-smi", *words])
+        except FileNotFoundError:
+            return [], "it is not installed"
+        except OSError as error:
+            return [], error.strerror or str(error)
+        return [line for line in text.splitlines() if line.strip()], ""
 
-    def _rows(self, query: str) -> list[list[str]]:
-        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-        lines = self._source.output_of(command).splitlines()
-        return [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
+    def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
+        """Return the rows of as many cells, and the first line that is none, or the error."""
+        lines, fault = self._lines(query, "--format=csv,noheader,nounits")
+        rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+        odd = [line.strip() for line, row in zip(lines, rows, strict=True) if len(row) != width]
+        return [row for row in rows if len(row) == width], fault or "".join(odd[:1])
 
-    def _gpu(self, answer: Mapping[str, str]) -> Gpu:
-        major, _, minor = answer["compute_cap"].partition(".")
-        word = answer["compute_mode"].lower()
+    def _query(self) -> tuple[list[dict[str, str]], str]:
+        """Return the cells of each GPU, by those fields that this driver has, and what is wrong."""
+        fields = list(FIELDS)
+        while True:
+            rows, fault = self._rows(f"--query-gpu={','.join(fields)}", len(fields))
+            known = [name for name in fields if f'"{name}"' not in fault]
+            if known == fields or not known:
+                return [dict(zip(fields, row, strict=True)) for row in rows], fault
+            fields = known
+
+    def _gpu(self, answer: Mapping[str, str], fault: str) -> Gpu:
+        name, uuid = answer.get("name", ""), answer.get("uuid", "")
+        version = re.fullmatch(r"(\d+)\.(\d+)", answer.get("compute_cap", ""))
+        word = answer.get("compute_mode", "").lower()
         mode = EXCLUSIVE if word.startswith(_SMI_IS_EXCLUSIVE) else word
-        is_mig = answer["mig.mode.current"] == _SMI_MIG_IS_ON
-        uuid = answer["uuid"]
         gpu = Gpu(
-            name=answer["name"],
-            uuid=uuid,
-            memory_bytes=_bytes(answer["memory.total"]),
-            capability=(int(major), int(minor)),
+            name="NVIDIA GPU" if name[:1] in ("", "[") else name,
+            uuid=uuid if uuid.startswith("GPU-") else "",
+            memory_bytes=_bytes(answer.get("memory.total", "")),
+            capability=(int(version[1]), int(version[2])) if version else None,
             compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
-            is_mig=is_mig,
-            slices=self._slices(answer["name"], uuid) if is_mig else (),
         )
+        if answer.get("mig.mode.current") == _SMI_MIG_IS_ON:
+            gpu = self._with_slices(gpu)
         if self._full or gpu.compute_mode == EXCLUSIVE:
-            gpu = gpu._replace(
-                use=GpuUse(
-                    _bytes(answer["memory.used"]),
-                    _number(answer["utilization.gpu"]),
-                    self._pids(uuid),
-                )
+            use = GpuUse(
+                _bytes(answer.get("memory.used", "")),
+                _number(answer.get("utilization.gpu", "")),
+                self._pids(gpu.uuid),
             )
-        if not self._full:
-            return gpu
-        return gpu._replace(
-            numa_node=_numa_node(self._source, answer["pci.bus_id"]),
-            ecc_errors=_number(answer["ecc.errors.uncorrected.volatile.total"]),
-        )
+            gpu = gpu._replace(use=use)
+        if self._full:
+            errors = answer.get("ecc.errors.uncorrected.volatile.total", "")
+            gpu = gpu._replace(ecc_errors=_number(errors))
+        fields = {"uuid": "uuid", "memory_bytes": "memory.total", "capability": "compute_cap"}
+        reasons = {
+            fact: f"nvidia-smi reports {answer.get(field) or fault or 'nothing'}"
+            for fact, field in fields.items()
+            if not getattr(gpu, fact)
+        }
+        return gpu._replace(unknown={**gpu.unknown, **reasons})
 
     def _pids(self, uuid: str) -> tuple[int, ...]:
-        apps = self._rows("--query-compute-apps=gpu_uuid,pid")
-        return tuple(int(pid) for gpu, pid in apps if gpu == uuid)
+        apps, _ = self._rows("--query-compute-apps=gpu_uuid,pid", 2)
+        return tuple(int(pid) for gpu, pid in apps if gpu == uuid and pid.isdecimal())
 
-    def _slices(self, name: str, uuid: str) -> tuple[MigSlice, ...]:
+    def _with_slices(self, gpu: Gpu) -> Gpu:
         """Read `nvidia-smi -L`, which lists the slices of a GPU below it."""
         slices = []
         owner = ""
-        for line in self._source.output_of(["nvidia-smi", "-L"]).splitlines():
+        lines, fault = self._lines("-L")
+        for line in lines:
             found = re.search(_SMI_UUID, line)
             profile = re.match(_SMI_SLICE, line)
             if found and not profile:
                 owner = found[1]
-            elif found and profile and owner == uuid:
-                memory = int(profile[2]) * 2**30
-                slices.append(MigSlice(f"{name} MIG {profile[1]}", found[1], memory))
-        return tuple(slices)
+            elif found and profile and owner == gpu.uuid:
+                size = re.search(r"(\d+)gb", profile[1])
+                memory = int(size[1]) * 2**30 if size else None
+                slices.append(MigSlice(f"{gpu.name} MIG {profile[1]}", found[1], memory))
+        unknown = {"slices": f"nvidia-smi -L: {fault}"} if fault else {}
+        return gpu._replace(is_mig=True, slices=tuple(slices), unknown=unknown)
 
 
 def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source) -> Machine:
@@ -180,52 +218,54 @@ def _with_amd_gpus(machine: Machine, environ: Mapping[str, str], source: Source)
     Source: the kernel's amdkfd, kfd_topology.c. amdsmi reports more, but must match the
     installed ROCm; planning needs only these facts.
     """
-    gpus = []
-    for node in sorted(source.names_in(KFD), key=int):
-        lines = source.read(f"{KFD}/{node}/properties").splitlines()
-        facts = dict(line.split(maxsplit=1) for line in lines if " " in line)
-        version = int(facts.get("gfx_target_version", "0"))  # 90010 is gfx90a, 110000 gfx1100
-        if not version:
-            continue
-        banks = [
-            source.read(f"{KFD}/{node}/mem_banks/{bank}/properties")
-            for bank in source.names_in(f"{KFD}/{node}/mem_banks")
-        ]
-        sizes = [int(size) for bank in banks for size in re.findall(r"size_in_bytes (\d+)", bank)]
-        unique = int(facts.get("unique_id", "0"))  # 0 if the card has none
-        major, minor, step = version // 10000, version // 100 % 100, version % 100
-        gpus.append(
-            Gpu(
-                name=f"AMD gfx{major}{minor:x}{step:x}",
-                uuid=f"GPU-{unique:016x}" if unique else f"GPU-XX-{node}",
-                memory_bytes=sum(sizes),
-                capability=(major, minor),
-            )
-        )
-    for variable in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if variable in environ:
-            reason = (
-                f"{variable}={environ[variable]!r} is set, which Headway does not support; set "
-                "CUDA_VISIBLE_DEVICES instead, which ROCm reads too"
-            )
-            return machine._replace(is_rocm=True, gpus_reason=reason)
+    nodes = sorted((node for node in source.names_in(KFD) if node.isdecimal()), key=int)
+    found = [_amd_gpu(source, node) for node in nodes]
+    gpus = tuple(gpu for gpu in found if gpu is not None)
     reason = "found by the amdgpu driver" if gpus else "the amdgpu driver lists no GPU"
-    return machine._replace(gpus=tuple(gpus), gpus_reason=reason, is_rocm=bool(gpus))
+    machine = machine._replace(gpus=gpus, gpus_reason=reason, is_rocm=True)
+    rocr, hip, cuda = map(environ.get, (_ROCR, _HIP, machine.mask_variable))
+    if rocr is not None:
+        left = tuple(gpu for _, gpu in shown_by_cuda(rocr, gpus))
+        if not left:
+            return machine._replace(mask=rocr, mask_variable=_ROCR)
+        machine = machine._replace(gpus=left)
+    # torch counts by ROCR's variable alone if HIP's is not set beside it
+    if hip is not None or (rocr is not None and cuda is None):
+        return machine._replace(mask=hip, mask_variable=_HIP)
+    return machine
 
 
-def _numa_node(source: Source, bus_id: str) -> int | None:
-    """Return the NUMA node of a PCI device; None if the kernel reports none."""
-    address = bus_id.lower()[-len("0000:00:00.0") :]
-    node = _number(source.read(f"sys/bus/pci/devices/{address}/numa_node"))
-    return node if node is not None and node >= 0 else None
+def _amd_gpu(source: Source, node: str) -> Gpu | None:
+    lines = source.read(f"{KFD}/{node}/properties").splitlines()
+    facts = {name: _number(text) for name, _, text in (line.partition(" ") for line in lines)}
+    version = facts.get("gfx_target_version")  # 90010 is gfx90a, 110000 gfx1100
+    if not (version or facts.get("simd_count")):
+        return None  # a CPU
+    banks = [
+        source.read(f"{KFD}/{node}/mem_banks/{bank}/properties")
+        for bank in source.names_in(f"{KFD}/{node}/mem_banks")
+    ]
+    sizes = [int(size) for bank in banks for size in re.findall(r"size_in_bytes (\d+)", bank)]
+    unique = facts.get("unique_id")  # 0 if the card has none
+    name, capability = "AMD GPU", None
+    if version:
+        major, minor, step = version // 10000, version // 100 % 100, version % 100
+        name, capability = f"AMD gfx{major}{minor:x}{step:x}", (major, minor)
+    return Gpu(
+        name=name,
+        uuid=f"GPU-{unique:016x}" if unique else f"GPU-XX-{node}",
+        memory_bytes=sum(sizes) or None,
+        capability=capability,
+    )
 
 
 def _number(text: str) -> int | None:
     """Return a whole number, or None for other text such as [N/A]."""
     text = text.strip()
-    return int(text) if text.removeprefix("-").isdecimal() else None
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
 
 
-def _bytes(mebibytes: str) -> int:
-    """Return a size; 0 if unknown, as for memory that a GPU shares with the CPU."""
-    return (_number(mebibytes) or 0) * 2**20
+def _bytes(mebibytes: str) -> int | None:
+    """Return a size; None if unknown, as for memory that a GPU shares with the CPU."""
+    number = _number(mebibytes)
+    return None if number is None else number * 2**20

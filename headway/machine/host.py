@@ -43,8 +43,6 @@ def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) ->
         "python": (python, "this interpreter"),
         "affinity": (source.usable_cores(), "the affinity mask of this process"),
         "container": _container(source),
-        "mpi": _hint(environ, "an MPI launcher", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-        "kubernetes": _hint(environ, "Kubernetes", "KUBERNETES_SERVICE_HOST"),
         "open_files": _limit(source, "NOFILE"),
         "processes": _limit(source, "NPROC"),
         "locked_bytes": _limit(source, "MEMLOCK"),
@@ -151,13 +149,6 @@ def _limit(source: Source, name: str) -> Fact:
         value,
         f"RLIMIT_{name}, the soft limit" if value is not None else "this system has no such limit",
     )
-
-
-def _hint(environ: Mapping[str, str], what: str, *variables: str) -> Fact:
-    for variable in variables:
-        if variable in environ:
-            return f"{what} ({variable} is set)", "the environment"
-    return None, f"{' and '.join(variables)} {'are' if len(variables) > 1 else 'is'} not set"
 
 
 def _container(source: Source) -> Fact:

@@ -53,13 +53,19 @@ class Source:
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
     def output_of(self, command: Sequence[str]) -> str:
-        """Return what a tool prints; OSError if it is not installed, fails, or takes over 30 s."""
+        """Return what a tool prints, even if it fails; OSError if it does not start, or hangs."""
         import subprocess
 
+        limit_s = 120 if command[0] == sys.executable else 30  # to import torch; of a tool
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        except subprocess.SubprocessError as error:
-            raise OSError(str(error)) from None
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=limit_s
+            )
+        except subprocess.TimeoutExpired:
+            raise OSError(f"no answer after {limit_s} s") from None
+        if done.returncode and not done.stdout.strip():
+            last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise OSError(last[-1])
         return done.stdout
 
     def bytes_in(self, path: str) -> tuple[int, int] | None:

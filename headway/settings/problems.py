@@ -26,6 +26,7 @@ SETTING_OF = {
     "ACCELERATE_MIXED_PRECISION": "mixed_precision",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
     **{kind.mask: "devices" for kind in KINDS.values() if kind.mask},
+    **dict.fromkeys(("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "devices"),
 }
 """Variables that Headway derives from a setting, so that `env` may not set them."""
 
@@ -290,13 +291,16 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
         from headway.machine.gpus import how_to_use_gpus
 
         asked = f"device is {settings.device!r}" + (f" for {count} processes" * (count > 1))
-        return _problem(
+        if is_detected := _is_detected(settings, "device"):
+            asked = "device is 'auto' and a GPU's driver is loaded"
+        found = _problem(
             settings,
             Code.NO_GPU,
             f"{asked}, but no GPU is visible: {machine.why_not(settings.device)}",
             [*how_to_use_gpus(machine, settings.device), _on_cpu(settings)],
             ["device", "num_processes"] if count > 1 else ["device"],
         )
+        return [one._replace(where="device: auto") if is_detected else one for one in found]
     selection = settings.devices.select(visible)
     if selection.problems:
         exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))

@@ -91,6 +91,8 @@ def _of_selection(plan: LaunchPlan) -> Iterator[str]:
     yield from (f"skipped {reason}" for reason in selection.passed_over)
     if machine.mask_fault is not None:
         yield f"{machine.mask_fault}: {machine.describe_gpus()}"
+    if machine.driver_fault:
+        yield f"{kind_of(settings.device).tool} reports: {machine.driver_fault}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
         yield f"only one of {slices} MIG slices is used: CUDA shows a process only one"
@@ -100,10 +102,15 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
     device, reason = plan.machine.best_device()
     origin = plan.settings.origin("device")
     is_best = origin.layer is Layer.DETECTED and not origin.variable
-    if plan.machine.gpus and device == "cpu" and is_best:
+    if not is_best or device != "cpu":
+        return
+    if plan.machine.unused_card:
+        yield f"{plan.machine.unused_card}; fix: install the driver"
+    if plan.machine.gpus or plan.machine.has_driver:
         from headway.machine.gpus import how_to_use_gpus
 
-        gpus = f"{len(plan.machine.gpus)} GPU" + "s" * (len(plan.machine.gpus) > 1)
+        count = len(plan.machine.gpus)
+        gpus = f"{count or 'any'} GPU" + "s" * (count > 1)
         yield f"{gpus} not used: {reason}; fix: {'; or '.join(how_to_use_gpus(plan.machine))}"
 
 

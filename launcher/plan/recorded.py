@@ -120,5 +120,5 @@ def _facts(machine: Machine) -> dict[str, str]:
         "cores": str(machine.cores),
         "gpus": ", ".join(gpu.name for gpu in machine.gpus) or "none",
         "driver": machine.driver or "none",
-        "cuda_visible_devices": machine.cuda_visible_devices or "",
+        "gpu_mask": machine.mask or "",
     }

@@ -89,7 +89,8 @@ def _hidden_gpus(plan: LaunchPlan) -> Variables:
     has_gpus = plan.settings.device == "cpu" and plan.machine.visible_gpus
     if not has_gpus or there.empty_mask is None:
         return {}
-    return {there.mask: _from(plan.settings, "device", there.empty_mask)}
+    hidden = there.empty_mask if plan.machine.mask_variable == there.mask else "-1"
+    return {plan.machine.mask_variable: _from(plan.settings, "device", hidden)}
 
 
 def _of_device(plan: LaunchPlan) -> Variables:
@@ -106,13 +107,9 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
     has_slices = any(visible[index].slice_of for index in plan.gpus)
     changes: Variables = {}
     if has_slices or plan.gpus != tuple(range(len(visible))):
-        names = [str(index) for index in range(len(visible))]
-        if has_slices:
-            names = [gpu.uuid for gpu in visible]
-        elif machine.mask is not None:  # indices count within it
-            names = list(machine.mask_entries)
+        names = [gpu.uuid if has_slices else name for name, gpu in machine.shown]
         mask = ",".join(names[index] for index in plan.gpus)
-        changes[kind_of(machine.gpu_kind).mask] = _from(plan.settings, "devices", mask)
+        changes[machine.mask_variable] = _from(plan.settings, "devices", mask)
     if _counts_fastest_first(machine) and machine.mask is None:
         reason = "different GPU models: same order as in nvidia-smi"
         changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
@@ -236,5 +233,5 @@ def _counts_fastest_first(machine: Machine) -> bool:
     Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.
     """
     models = {gpu.name for gpu in machine.gpus}
-    is_nvidia = machine.gpu_kind == CUDA.name and not machine.is_rocm
+    is_nvidia = machine.gpu_kind == CUDA.name and not machine.is_rocm and not machine.is_by_torch
     return len(models) > 1 and machine.cuda_device_order is None and is_nvidia

@@ -143,7 +143,7 @@ def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
     variable = None
     if mask is not None:
         variable = ",".join(EIGHT[index].uuid if by_uuid else str(index) for index in mask)
-    machine = Machine(gpus=EIGHT, cuda_visible_devices=variable)
+    machine = Machine(gpus=EIGHT, mask=variable)
     visible = machine.visible_gpus
     wanted: list[Name] = data.draw(
         st.lists(st.integers(0, len(visible) - 1), min_size=1, unique=True)
@@ -155,5 +155,5 @@ def test_a_selection_goes_through_an_existing_mask_and_never_around_it(
     assert plan.gpus == selected
     changes = plan.environment
     if "CUDA_VISIBLE_DEVICES" in changes:
-        machine = machine._replace(cuda_visible_devices=changes["CUDA_VISIBLE_DEVICES"].value)
+        machine = machine._replace(mask=changes["CUDA_VISIBLE_DEVICES"].value)
     assert list(machine.visible_gpus) == [visible[index] for index in selected]

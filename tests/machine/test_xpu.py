@@ -58,19 +58,24 @@ def test_the_kind_for_which_torch_is_built_is_used_where_a_machine_has_two() -> 
 
 
 @pytest.mark.parametrize(
-    ("mask", "visible"),
+    ("hierarchy", "mask", "names"),
     [
-        (None, ["18", "4d", "9a", "b5"]),
-        ("2,0", ["18", "9a"]),
-        ("1,7", ["4d"]),
-        ("0.1", []),
-        ("", []),
+        ("COMPOSITE", "1,0", ["0", "1"]),  # a set
+        ("COMPOSITE", "0.1,1.0,1.1", ["0.1", "1.0,1.1"]),
+        ("COMPOSITE", "0.2,9,x,1", ["1"]),
+        (None, "3", ["3"]),
+        (None, None, ["0", "1"]),
+        ("COMBINED", "0.0,3,4", ["3"]),
     ],
 )
-def test_the_mask_is_a_set_of_whole_cards(mask: str | None, visible: list[str]) -> None:
-    machine = quick(FOUR, **({} if mask is None else {"ZE_AFFINITY_MASK": mask}))
-    assert [gpu.uuid[5:7] for gpu in machine.visible_gpus] == visible
-    assert quick(FOUR, CUDA_VISIBLE_DEVICES="").visible_gpus
+def test_cards_of_two_tiles_are_counted_as_level_zero_counts_them(
+    hierarchy: str | None, mask: str | None, names: list[str]
+) -> None:
+    two = FOUR._replace(files=intel("0000:18:00.0", "0000:4d:00.0", model="0BD5"))
+    given = {"ZE_FLAT_DEVICE_HIERARCHY": hierarchy, "ZE_AFFINITY_MASK": mask}
+    environ = {name: text for name, text in given.items() if text is not None}
+    machine = quick(two, CUDA_VISIBLE_DEVICES="", **environ)
+    assert [name for name, _ in machine.shown] == names
 
 
 @pytest.mark.parametrize(
@@ -124,5 +129,5 @@ def test_more_ranks_than_gpus_are_refused_and_each_precision_is_planned() -> Non
     for precision in ("no", "bf16", "fp16"):
         assert planned("intel_4", mixed_precision=precision).gpus == (0, 1, 2, 3)
     settings = planned("intel_4").settings
-    hidden = load("intel_4")._replace(gpu_mask="1")
+    hidden = load("intel_4")._replace(mask="1")
     assert [one.code for one in problems(settings, hidden)] == [Code.TOO_FEW_GPUS]

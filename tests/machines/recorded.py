@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,8 @@ class Recorded(Source):
 
     def output_of(self, command: Sequence[str]) -> str:
         words = [word.partition("=")[0] for word in command]
+        if command[0] == sys.executable:
+            words = ["python"]
         for name in (" ".join(words[:2]), words[0]):
             if name in self.recording.tools:
                 return self.recording.tools[name]
@@ -186,6 +189,17 @@ def server(cards: list[Any], **changes: Any) -> Recording:
     return whole._replace(**changes)
 
 
+def answer(*gpus: dict[str, Any], error: str = "") -> str:
+    """Return what torch answers, in a child, when it is asked for its devices."""
+    return json.dumps({"version": "2.13.0", "gpus": gpus, "error": error})
+
+
+def with_torch(recording: Recording, *gpus: dict[str, Any], error: str = "") -> Recording:
+    """Return the machine with a torch that finds these GPUs there."""
+    tools = {**recording.tools, "python": answer(*gpus, error=error)}
+    return recording._replace(tools=tools)
+
+
 def intel(*slots: str, driver: str = "xe", model: str = "E20B") -> dict[str, str]:
     """Return what the kernel says of Intel's GPUs at these PCI addresses."""
     files = {"sys/class/drm/version": "drm 1.1.0 20060810\n"}
@@ -260,8 +274,12 @@ RECORDINGS: dict[str, Recording] = {
     "mac_13_new_torch": mac("13.7.4"),
     "mac_torch_without_mps": mac(torch=torch("1.11.0")),
     "mac_virtual": mac(sysctl={"kern.hv_vmm_present": "1"}),
-    "cpu_torch_on_gpu_box": server(h100s(2), torch=torch("2.13.0+cpu")),
-    "driver_too_old": server(h100s(2), driver="535.129.03"),
+    "cpu_torch_on_gpu_box": with_torch(
+        server(h100s(2), torch=torch("2.13.0+cpu")), error="Torch not compiled with CUDA enabled"
+    ),
+    "driver_too_old": with_torch(
+        server(h100s(2), driver="535.129.03"), error="The NVIDIA driver on your system is too old"
+    ),
     "container_half_core_2gib": Recording(
         files=linux(
             "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz",
@@ -299,7 +317,9 @@ RECORDINGS: dict[str, Recording] = {
     "mask_empty": server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": ""}),
     "mask_minus_one": server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": "-1"}),
     "mask_uuids": server(h100s(8), environ={"CUDA_VISIBLE_DEVICES": f"{UUIDS[5]},{UUIDS[2]}"}),
-    "mask_duplicates": server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": "1,1"}),
+    "mask_duplicates": with_torch(
+        server(h100s(4), environ={"CUDA_VISIBLE_DEVICES": "1,1"}), error="No CUDA GPUs available"
+    ),
     "slurm_node": server(
         h100s(8),
         environ={

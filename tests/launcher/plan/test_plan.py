@@ -184,7 +184,7 @@ def test_extra_variables_reach_the_script_and_beat_what_is_computed() -> None:
     assert plan(env="OMP_NUM_THREADS=7").settings.threads_per_process == 7
 
 
-MASKED = SERVER._replace(cuda_visible_devices="6,4,GPU-2")
+MASKED = SERVER._replace(mask="6,4,2")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ MASKED = SERVER._replace(cuda_visible_devices="6,4,GPU-2")
         (SERVER, {"devices": "3,"}, "3"),
         (SERVER, {"devices": ["5", "0"]}, "5,0"),
         (SERVER, {"num_processes": "2"}, "0,1"),
-        (MASKED, {"devices": "2,0"}, "GPU-2,6"),
+        (MASKED, {"devices": "2,0"}, "2,6"),
         (SERVER, {"device": "cpu"}, ""),  # hidden from plain scripts
     ],
 )

@@ -61,10 +61,6 @@ def test_the_device_and_its_gpus(
         ("gpu_2_one_busy", {"devices": "idle:1"}, "skipped GPU 0: used by process 31337"),
         ("gpu_exclusive", {}, "exclusive-process, and process 4242 uses it"),
         ("gpu_prohibited", {}, "compute mode is prohibited"),
-        ("cpu_torch_on_gpu_box", {}, "2 GPUs not used: this torch (2.13.0+cpu)"),
-        ("cpu_torch_on_gpu_box", {}, "whl/cu130"),
-        ("driver_too_old", {}, "2 GPUs not used: the NVIDIA driver 535"),
-        ("driver_too_old", {}, "fix: update the NVIDIA driver"),
         ("mask_minus_one", {}, "4 GPUs not used: CUDA_VISIBLE_DEVICES='-1'"),
         ("mask_minus_one", {}, "unset CUDA_VISIBLE_DEVICES"),
     ],
@@ -91,7 +87,7 @@ def test_several_models_are_counted_as_nvidia_smi_counts_them() -> None:
 
 def test_a_mask_that_cuda_cuts_short_is_named() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "1,9,2"}
-    cut = load("gpu_4")._replace(cuda_visible_devices="1,9,2")
+    cut = load("gpu_4")._replace(mask="1,9,2")
     what = "CUDA_VISIBLE_DEVICES=1,9,2 shows no GPU from 9 on"
     assert any(what in note for note in plan_for(cut, environ).notes)
     with pytest.raises(MachineError, match=what):
@@ -99,6 +95,9 @@ def test_a_mask_that_cuda_cuts_short_is_named() -> None:
 
 
 REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("cpu_torch_on_gpu_box", {}, ("device is 'auto'", "this torch (2.13.0+cpu)", "whl/cu130")),
+    ("driver_too_old", {}, ("the NVIDIA driver 535", "update the NVIDIA driver", "--device cpu")),
+    ("mask_duplicates", {}, ("lists one twice", "torch finds none", "unset CUDA_VISIBLE_DEVICES")),
     ("laptop_cpu", {"device": "gpu"}, ("no NVIDIA driver",)),
     (
         "gpu_mixed",

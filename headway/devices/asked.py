@@ -1,0 +1,45 @@
+"""Prints what torch itself finds of a device kind: `python -m headway.devices.asked cuda [try]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from headway.devices.kind import DeviceKind
+from headway.devices.table import kind_of
+
+
+def main(words: Sequence[str]) -> None:
+    """Print a line of JSON, which `machine/asking.py` reads; `try` also uses the first device."""
+    import torch
+
+    kind, found, error = kind_of(words[0]), [], ""
+    try:
+        kind.load()
+        count = kind.count() if kind.is_available() else 0
+        found = [_facts(getattr(torch, kind.name), index, kind) for index in range(count)]
+        if not found or "try" in words:
+            torch.zeros(1, device=kind.name)
+    except Exception as reason:  # noqa: BLE001  a driver may raise anything
+        error = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
+    print(json.dumps({"version": torch.__version__, "gpus": found, "error": error}))
+
+
+def _facts(part: Any, index: int, kind: DeviceKind) -> dict[str, Any]:
+    """Return what torch knows about a device, as fields of `Gpu`."""
+    if not kind.is_numbered:
+        return {"name": kind.label}
+    there = part.get_device_properties(index)
+    uuid = getattr(there, "uuid", "")
+    return {
+        "name": there.name,
+        "uuid": f"GPU-{uuid}" if uuid else "",
+        "memory_bytes": there.total_memory,
+        "capability": (there.major, there.minor) if hasattr(there, "major") else None,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""Asks torch, in another Python, for the devices that it finds: its answer holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headway.contract.typed import parse, read
+from headway.devices.table import MPS, kind_of
+from headway.machine.facts import Gpu, Machine
+from headway.machine.source import Source
+
+
+class Answer(NamedTuple):
+    """What `headway/devices/asked.py` prints; a device's error is the reason why it has none."""
+
+    version: str
+    gpus: tuple[Gpu, ...]
+    error: str
+
+
+def ask_torch(source: Source, device: str, *words: str) -> Answer:
+    """Return torch's answer; OSError if that Python cannot start, or import torch, or hangs."""
+    command = [sys.executable, "-m", "headway.devices.asked", device, *words]
+    lines = source.output_of(command).splitlines()
+    try:
+        return read(Answer, parse(lines[-1]))
+    except (IndexError, ValueError):
+        raise OSError((lines or ["no answer"])[-1]) from None
+
+
+def as_torch_answers(
+    machine: Machine, environ: Mapping[str, str], source: Source, device: str
+) -> Machine:
+    """Return the machine with the devices of this kind that torch finds, or with why it has none.
+
+    What the driver's tool reports of a GPU is kept. If torch does not answer, detection holds.
+    """
+    gpus: tuple[Gpu, ...] = ()
+    try:
+        _, gpus, error = ask_torch(source, device)
+        refusal = f"torch finds none: {error}"
+    except OSError as error:
+        if machine.visible_gpus:
+            return machine
+        refusal = f"torch does not answer: {error.strerror or error}"
+    if device == MPS.name:
+        return machine._replace(mps=True, mps_reason="found by torch") if gpus else machine
+    if not gpus:
+        is_news = machine.has_driver and device == machine.gpu_kind
+        return machine._replace(torch_refusal=refusal) if is_news else machine
+    if device != machine.gpu_kind:
+        variable = kind_of(device).mask
+        machine = machine._replace(gpus=(), mask=environ.get(variable), mask_variable=variable)
+    known = {part.uuid: part for gpu in machine.gpus for part in gpu.parts() if part.uuid}
+    return machine._replace(
+        gpus=tuple(known.get(gpu.uuid, gpu) for gpu in gpus),
+        gpus_reason="found by torch",
+        gpu_kind=device,
+        is_rocm=machine.torch is not None and machine.torch.hip is not None,
+        has_driver=True,
+        is_by_torch=True,
+    )
