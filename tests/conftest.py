@@ -220,12 +220,12 @@ def own_signals() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
-    """Have processes with torch in memory, from which tests start theirs."""
+    """Have a process with torch in memory, from which tests start theirs."""
     from tests.distributed.launching import warm_python
 
     with pytest.MonkeyPatch.context() as patch:
         forget_steering(patch)  # as each test does
-        with warm_python(), warm_python(OMP_NUM_THREADS="1"):
+        with warm_python():
             _KEPT.update(_direct_children() or ())
             yield
 

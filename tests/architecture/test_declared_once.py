@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,8 +33,10 @@ IMPLEMENTED = ("headway.precision.", "headway.strategies.")
 """The rooms that map each precision, and each strategy, to the class that implements it."""
 
 
-def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
-    """Yield the line and the texts of each tuple, list, set and map that is written out."""
+@cache
+def literals(path: Path) -> list[tuple[int, set[str]]]:
+    """Return the line and the texts of each tuple, list, set and map that is written out."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             parts: list[ast.expr | None] = [*node.elts]
@@ -45,7 +47,8 @@ def literals(path: Path) -> Iterator[tuple[int, set[str]]]:
         else:
             continue
         texts = [part.value for part in parts if isinstance(part, ast.Constant)]
-        yield node.lineno, {text for text in texts if isinstance(text, str)}
+        found.append((node.lineno, {text for text in texts if isinstance(text, str)}))
+    return found
 
 
 @pytest.mark.parametrize("kind", ONCE)

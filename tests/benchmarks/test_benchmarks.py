@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed import launching
 from tests.docs.test_screens import ROOT
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_pythons")]
 
 
 def run(benchmark: str, *options: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / benchmark), *options],
-        env={**environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
+    command = [sys.executable, str(ROOT / "benchmarks" / benchmark), *options]
+    environ = launching.environment(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    return launching.run(command, environ, timeout_s=170)
 
 
 def test_the_gpu_benchmark_measures_each_contender_and_says_where_a_gpu_is_missing() -> None:

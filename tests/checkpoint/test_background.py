@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,7 +19,7 @@ from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from headway.trackers.project import ProjectConfiguration  # noqa: E402
-from tests.distributed.launching import environment, script  # noqa: E402
+from tests.distributed.launching import environment, run, script  # noqa: E402
 
 
 @pytest.fixture
@@ -120,14 +119,9 @@ accelerator.save_state("two", wait=False)
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
 def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error() -> None:
-    done = subprocess.run(
-        [sys.executable, script(SCRIPT)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run([sys.executable, script(SCRIPT)], environment(), timeout_s=120)
     assert done.returncode == CheckpointError.exit_code
     assert "error:" in done.stderr
     assert "there" in done.stderr

@@ -61,13 +61,11 @@ def test_a_batch_script_starts_one_run_on_all_nodes(slurm: Slurm) -> None:
     assert job.states == {"COMPLETED"}
 
 
-def test_a_shell_of_salloc_trains_on_two_nodes_as_well_as_on_one_machine(slurm: Slurm) -> None:
-    digits = Path(__file__).parents[2] / "examples" / "digits.py"
-    words = launch("-q", "--cpu", str(digits)).split()
+@pytest.mark.long
+def test_a_shell_of_salloc_starts_one_run_on_two_nodes(slurm: Slurm) -> None:
+    words = launch("-q", "--cpu", script(SUM)).split()
     done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", *words)
-    assert "number of ranks: 4" in done.stdout, done.stderr
-    [accuracy] = re.findall(r"test accuracy: (\S+)", done.stdout)
-    assert float(accuracy) >= 0.97
+    assert places(done.stdout) == on_two_nodes(2), done.stderr
 
 
 def test_srun_by_hand_with_one_task_on_each_node_starts_one_run(slurm: Slurm) -> None:
@@ -85,6 +83,7 @@ def test_the_tasks_of_srun_are_the_ranks_where_a_node_has_several(slurm: Slurm) 
     assert "num_processes is 3, but slurm has started 2 tasks" in refused.stderr
 
 
+@pytest.mark.long
 def test_the_jobs_of_an_array_are_runs_of_their_own(slurm: Slurm) -> None:
     jobs = slurm.submit(launch("-q", "--cpu", script(SUM)), "--nodes=2", "--array=0-1")
     jobs.wait()

@@ -26,13 +26,13 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def warm_python(**variables: str) -> Iterator[None]:
-    """Have a process with torch in memory, and these variables, which forks what is started."""
+def warm_python() -> Iterator[None]:
+    """Have a process with torch in memory, which forks what is started."""
     is_linux = sys.platform == "linux"  # elsewhere no process can adopt another
     if not is_linux or find_spec("torch") is None:
         yield
         return
-    python = WarmPython(environment(**variables))
+    python = WarmPython(environment())
     _warm_pythons.append(python)
     try:
         yield

@@ -237,6 +237,6 @@ def test_a_variable_that_torch_has_read_already_is_told_once(first: str) -> None
     assert "OMP_NUM_THREADS, TORCH_LOGS," in notes[0]
     assert "--env NAME=VALUE" in notes[0]
     assert "--set start_method=exec" in notes[0]
-    fresh = launch("--cpu", "--num-processes", "2", "--set", "start_method=exec", name)
+    fresh = launch("--cpu", "--supervise", "--set", "start_method=exec", name)
     assert fresh.returncode == 0, fresh.stderr
     assert "the script sets" not in fresh.stderr

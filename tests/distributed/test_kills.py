@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import signal
 import subprocess
@@ -27,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
 ]
 
+LONG = pytest.mark.long
 _GONE_WITHIN_S = 10  # asked to stop, two seconds later killed; the rest is for a busy machine
 
 
@@ -66,18 +66,14 @@ def kill_launcher_and_server(count: int, *words: str) -> list[str]:
     return survivors(_GONE_WITHIN_S)
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(8, marks=pytest.mark.long)]
-)
-def test_nothing_survives_launcher_and_fork_server_killed_together(count: int) -> None:
-    assert not kill_launcher_and_server(count)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("method", ["fork", "exec"])
-def test_nothing_survives_launcher_and_fork_server_killed_together_fifty_times(method: str) -> None:
-    counts = itertools.islice(itertools.cycle([1, 2, 8, 2, 2]), 25)
+@pytest.mark.parametrize(
+    ("counts", "method"),
+    [((2,), "fork"), *(pytest.param((1, 2, 8) * 8, way, marks=LONG) for way in ("fork", "exec"))],
+)
+def test_nothing_survives_launcher_and_fork_server_killed_together(
+    counts: tuple[int, ...], method: str
+) -> None:
     left = [kill_launcher_and_server(count, "--set", f"start_method={method}") for count in counts]
     assert not any(left)
 

@@ -43,7 +43,8 @@ toy.set_device = chosen.append
 toy.empty_cache = toy.synchronize = lambda *_: None
 torch._register_device_module("toy", toy)
 """,
-    "own_parts.py": """
+}
+OWN_PARTS = """
 import torch
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy
@@ -69,8 +70,7 @@ class Summed(Strategy):
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(add_up)
         return model
-""",
-}
+"""
 
 
 @pytest.fixture
@@ -96,9 +96,8 @@ accelerator.end_training()
 
 
 @pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize("flags", [[], ["--device", "toy"]])
-def test_the_ranks_train_on_a_device_kind_of_another_package(flags: list[str]) -> None:
-    done = launch("-q", *flags, script(ON_TOYS))
+def test_the_ranks_train_on_a_device_kind_of_another_package() -> None:
+    done = launch("-q", "--device", "toy", script(ON_TOYS))
     assert done.returncode == 0, done.stderr
     assert "MULTI_GPU tensor([2.])" in done.stdout
 
@@ -136,8 +135,8 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_precision_and_a_strategy_of_another_package_are_obeyed(ranks: int) -> None:
+    script(OWN_PARTS, "own_parts.py")
     done = launch("-q", "--cpu", "--num-processes", str(ranks), script(WITH_OWN_PARTS))
     assert f"doubled {2.0 * ranks}" in done.stdout, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import environment, launch, script
+from tests.distributed.launching import environment, launch, popen, script
 
 pytestmark = pytest.mark.distributed
 PLAIN = """
@@ -39,7 +39,7 @@ def test_six_groups_in_a_row_under_headway(text: str) -> None:
 
 def test_six_groups_in_a_row_under_torchrun(tmp_path: Path) -> None:
     words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    running = subprocess.Popen(
+    running = popen(
         [sys.executable, "-m", *words, script(WITH_ACCELERATOR)],
         env=environment(TMPDIR=str(tmp_path)),  # torchrun leaves a folder behind
         stderr=subprocess.PIPE,

@@ -30,7 +30,7 @@ NEEDS = {
     "accelerate_own.py": "accelerate",
     "transformers_trainer.py": "transformers",
 }
-QUICK = {("ddp.py", 1), ("ddp.py", 2), ("mp_spawn.py", 1)}
+QUICK = {("ddp.py", 1), ("ddp.py", 2)}
 """Those that run without --long: by script, and processes."""
 
 

@@ -19,17 +19,28 @@ CHECKS = [
 ]
 
 
-def run_test(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headway", "test", *words]
-    return run(command, environment(**variables), timeout_s=120)
+def call(command: list[str]) -> int:
+    done = run(command, environment(), timeout_s=120)
+    print(done.stderr, file=sys.stderr)
+    return done.returncode
+
+
+@pytest.fixture
+def forked_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["headway"])  # a worker of xdist has flags
+    monkeypatch.setattr(subprocess, "call", call)
 
 
 @pytest.mark.distributed
-def test_two_ranks_exchange_sums_and_step_as_one_process_would() -> None:
-    words = ("--cpu", "--num-processes", "2", "--json")
-    done = run_test(*words, HEADWAY_MIXED_PRECISION="bf16")
-    assert done.returncode == 0, done.stderr
-    checks = json.loads(done.stdout)["checks"]
+@pytest.mark.usefixtures("forked_launch")
+def test_two_ranks_exchange_sums_and_step_as_one_process_would(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWAY_MIXED_PRECISION", "bf16")
+    code = main(["test", "--cpu", "--num-processes", "2", "--json"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    checks = json.loads(shown.out)["checks"]
     assert [one["check"] for one in checks] == CHECKS
     assert {one["status"] for one in checks} == {"ok"}
     told = {one["check"]: one["what"] for one in checks}
@@ -49,20 +60,18 @@ def test_write_and_test_in_the_questionnaire_trains_on_the_ranks_of_the_new_prof
     assert "ranks 0, 1 of 2" in done.stdout
 
 
-def test_one_process_is_tested_too_in_a_table_with_timings() -> None:
-    done = run_test()
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+@pytest.mark.processes
+@pytest.mark.usefixtures("forked_launch")
+def test_one_process_is_tested_in_a_table_with_timings_and_a_refused_plan_is_as_its_launch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["test"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CHECKS)
     assert all(line.startswith("ok ") and " s  " in line for line in lines)
-
-
-def test_a_plan_that_cannot_be_obeyed_ends_as_its_launch_would() -> None:
-    done = run_test("--device", "cuda", "--num-processes", "4")
-    if os.path.exists("/proc/driver/nvidia"):
-        pytest.skip("needs a machine without GPUs")
-    assert done.returncode == 3
-    assert "no GPU is visible" in done.stderr
+    if not os.path.exists("/proc/driver/nvidia"):
+        assert main(["test", "--device", "cuda", "--num-processes", "4"]) == 3
+        assert "no GPU is visible" in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -76,12 +85,8 @@ def test_a_wrong_result_is_an_error_that_says_how_wrong(
         "smoke.CHECKS['data loader'] = lambda *_: smoke.Outcome(False, 'sample 3 came twice')\n"
         "smoke.main(sys.argv[1])"
     )
-    real = subprocess.call
-
-    def call(command: list[str]) -> int:
-        return real([sys.executable, "-c", text, command[-1]], env=environment(), timeout=120)
-
-    monkeypatch.setattr(subprocess, "call", call)
+    checks_wrong = [sys.executable, "-c", text]
+    monkeypatch.setattr(subprocess, "call", lambda command: call([*checks_wrong, command[-1]]))
     assert main(["test", "--json"]) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
     wrong = {one["check"]: one["what"] for one in checks if one["status"] == "error"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.launcher.diagnosis.watch import Watch
-from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
+from tests.distributed.launching import HEADWAY, environment, is_alive, launch, run, script, start
 from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
@@ -22,8 +22,7 @@ pytestmark = [
 
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    return run([sys.executable, script(text, "python.py")], environment(), timeout_s=120)
 
 
 def _catches_quit(pid: int) -> bool:

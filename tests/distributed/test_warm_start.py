@@ -23,6 +23,7 @@ import json, os, signal, sys, threading
 os.umask(umask := os.umask(0))
 found = {
     "name": __name__,
+    "torch": "torch" in sys.modules,
     "argv": sys.argv,
     "command": sys.orig_argv,
     "path": sys.path,
@@ -30,7 +31,7 @@ found = {
     "warnings": sys.warnoptions,
     "folder": os.getcwd(),
     "umask": umask,
-    "environ": dict(os.environ),
+    "environ": os.environ | dict.fromkeys(("HEADWAY_RUN", "HEADWAY_OWN_RECORD", "MASTER_PORT")),
     "process": [os.getppid(), os.getpgrp(), os.getsid(0)],
     "handlers": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -52,7 +53,10 @@ def seen_by(command: list[str], **options: Any) -> tuple[type, object, dict[str,
     return type(process), (process.returncode, errors), json.loads(out)
 
 
-@pytest.mark.parametrize("program", [["probe.py"], ["-m", "probe"]])
+ALONE = ["-m", "headway", "launch", "-q", "--cpu", "probe.py"]
+
+
+@pytest.mark.parametrize("program", [["probe.py"], ["-m", "probe"], ALONE])
 def test_a_forked_program_finds_what_an_executed_one_finds(program: list[str]) -> None:
     script(PROBE, "probe.py")
     Path("folder").mkdir()
@@ -66,6 +70,7 @@ def test_a_forked_program_finds_what_an_executed_one_finds(program: list[str]) -
             kind, usual_end, usual = seen_by(command, env=env, **options)
         assert kind is subprocess.Popen
         assert end == usual_end == (7, "said\n")
+        assert (forked.pop("torch"), usual.pop("torch")) == (True, False)
         different = [name for name in usual if forked[name] != usual[name]]
         assert not different, [(forked[name], usual[name]) for name in different]
 

@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from headway.launcher.rank import preloaded
 
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *preloaded.READ_AT_IMPORT)
 _CORES = str(len(os.sched_getaffinity(0))) if sys.platform == "linux" else ""
+_PROGRAMS = ("-c", "-m")
 _POSSIBLE = {"env", "cwd", "stdin", "stdout", "stderr", "text"}  # options of Popen
 _LONGEST = 2**17  # of a request
 _ROOM = "-" * 200  # in the command line, which titles of forks overwrite
@@ -62,10 +64,8 @@ class WarmPython:
 
     def can_start(self, command: Sequence[str], options: Mapping[str, Any]) -> bool:
         """Return whether a fork is the same as a Popen with these words and options."""
-        environ = options["env"]
-        if _has_server(command):
-            environ = {"OMP_NUM_THREADS": _threads(command), **environ}
-        return options.keys() <= _POSSIBLE and _read_at_start(environ) == self._settled
+        is_settled = _read_at_start(options["env"]) == self._settled
+        return _is_plain(command) and is_settled and options.keys() <= _POSSIBLE
 
     def fork(
         self, command: Sequence[str], cwd: str | None, env: Mapping[str, str], fds: Sequence[int]
@@ -130,6 +130,7 @@ class _ServerPopen(subprocess.Popen[bytes]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
+_execve = os.execve
 _environ_of_fork: dict[str, str] = {}  # of this process's warm Python
 
 
@@ -209,8 +210,48 @@ def _become(cwd: str, env: Mapping[str, str], fds: Sequence[int]) -> None:
     os.environ.update(env)
     _show_environ(env)
     os.chdir(cwd)
+    if env.get("OMP_NUM_THREADS") == "1":
+        sys.modules["torch"].set_num_threads(1)
+    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     sys.stdout.reconfigure(write_through=bool(env.get("PYTHONUNBUFFERED")))  # type: ignore[union-attr]
     server._reopen_streams()
+
+
+class _Executed(BaseException):
+    """This process becomes another program: its words and variables."""
+
+    args: tuple[Sequence[str], Mapping[str, str]]
+
+
+def _execute(path: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Do as os.execve() does, but with torch in memory where that is the same."""
+    vars(os)["execve"] = _execve
+    is_settled = _read_at_start(environ) == _read_at_start(_environ_of_fork)
+    if _is_plain(command) and is_settled and threading.active_count() == 1:
+        raise _Executed(command, environ)
+    os.execve(path, [*command], environ)
+
+
+def _run_in_place(command: Sequence[str], environ: Mapping[str, str], modules: set[str]) -> None:
+    """Run a program as if it had replaced the one that ran until now."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    _forget_modules(modules)
+    _become(os.getcwd(), environ, ())
+    _run(command)
+
+
+def _forget_modules(usual: Collection[str]) -> None:
+    for name in [*sys.modules]:
+        if name not in usual or name.startswith(("headway", "tests")):
+            _forgotten.append(sys.modules.pop(name))
+
+
+_forgotten: list[object] = []  # kept: what they opened stays open
 
 
 def _show_environ(env: Mapping[str, str]) -> None:
@@ -226,9 +267,13 @@ def _show_environ(env: Mapping[str, str]) -> None:
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a fork cannot have otherwise; for the rest see _become()."""
     read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
-    usual = {"OMP_NUM_THREADS": _CORES, "TORCH_FR_BUFFER_SIZE": read.get("TORCH_FR_BUFFER_SIZE")}
-    return {name: value for name, value in read.items() if usual.get(name, "") != value}
+    for name in ("TORCH_FR_BUFFER_SIZE", "PYTHONDONTWRITEBYTECODE"):
+        read.pop(name, None)
+    if read.get("OMP_NUM_THREADS", "") in ("1", _CORES):
+        del read["OMP_NUM_THREADS"]
+    return {name: value for name, value in read.items() if value}
 
 
 @contextmanager
@@ -245,9 +290,12 @@ def _adopting_orphans() -> Iterator[None]:
 def _run(command: Sequence[str]) -> None:
     """Run a command line as Python does when it starts."""
     sys.orig_argv[:] = command
-    is_module = command[1] == "-m"
-    sys.argv = [*command[2 if is_module else 1 :]]
-    if is_module:
+    kind, is_program = command[1], command[1] in _PROGRAMS
+    sys.argv = [*command[2 if is_program else 1 :]]
+    if kind == "-c":
+        sys.argv[0], sys.path[0] = kind, ""
+        exec(command[2], {"__name__": "__main__"})  # noqa: S102 - Python's own -c does
+    elif is_program:
         sys.path[0] = os.getcwd()
         runpy.run_module(command[2], run_name="__main__", alter_sys=True)
     else:
@@ -266,17 +314,17 @@ def _skip_destructors() -> None:
         libc["__cxa_atexit"](libc.fflush, None, None)
 
 
+def _is_plain(command: Sequence[str]) -> bool:
+    """Return whether this is a program for this Python, without flags for Python itself."""
+    return command[0] == sys.executable and (command[1][0] != "-" or command[1] in _PROGRAMS)
+
+
 def _has_server(command: Sequence[str]) -> bool:
     """Return whether this is a launch that surely has a fork server."""
     if command[1:4] != ["-m", "headway", "launch"]:
         return False
     one = {"--supervise", "--num-machines"}.isdisjoint(command)
     return not one or _num_processes(command) != "1"
-
-
-def _threads(command: Sequence[str]) -> str:
-    """Return the number of threads that a launch on the CPU sets for its fork server."""
-    return _CORES if _num_processes(command) == "1" else "1"
 
 
 def _num_processes(command: Sequence[str]) -> str:
@@ -286,9 +334,7 @@ def _num_processes(command: Sequence[str]) -> str:
 
 def _serve_ranks(usual_modules: Collection[str]) -> None:
     """Run a fork server as Python runs its command, but for the import of torch."""
-    for name in [*sys.modules]:
-        if name not in usual_modules or name.startswith(("headway", "tests")):
-            del sys.modules[name]
+    _forget_modules(usual_modules)
     from headway.launcher.processes import server
 
     server._warm_up = lambda: None
@@ -304,7 +350,7 @@ def main() -> None:
         import torch._dynamo
         import torch.distributed.checkpoint.state_dict
     tempfile.tempdir = None  # which they have asked for
-    usual_modules = [*sys.modules]
+    usual_modules = {*sys.modules}
 
     import torch.distributed.elastic.agent.server.local_elastic_agent
     import torch.distributed.elastic.rendezvous
@@ -316,8 +362,14 @@ def main() -> None:
     command = serve(socket.socket(fileno=int(sys.argv[1])))
     if _has_server(command) and reserve_server():
         _serve_ranks(usual_modules)
-    else:
+        return
+    vars(os)["execve"] = _execute
+    try:
         _run(command)
+        return
+    except _Executed as executed:
+        kept = executed  # with what its frames hold
+    _run_in_place(*kept.args, usual_modules)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import launch, script
+from tests.distributed.launching import HEADWAY, environment, run, script
 from tests.docs import test_screens
 from tests.docs.test_screens import ROOT, printed_by, screens
 
@@ -92,12 +93,13 @@ loader = torch.utils.data.DataLoader(data, batch_size=8)
 AFTER = "\nprint('loss', loss.item(), flush=True)\n"
 
 
-def losses(side: str, *words: str) -> list[float]:
+def losses(side: str, *launcher: str) -> list[float]:
     """Run the README's script, as it was (-) or is (+), and return the last loss of each rank."""
     (diff,) = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
     lines = [line[1:] for line in diff.splitlines() if line[0] in (" ", side)]
     body = "\n".join(lines).replace('"cuda"', '"cpu"')
-    done = launch("-q", "--cpu", *words, script(f"{BEFORE}{body}{AFTER}"))
+    command = [*(launcher or [sys.executable]), script(f"{BEFORE}{body}{AFTER}")]
+    done = run(command, environment(), timeout_s=120)
     assert done.returncode == 0, done.stderr
     return [float(text) for text in re.findall(r"loss (\S+)", done.stdout)]
 
@@ -105,4 +107,4 @@ def losses(side: str, *words: str) -> list[float]:
 @pytest.mark.distributed
 def test_the_eight_lines_of_the_readme_change_nothing_on_one_process_and_train_on_two() -> None:
     assert losses("+") == losses("-")
-    assert len(losses("+", "--num-processes", "2")) == 2
+    assert len(losses("+", *HEADWAY, "-q", "--cpu", "--num-processes", "2")) == 2

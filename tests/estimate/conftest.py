@@ -10,7 +10,7 @@ from tests.estimate.following import Follow, follower
 
 
 @pytest.fixture(scope="module")
-def follow() -> Iterator[Follow]:
+def follow(warm_pythons: None) -> Iterator[Follow]:
     pytest.importorskip("torch")
     with follower() as follow:
         yield follow

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+import headway.estimate.planner
 from headway.estimate.planner import Attempt, Outcome, Planner
+from tests.distributed import launching
 
 ROOT = Path(__file__).resolve().parents[2]
 
 Follow = Callable[..., Outcome]
 """Returns what an attempt at a script found: its path, its arguments, and fields of Attempt."""
+
+
+@contextmanager
+def warm_planners() -> Iterator[None]:
+    """Fork the children of planners, where that is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        forks = SimpleNamespace(Popen=launching.popen, PIPE=subprocess.PIPE)
+        patch.setitem(vars(headway.estimate.planner), "subprocess", forks)
+        yield
 
 
 @contextmanager
@@ -25,8 +39,7 @@ def follower() -> Iterator[Follow]:
     def follow(script: Path | str, *args: str, **options: Any) -> Outcome:
         return planner.follow(Attempt(str(Path(script).resolve()), args, **options))
 
-    with tempfile.TemporaryDirectory() as folder:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
-        with Planner([sys.executable], environ) as planner:
+    with tempfile.TemporaryDirectory() as folder, warm_planners():
+        with Planner([sys.executable], launching.environment(TMPDIR=folder)) as planner:
             yield follow
         assert not [*Path(folder).glob("headway-estimate-*")]

@@ -72,7 +72,8 @@ def test_all_idioms_but_the_hard_ones_are_followed(follow: Follow) -> None:
     assert not [one for one in failed if "ModuleNotFoundError" not in one]
 
 
-def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow, every: int) -> None:
     scripts = sorted((ROOT / "examples").glob("*.py"))
     assert len(scripts) >= 9
     pages = [(page, text) for page, text in blocks("python") if "optimizer.step()" in text]
@@ -80,6 +81,6 @@ def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow) -
     for number, (page, text) in enumerate(pages):
         scripts.append(Path(f"{number}_{page}.py"))
         scripts[-1].write_text(text)
-    for one in scripts:
+    for one in scripts[::every]:
         outcome = follow(one)
         assert (outcome.failed_at, outcome.steps) == ("", 2), one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +23,7 @@ ONE = [*PYTHON]  # what several ranks are compared with: forked, as they are
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 HEADWAY = [*PYTHON, "-m", "headway", "launch", "--cpu", "--num-processes", "2"]
 
-CHECK_MODEL = """\
+CHECK_MODEL = """
 import runpy, sys, torch
 
 digits = runpy.run_path(sys.argv[1])
@@ -59,19 +58,10 @@ def test_digits_learns_counts_each_test_sample_once_and_saves_its_model(
     assert num_correct_of_saved_model(tmp_path / "digits.pt") == int(num_correct)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(PYTHON, id="1 rank", marks=pytest.mark.long),
-        pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
-    ],
-)
-def test_char_gpt_learns_within_a_few_steps_and_samples(
-    launcher: list[str], tmp_path: Path
-) -> None:
-    size = str(64 // (1 if launcher is PYTHON else 2))  # the same global batch on any ranks
-    options = ["--steps", "50", "--batch-size", size, "--sample-length", "50"]
-    stdout, _ = run(launcher, "char_gpt.py", tmp_path, *options)
+@pytest.mark.distributed
+def test_char_gpt_learns_within_a_few_steps_and_samples(tmp_path: Path) -> None:
+    options = ["--steps", "50", "--batch-size", "32", "--sample-length", "50"]
+    stdout, _ = run(HEADWAY, "char_gpt.py", tmp_path, *options)
 
     first, *_, last = losses(stdout)
     assert first > 4.5, "an untrained model knows nothing of 128 characters"
@@ -113,17 +103,9 @@ def test_a_stream_is_shared_out_and_measured_as_one_process_reads_it(tmp_path: P
         assert line.split()[4:] == other.split()[4:]
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(PYTHON, id="1 rank", marks=pytest.mark.long),
-        pytest.param(HEADWAY, id="2 ranks", marks=pytest.mark.distributed),
-    ],
-)
-def test_a_model_of_transformers_learns_to_tell_the_classes_apart(
-    launcher: list[str], tmp_path: Path
-) -> None:
-    stdout, _ = run(launcher, "transformers_classifier.py", tmp_path)
+@pytest.mark.distributed
+def test_a_model_of_transformers_learns_to_tell_the_classes_apart(tmp_path: Path) -> None:
+    stdout, _ = run(HEADWAY, "transformers_classifier.py", tmp_path)
 
     num_correct, num_samples = re.findall(ACCURACY, stdout)[-1]
     assert num_samples == "211"
@@ -195,8 +177,8 @@ def mean_loss(stdout: str) -> float:
 
 def num_correct_of_saved_model(path: Path) -> int:
     """Return how many of the test samples a saved model recognises, without any launcher."""
-    words = [*PYTHON, "-c", CHECK_MODEL, str(EXAMPLES / "digits.py"), str(path)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=150)
+    words = [*PYTHON, launching.script(CHECK_MODEL), str(EXAMPLES / "digits.py"), str(path)]
+    done = launching.run(words, environment(), timeout_s=150)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

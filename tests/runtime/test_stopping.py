@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -15,6 +14,7 @@ import torch
 
 from headway import Accelerator
 from headway.checkpoint.stopping import Agreement, Request
+from tests.distributed.launching import environment, run, script
 from tests.runtime.resumed_training import (
     CHECKPOINTS,
     PROJECT,
@@ -179,6 +179,7 @@ def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
 @pytest.mark.parametrize(
     ("call", "unused"),
     [("device", ["resume=latest", "time_limit=60"]), ("resume()", ["time_limit=60"])],
@@ -194,13 +195,8 @@ for _ in range(2):
 accelerator.{call}
 """
     variables = {"HEADWAY_RUN": launched(resume="latest", time_limit=60)}
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run([sys.executable, script(text)], environment(**variables), timeout_s=120)
+    assert done.returncode == 0, done.stderr
     said = [one for one in ("resume=latest", "time_limit=60") if f"{one} had no" in done.stderr]
     assert said == unused
     assert done.stderr.count("had no effect") == len(unused)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from headway.trackers.choice import LoggerType, register_tracker_class
 from headway.trackers.run_file import read_metrics
 from headway.trackers.tracker import NoTracker
 from headway.tracking import GeneralTracker, on_main_process
-from tests.distributed.launching import environment, script
+from tests.distributed.launching import environment, run, script
 
 
 class Recorder(GeneralTracker):
@@ -301,15 +300,10 @@ if sys.argv[1:]:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
 @pytest.mark.parametrize(
     ("words", "said"), [([], "finished\n"), (["x"], "finished after an error\n")]
 )
 def test_trackers_are_finished_when_the_script_ends(words: list[str], said: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, script(ENDS), *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = run([sys.executable, script(ENDS), *words], environment(), timeout_s=120)
     assert ended.stdout == said, ended.stderr
