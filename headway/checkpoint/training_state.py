@@ -389,7 +389,7 @@ class OwnOfRank(_Part):
         return {
             "generators": generator_states(training.world.device),
             "loaders": positions,
-            "tokens": training.accumulation.token_mean.pending,
+            "tokens": training.accumulation.pending,
             "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
             "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
         }
@@ -414,7 +414,7 @@ class OwnOfRank(_Part):
         """Change the training; yield a name before that."""
         yield "what each rank has of its own"
         training, own = self._training, checkpoint.own
-        training.accumulation.token_mean.pending = own["tokens"]
+        training.accumulation.pending = own["tokens"]
         parameters = _parameters(training)
         gradients = own["gradients"] or [None] * len(parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):

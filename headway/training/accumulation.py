@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -65,11 +65,17 @@ class Accumulation:
 
     Every rank counts the same, because every rank gets equally many batches. A loop that is left
     early keeps its count: its gradients are still in the model, and count towards the next step.
+
+    Sums over tokens are weighed so that gradients are those of the mean over all tokens of a step.
+    Their number is known only in its last micro-batch. Before the backward pass of that one, in
+    which ranks average their gradients, the ranks add up their tokens, and each scales the
+    gradients that it has accumulated. One small all-reduce for an optimizer step; without
+    accumulation the gradients are not touched at all.
     """
 
     def __init__(self, steps: int, plugin: GradientAccumulationPlugin | None = None) -> None:
         self.steps = steps  # micro-batches in one optimizer step
-        self.token_mean = TokenMean()
+        self._refuses_tokens = False
         self.configure(plugin or GradientAccumulationPlugin())
         self.reset()
 
@@ -83,7 +89,8 @@ class Accumulation:
     def reset(self) -> None:
         """Restart the count, for all optimizers that step with this."""
         self.sync_gradients = True  # whether gradients are due
-        self.token_mean.reset()
+        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The tokens of the micro-batches before this one, and what their sums were divided by."""
         self._micro_batches = 0  # of the step that is under way
         self._is_fresh: bool | None = None  # no backward pass in this micro-batch; None: in none
         self._by_tokens: bool | None = None  # those of this step have num_tokens; None: no pass yet
@@ -140,60 +147,38 @@ class Accumulation:
                 "backward(loss_sum + num_tokens * other_mean, num_tokens=num_tokens)",
             )
 
-
-class TokenMean:
-    """Weighs the sums of micro-batches so that gradients are those of the mean over all tokens.
-
-    The number of tokens of an optimizer step is known only in its last micro-batch. Before the
-    backward pass of that one, in which ranks average their gradients, the ranks add up their
-    tokens, and each scales the gradients that it has accumulated. One small all-reduce for an
-    optimizer step; without accumulation the gradients are not touched at all.
-    """
-
-    def __init__(self) -> None:
-        self._is_refused = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Start a new optimizer step."""
-        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        """The tokens of the micro-batches before this one, and what their sums were divided by."""
-
     @contextmanager
-    def refused_in(self, context: AbstractContextManager[Any]) -> Iterator[None]:
+    def refusing_tokens(self, context: AbstractContextManager[Any]) -> Iterator[None]:
         """Enter `context`, in which nothing says which backward pass is the last of its step."""
-        before, self._is_refused = self._is_refused, True
+        before, self._refuses_tokens = self._refuses_tokens, True
         try:
             with context:
                 yield
         finally:
-            self._is_refused = before
+            self._refuses_tokens = before
 
-    def refuse_open_step(self) -> None:
-        """Raise UsageError if gradients are used before they are those of the mean."""
-        if self.pending is not None:
-            raise UsageError(
-                "optimizer.step() before the last backward(num_tokens=...) of the step",
-                where="the script's accelerator.accumulate(...)",
-                fix="call backward(num_tokens=...) in each micro-batch, on every rank",
-            )
+    def refuse_step(self) -> NoReturn:
+        """Refuse to use gradients before they are those of the mean."""
+        raise UsageError(
+            "optimizer.step() before the last backward(num_tokens=...) of the step",
+            where="the script's accelerator.accumulate(...)",
+            fix="call backward(num_tokens=...) in each micro-batch, on every rank",
+        )
 
     def start_of_backward(
         self,
         loss_sum: torch.Tensor,
         num_tokens: int | torch.Tensor,
-        is_due: bool,
         parameters: Callable[[], Iterable[torch.Tensor]],
         *,
         is_exchanged: bool = False,
     ) -> torch.Tensor:
         """Return the gradient with which the backward pass of `loss_sum` begins.
 
-        The loss is the sum of those of this rank's tokens, of shape [] or [1]. `is_due`: this is
-        the last micro-batch of the step. `is_exchanged`: ranks average the gradients of every
-        micro-batch, not of the last alone.
+        The loss is the sum of those of this rank's tokens, of shape [] or [1]. `is_exchanged`:
+        ranks average the gradients of every micro-batch, not of the last alone.
         """
-        if self._is_refused:
+        if self._refuses_tokens:
             raise UsageError(
                 "backward(num_tokens=...) in no_sync()",
                 where="the script's accelerator.no_sync(...)",
@@ -207,7 +192,7 @@ class TokenMean:
             )
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = _counted(num_tokens).to(loss_sum.device)
-        if not is_due:
+        if not self.sync_gradients:
             if self.pending is None:
                 most = tokens.clamp(min=1)
                 if is_exchanged and rank_and_size()[1] > 1:
@@ -217,7 +202,7 @@ class TokenMean:
             self.pending = before + tokens, unit
             return one / unit
         if self.pending is None:
-            weight = self._weight(tokens)
+            weight = _weight(tokens)
         else:
             weight = self._scale(parameters(), tokens + self.pending[0], self.pending[1])
         return (one * weight).to(loss_sum.dtype)
@@ -228,7 +213,7 @@ class TokenMean:
         tokens: torch.Tensor,
         unit: torch.Tensor,
     ) -> torch.Tensor:
-        weight = self._weight(tokens)
+        weight = _weight(tokens)
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
@@ -238,14 +223,15 @@ class TokenMean:
         self.pending = None
         return weight
 
-    def _weight(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what each token of any rank counts in a sum that the ranks will average."""
-        size = rank_and_size()[1]
-        if size > 1:
-            tokens = tokens.clone()
-            dist.all_reduce(tokens)
-        dtype = torch.float64 if kind_of(tokens.device.type).has_fp64 else torch.float32
-        return size / tokens.clamp(min=1).to(dtype)
+
+def _weight(tokens: torch.Tensor) -> torch.Tensor:
+    """Return what each token of any rank counts in a sum that the ranks will average."""
+    size = rank_and_size()[1]
+    if size > 1:
+        tokens = tokens.clone()
+        dist.all_reduce(tokens)
+    dtype = torch.float64 if kind_of(tokens.device.type).has_fp64 else torch.float32
+    return size / tokens.clamp(min=1).to(dtype)
 
 
 def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:

@@ -72,15 +72,16 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """Change the weights, unless gradients accumulate or overflowed (fp16)."""
         accumulation = self._accumulation
         if accumulation.sync_gradients:
-            if accumulation.token_mean.pending is not None:
-                accumulation.token_mean.refuse_open_step()
+            if accumulation.pending is not None:
+                accumulation.refuse_step()
             progress = self._progress
             if progress.is_watched:
                 progress.enter(OPTIMIZER_STEP)
             try:
                 was_skipped = self._precision.step(self.optimizer, closure)
             finally:
-                progress.phase = SCRIPT.name
+                if progress.is_watched:
+                    progress.phase = SCRIPT.name
             self.step_was_skipped = was_skipped
             if not was_skipped:
                 self.step_count += 1

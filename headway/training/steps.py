@@ -81,12 +81,12 @@ class Steps:
         training = self.training
         if training.strategy.shards and not run_ahead([loss]):
             meet("backward(num_tokens=...)")
-        return training.accumulation.token_mean.start_of_backward(
+        accumulation = training.accumulation
+        return accumulation.start_of_backward(
             loss,
             num_tokens,
-            training.accumulation.sync_gradients,
             training.parameters,
-            is_exchanged=training.strategy.shards or training.accumulation.exchanges_each_batch,
+            is_exchanged=training.strategy.shards or accumulation.exchanges_each_batch,
         )
 
     def accumulate(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
@@ -105,9 +105,7 @@ class Steps:
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model` stay on their rank."""
-        return self.training.accumulation.token_mean.refused_in(
-            self.training.strategy.no_sync(model)
-        )
+        return self.training.accumulation.refusing_tokens(self.training.strategy.no_sync(model))
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
