@@ -133,7 +133,9 @@ class MachinesRendezvous(Rendezvous):
                 raise self._membership.not_taken_in()
             if member.missing is not missing and member.missing is not None:
                 missing = member.missing
-                say(f"waiting for {missing.text}")
+                main = self._membership.address
+                only = f", at main_address {main}, which no other host reaches"
+                say(f"waiting for {missing.text}{only * connect.is_literally_local(main)}")
 
     def _look(self) -> None:
         member = self._member

@@ -146,7 +146,7 @@ def test_a_rank_to_show_that_no_machine_has_is_refused_once_they_have_met() -> N
 def test_a_port_in_use_is_refused_with_the_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        done = launch(*two_machines(port), script("pass"))
+        done = launch(*two_machines(port), "--machine-rank", "0", script("pass"))
     assert done.returncode == 4
     assert f"port {port} is in use" in done.stderr
     assert "--main-port" in done.stderr
@@ -349,7 +349,8 @@ def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
 def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait() -> None:
     process = start(*two_machines(), script("pass"))
     assert process.stderr is not None
-    assert "waiting for machine 1" in lines_to(process.stderr, "waiting for machine 1")[-1]
+    waits = lines_to(process.stderr, "waiting for machine 1")[-1]
+    assert "at main_address 127.0.0.1, which no other host reaches" in waits
     process.send_signal(signal.SIGUSR1)
     assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
     process.send_signal(signal.SIGINT)

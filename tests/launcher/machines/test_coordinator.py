@@ -245,7 +245,7 @@ def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_g
 
 def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> None:
     run = Run(4, 4)
-    for peer, machine in ((1, 0), (2, None), (3, 1)):
+    for peer, machine in ((1, 0), (2, None), (3, 2)):
         assert run.join(peer, machine)
         run.ready(peer)
     run.wait(2)
@@ -254,7 +254,7 @@ def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> Non
     run.ready(4)
     run.probed(1, 2, 3, 4)
     rounds = {peer: message for peer, message in run.sent() if isinstance(message, Round)}
-    assert {peer: one.machine for peer, one in rounds.items()} == {1: 0, 2: 2, 3: 1, 4: 3}
+    assert {peer: one.machine for peer, one in rounds.items()} == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
 def test_a_failure_of_a_rank_ends_all_machines_at_once() -> None:
