@@ -125,8 +125,7 @@ def _torch(machine: Machine) -> Iterator[Check]:
 
 def _device(machine: Machine) -> Iterator[Check]:
     device, reason = machine.best_device()
-    is_there = machine.gpus or machine.has_driver
-    if is_there and all(gpu.obstacle for gpu in machine.visible_gpus):
+    if (machine.gpus or machine.has_driver) and all(gpu.obstacle for gpu in machine.visible_gpus):
         status = ERROR if machine.has_driver and not machine.is_hidden else WARNING
         yield Check("device", status, reason, how_to_use_gpus(machine))
     elif machine.mask_fault is not None:

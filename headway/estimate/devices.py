@@ -84,8 +84,8 @@ def devices_of(machine: Machine) -> Devices:
         if smallest.memory_bytes:
             return Devices("cuda", smallest.name, smallest.memory_bytes, len(gpus))
         why = smallest.unknown.get("memory_bytes", "not reported")
-        what, fix = f"the memory of {smallest.name} is not known: {why}", f"{len(gpus)}x24GB"
-        raise ConfigError(what, where="the machine", fix=f"say it: --devices {fix}")
+        what = f"the memory of {smallest.name} is not known: {why}"
+        raise ConfigError(what, where="the machine", fix=f"pass --devices {len(gpus)}x24GB")
     return Devices("cpu", "CPU", _host_bytes(machine))
 
 

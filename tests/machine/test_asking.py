@@ -112,6 +112,8 @@ def test_a_driver_that_torch_cannot_use_is_an_error_with_the_reason() -> None:
         plan(refused)
     assert plan(refused, device="cpu").notes == ()
     assert plan(refused, {"ACCELERATE_USE_CPU": "1"}).settings.device == "cpu"
+    with pytest.raises(MachineError, match="process 42 uses it"):
+        plan(looked(server([{**FOUR[0], "mode": 3, "pids": (42,)}])))
 
 
 @pytest.mark.parametrize(

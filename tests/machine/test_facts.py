@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
+from headway.estimate.devices import devices_of
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, GpuUse, MigSlice, Torch, is_on
 from headway.machine.snapshot import load_machine, to_json
@@ -76,12 +77,6 @@ def test_the_usable_cores_are_those_of_the_smallest_quota(case: str, tmp_path: P
         assert machine.cores_reason == "cgroup quota of 2.5 cores"
 
 
-def test_a_machine_without_a_driver_says_so(tmp_path: Path) -> None:
-    machine = detect_machine({}, Source(f"{tmp_path}/"))
-    assert machine.gpus == ()
-    assert machine.best_device() == ("cpu", "no NVIDIA driver on this machine")
-
-
 SMI = """\
 Tesla T4, GPU-12, 15360, 7.5, Default, [N/A], 1024, 30, 0, 00000000:00:04.0, 580.82.07
 NVIDIA H100, GPU-34, 81559, 9.0, Prohibited, Enabled, 0, [N/A], [N/A], 00000000:00:05.0, 580.82.07
@@ -117,6 +112,8 @@ def test_what_nvidia_smi_prints_is_read() -> None:
     assert h100.slices == (MigSlice("NVIDIA H100 MIG 1g.10gb", "MIG-56", 10 * 2**30),)
     assert (shared.memory_bytes, shared.use) == (None, GpuUse(None, 0, ()))  # it has the CPU's
     assert shared.unknown == {"memory_bytes": "nvidia-smi reports [N/A]"}
+    with pytest.raises(ConfigError, match="memory of GB10 is not known: nvidia-smi reports"):
+        devices_of(machine)
     assert (machine.driver, machine.gpus_reason) == ("580.82.07", "found by nvidia-smi")
     quick = detect_machine({}, Recorded(recording))
     assert quick.gpus[0].use is None
