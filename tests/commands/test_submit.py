@@ -99,14 +99,14 @@ def test_sbatch_options_replace_those_of_headway_and_of_profiles(script: str) ->
     assert "requeue" not in options
 
 
+@pytest.mark.processes  # torch is asked
 def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(script: str) -> None:
     assert "gpus-per-node" not in options_in(submitted(script))
     words = ["--device", "cuda", "--num-processes", "8", "--threads-per-process", "4"]
     options = options_in(submitted(*words, script))
     assert (options["gpus-per-node"], options["cpus-per-task"]) == ("8", "32")
-    assert (
-        options_in(submitted("--device", "cuda", "--devices", "2", script))["gpus-per-node"] == "2"
-    )
+    two = options_in(submitted("--device", "cuda", "--devices", "2", script))
+    assert two["gpus-per-node"] == "2"
     options = options_in(submitted(*words, "--sbatch", "gres=gpu:a:8", script))
     assert "gpus-per-node" not in options
 
