@@ -759,7 +759,8 @@ class Accelerator(Process):
         generators; inside of gradient accumulation also each rank's gradients. An older checkpoint
         at the same place is replaced in one step; other files in its folder stay.
 
-        Every rank must call it. For weights that one rank writes by itself, see `save`.
+        Every rank must call it; in a loop over a loader at the end of the body, as what follows
+        there is not part of it. For weights that one rank writes by itself, see `save`.
 
         Args:
             output_dir: the folder that it becomes, on a disk that all machines share. With
@@ -821,7 +822,7 @@ class Accelerator(Process):
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that `save_state(wait=False)` started is written.
+        """Take the checkpoint that `checkpoint` has made due, and wait until the last is written.
 
         Raises:
             CheckpointError: a rank could not save it; raised on all, and older checkpoints remain.
@@ -928,18 +929,22 @@ class Accelerator(Process):
         step, by SystemExit with code 75 ("saved, run me again"); after Ctrl-C with 130. Signals are
         noted from the first call on.
 
+        It lies between two batches: in a loop over a prepared loader a checkpoint that is due is
+        taken, and the job left, when the loop asks for its next batch; after the last batch when
+        the next epoch begins, by `wait_for_checkpoint` or `end_training`. Elsewhere at once.
+
         A checkpoint is `checkpoints/step_00000100` in the project folder. The newest `total_limit`
         of this kind stay, or 2 if the project's configuration has no limit.
 
         Args:
             every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
-                None saves now, between micro-batches as well.
+                None saves once, between micro-batches as well.
             allow_pickle: as in `save_state`.
             wait: False: as in `save_state`, a thread writes while training continues. When the job
                 must stop, the call waits all the same.
 
         Returns:
-            The folder, if something was saved.
+            The folder of the checkpoint that was saved or is due.
 
         Raises:
             UsageError: there is no project folder, no optimizer has been prepared, `every` is

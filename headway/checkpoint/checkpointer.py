@@ -95,7 +95,7 @@ class Checkpointer:
             lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
             CheckpointProgress(
                 training.steps_done,
-                0 if training.loader is None else training.loader.epoch,
+                training.epoch,
                 self._began_at,
             ),
             then=note_and_then,
@@ -130,7 +130,8 @@ class Checkpointer:
         self._background.start(prepared)
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the checkpoint that `save_state(wait=False)` started is written."""
+        """Take the checkpoint that is due, if any, and wait until the last one is written."""
+        self.training.run.take()
         if self._background is not None:
             self._background.wait()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from weakref import ref
 
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.folders import (
@@ -27,6 +30,7 @@ from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_st
 from headway.contract.notes import say
 from headway.contract.run import LATEST, NEWEST, is_restart
 from headway.contract.typed import parse
+from headway.data.passes import Run
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.trackers.tracking import RUNS_FILE, Tracking
@@ -36,8 +40,15 @@ _KEEP = 2
 """How many of its checkpoints `checkpoint()` keeps where `total_limit` does not say."""
 
 
+class _Counted:
+    """Holds what counts the epochs of a run, beside the fields of `ResumedRun`."""
+
+    __slots__ = ("_count",)
+    _count: Callable[[int], Iterator[int]]
+
+
 @dataclass(frozen=True)
-class ResumedRun:
+class ResumedRun(_Counted):
     """Where training goes on; all are 0 for a fresh start.
 
     Args:
@@ -52,6 +63,23 @@ class ResumedRun:
     step: int = 0
     samples: int = 0
     checkpoint: str | None = None
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left of `total`, from where the run resumes.
+
+        For loops over several loaders in one epoch: those that were over are empty, and the one
+        that was cut continues. With one loader `range(run.epoch, total)` is enough.
+
+        Examples:
+            >>> import torch
+            >>> from headway import Accelerator
+            >>> accelerator = Accelerator(cpu=True, project_dir="runs/phases")
+            >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(4), batch_size=2))
+            >>> run = accelerator.resume()
+            >>> [[epoch, *map(len, loader)] for epoch in run.epochs(2)]
+            [[0, 2, 2], [1, 2, 2]]
+        """
+        return self._count(total)
 
 
 class Interval(NamedTuple):
@@ -124,6 +152,7 @@ class Preemption:
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._has_told_of_others = False
         self._exit_code: int | None = None  # with which this process has been told to leave
+        self._at_end: Any = None  # what atexit calls, once a checkpoint is due
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
 
@@ -131,12 +160,15 @@ class Preemption:
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
         """Save when a save is due; save and exit when the job must stop."""
-        if every is not None:
+        run = self._training.run
+        if every is not None and run.due is None:
             look_at = self._schedule.look_at
             for optimizer in self._stepping:
                 if optimizer.step_count >= look_at:
                     break
             else:
+                if run.asked:
+                    run.note_leader()
                 return None
         with self._training.progress.calling("checkpoint"):
             return self._checkpoint_now(every, allow_pickle, wait)
@@ -162,7 +194,7 @@ class Preemption:
         training = self._training
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
-        training.skips_itself = False  # a script for Accelerate that calls this has loaders go on
+        self._require_positions()
         self._note_earlier_saves()
         with self._training.progress.calling("resume"):
             path, lines = on_rank_0(lambda: _select_checkpoint(self._settings, project, fall_back))
@@ -173,7 +205,9 @@ class Preemption:
         self._by_steps.begin(step)
         run = ResumedRun(step=step, checkpoint=path)
         if path is not None and loader is not None:
-            run = ResumedRun(loader.epoch, step, loader.samples, path)
+            epoch = loader.epoch if training.run.epoch is None else training.run.epoch
+            run = ResumedRun(epoch, step, loader.samples, path)
+        object.__setattr__(run, "_count", training.count_epochs)
         if training.world.is_main:
             for line in (*lines, _start_of(run, project)):
                 say(line)
@@ -192,6 +226,9 @@ class Preemption:
         self._tracking.go_on_in(runs)
 
     def release(self) -> None:
+        """Take the checkpoint that is due, and let signals do what they did before."""
+        self._training.run.take()
+        atexit.unregister(self._at_end)
         if self._signals is not None:
             self._signals.release()
 
@@ -212,11 +249,22 @@ class Preemption:
         self._require_prepared_before()
         self._stepping = self._training.optimizers
         step = self._training.steps_done
-        is_due = self._is_due(every, step)
-        has_to_stop = self._request is not Request.NONE
-        if not (is_due or has_to_stop):
+        is_due, run = self._is_due(every, step), self._training.run
+        if not (is_due or self._request is not Request.NONE or run.due is not None):
             return None
-        folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
+        take = partial(self._take, project, allow_pickle, wait)
+        self._schedule.saved(step, time.monotonic())
+        if run.mark(take):
+            atexit.unregister(self._at_end)
+            self._at_end = atexit.register(partial(_take_at_end, ref(run)))
+            return str(step_folder(project, step))
+        return take()
+
+    def _take(self, project: Path, allow_pickle: bool, wait: bool) -> str:
+        """Save, and exit if the job must stop."""
+        has_to_stop, step = self._request is not Request.NONE, self._training.steps_done
+        with self._training.progress.calling("checkpoint"):
+            folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
         if has_to_stop:
             self._leave(folder, step)
         return folder
@@ -266,7 +314,6 @@ class Preemption:
         self._checkpoints.save_to(
             folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep)
         )
-        self._schedule.saved(step, time.monotonic())
         return str(folder)
 
     def _wait_for_earlier(self) -> None:
@@ -339,6 +386,15 @@ class Preemption:
                 " project_dir",
             )
 
+    def _require_positions(self) -> None:
+        if len(self._training.all_loaders) > len(self._training.loaders):
+            raise UsageError(
+                "a loader that behaves as Accelerate's does not resume within an epoch",
+                where="the script's resume()",
+                fix="use `from headway import Accelerator`; or load_state() in place of resume(),"
+                " and skip_first_batches() in the epoch that it was saved in",
+            )
+
     def _require_prepared_before(self) -> None:
         num_objects = self._training.num_objects
         num_later = 0 if self._resumed_with is None else num_objects - self._resumed_with
@@ -366,6 +422,13 @@ class Preemption:
                     " the other's checkpoints; give each a project_dir of its own"
                 )
         keep_newest_steps(project, keep)
+
+
+def _take_at_end(of_run: ref[Run]) -> None:
+    """Take the checkpoint that is due at the end of a script that does not end the training."""
+    run = of_run()
+    if run is not None and getattr(sys, "last_type", None) is None:
+        run.take()
 
 
 def _start_of(run: ResumedRun, project: Path) -> str:

@@ -23,11 +23,13 @@ from headway.checkpoint.manifest import take_another
 from headway.checkpoint.saving import State
 from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
-from headway.contract.notes import say
-from headway.data.loader import PreparedDataLoader
-from headway.data.position import Resumption
+from headway.data.active_loader import TrainingLoader
 from headway.distributed.collectives import gather_object
-from headway.distributed.rng import are_generator_states, generator_states
+from headway.distributed.rng import (
+    are_generator_states,
+    generator_states,
+    set_generator_states,
+)
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
@@ -35,7 +37,18 @@ from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.training import Training
 
 Weights = dict[str, Any]
-_NO_OWN: dict[str, Any] = {"generators": None, "tokens": None, "buffers": (), "gradients": ()}
+_NO_OWN: dict[str, Any] = {
+    "generators": None,
+    "tokens": None,
+    "buffers": (),
+    "gradients": (),
+    "positions": (),
+}
+_WITHHELD = (
+    "note: gradients of a sharded model that no_sync() withholds are not saved: a run that resumes"
+    " between two micro-batches lacks them. Use accelerator.accumulate(model), or save after the"
+    " optimizer step"
+)
 _SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
 
 
@@ -57,7 +70,7 @@ def state_of(
         "objects": Objects(training).states(allow_pickle),
         "global_batch_size": training.global_batch_size,
     }
-    own = OwnOfRank(training).states(own_buffers, shared["loaders"])
+    own = OwnOfRank(training).states(own_buffers)
     return State(shared, own)
 
 
@@ -85,8 +98,8 @@ class Checkpoint:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """What this rank has of its own; with another number of ranks, only rank 0's positions."""
-        return self._own or _NO_OWN | {"loaders": self.shared["loaders"]}
+        """What this rank has of its own; with another number of ranks, nothing."""
+        return self._own or _NO_OWN
 
     def require_equal(self, what: str, saved: Any, live: Any, *, fix: str = _SAME_OBJECTS) -> None:
         """Raise CheckpointError unless a fact is the same in this run."""
@@ -323,9 +336,10 @@ class OpenStep(_Part):
     def check(self, checkpoint: Checkpoint) -> None:
         """Require that this run can go on between two optimizer steps."""
         saved = checkpoint.shared[self.name]
-        if saved["micro_batches"]:
+        if saved["micro_batches"] or saved["num_backward"]:
             ranks = checkpoint.saved_by, rank_and_size()[1]
             self._require(checkpoint, "--num-processes", *ranks)
+        if saved["micro_batches"]:
             steps = saved["steps"], self._training.accumulation.steps
             self._require(checkpoint, "gradient_accumulation_steps", *steps)
 
@@ -340,22 +354,24 @@ class OpenStep(_Part):
 
 
 class Positions(_Part):
-    """The positions of loaders, which resume with the generators of the rank."""
+    """Where loaders stand, and the generators of the rank, as they were there."""
 
     name = "loaders"
 
-    def state_dict(self) -> list[Any]:
-        return [one.position() for one in self._training.loaders]
+    def state_dict(self) -> dict[str, Any]:
+        training = self._training
+        return {
+            "positions": [one.state_dict() for one in training.loaders],
+            "epochs": training.run.counted_epochs([one.epochs for one in training.loaders]),
+        }
 
     def check(self, checkpoint: Checkpoint) -> None:
-        saved, live = checkpoint.own["loaders"], self._training.loaders
+        saved, live = checkpoint.shared[self.name]["positions"], self._training.loaders
         checkpoint.require_equal("number of loaders", len(saved), len(live))
-        if self._training.skips_itself:
-            return
         promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
-        for loader, position in zip(live, saved, strict=True):
-            loader.require_position(position, str(checkpoint.folder))
-            if position["pass"] is not None and promised != (None, None):
+        for loader, position in zip(live, self._positions(checkpoint), strict=True):
+            is_within = loader.require_position(position, str(checkpoint.folder))
+            if is_within and promised != (None, None):
                 total = position["total"] * checkpoint.shared["accumulation"]["steps"]
                 here = loader.total_batch_size * self._training.accumulation.steps
                 what = "samples in an optimizer step, in the middle of an epoch"
@@ -364,42 +380,79 @@ class Positions(_Part):
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
         yield "the positions of loaders"
-        training, own = self._training, checkpoint.own
-        resumption = Resumption(own["generators"], training.world.device, training.progress)
-        loaders, positions = training.loaders, own["loaders"]
-        if not training.skips_itself:
-            positions = over_where_left(loaders, positions, is_told=training.world.is_main)
-        for loader, position in zip(loaders, positions, strict=True):
-            loader.seek(position, resumption, only_skipped=training.skips_itself)
-        resumption.generators.restore()
+        training, saved = self._training, checkpoint.shared[self.name]
+        for loader, position in zip(training.loaders, self._positions(checkpoint), strict=True):
+            loader.seek(position)
+        training.run.resume_epochs(saved["epochs"], [one.epochs for one in training.loaders])
+        states, device = checkpoint.own["generators"], training.world.device
+
+        def restore() -> None:
+            if states is not None:
+                set_generator_states(states, device)
+
+        has_trained = training.steps_done > 0 or any(one.has_trained for one in training.loaders)
+        training.run.resume(restore, has_trained=has_trained)
+
+    def _positions(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+        """Return where loaders stood: this rank's own where each rank reads its own data."""
+        shared = checkpoint.shared[self.name]["positions"]
+        own = checkpoint.own["positions"] or [None] * len(shared)
+        return [mine or one for mine, one in zip(own, shared, strict=True)]
 
 
-_SHARED: tuple[type[_Part], ...] = (Optimizers, Schedulers, LossScale, OpenStep, Positions)
+class OtherLoaders(_Part):
+    """Loaders that do not resume at their positions by themselves: those of `headway.compat`."""
+
+    name = "other loaders"
+
+    @property
+    def _loaders(self) -> list[TrainingLoader]:
+        loaders = self._training.all_loaders
+        return [one for one in loaders if one not in self._training.loaders]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [one.position() for one in self._loaders]
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        saved, live = checkpoint.shared[self.name], self._loaders
+        what, fix = "number of loaders of headway.compat", "use the same Accelerator, and as many"
+        checkpoint.require_equal(what, len(saved), len(live), fix=fix)
+        if any(one["state"] for one in saved):
+            ranks = checkpoint.saved_by, rank_and_size()[1]
+            checkpoint.require_equal("ranks, with use_stateful_dataloader", *ranks)
+
+    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+        yield "the state of loaders"
+        for loader, position in zip(self._loaders, checkpoint.shared[self.name], strict=True):
+            loader.seek(position)
+
+
+_SHARED: tuple[type[_Part], ...] = (
+    *(Optimizers, Schedulers, LossScale, OpenStep, OtherLoaders, Positions),
+)
 
 
 class OwnOfRank(_Part):
     """What each rank has of its own: generators, tokens, buffers, gradients of an open step."""
 
-    def states(
-        self, own_buffers: Sequence[Sequence[torch.Tensor | None]], positions: Any
-    ) -> dict[str, Any]:
-        training, has_gradients = self._training, self._training.accumulation.is_open
+    def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
+        training, has_gradients = self._training, self._training.accumulation.has_gradients
         spread = map(training.strategy.spreads_buffers, training.models)
         parameters = _parameters(training) if has_gradients else []
+        if training.strategy.shards and parameters and all(one.grad is None for one in parameters):
+            training.run.tell(_WITHHELD)
         return {
             "generators": generator_states(training.world.device),
-            "loaders": positions,
             "tokens": training.accumulation.pending,
             "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
             "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
+            "positions": [one.state_dict() if one.is_of_rank else None for one in training.loaders],
         }
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
         own, models = checkpoint.own, self._training.inner_models
-        passes = [one["pass"] for one in own["loaders"] if one["pass"] is not None]
-        states = [own["generators"], *(one[key] for one in passes for key in ("global", "ahead"))]
-        if not all(one is None or are_generator_states(one) for one in states):
+        if own["generators"] is not None and not are_generator_states(own["generators"]):
             why = "it has states of generators that are none"
             raise take_another(f"the checkpoint is damaged: {why}", checkpoint.folder)
         if own["gradients"]:
@@ -443,22 +496,11 @@ def _require_shapes(
         raise checkpoint.misfit(f"the {what} are those of other models, or of another strategy")
 
 
-def over_where_left(
-    loaders: Sequence[PreparedDataLoader], positions: Sequence[Any], *, is_told: bool
-) -> list[Any]:
-    """Return where loaders go on: in a new pass, if the script would have left this one there."""
-    pairs = [*zip(loaders, positions, strict=True)]
-    ended = [(one, position) for one, position in pairs if position["is_at_end"]]
-    judged = [one.over_where_left(position, ended) for one, position in pairs]
-    for note in (note for _, note in judged if note and is_told):
-        say(note)
-    return [position for position, _ in judged]
-
-
 def parts_of(training: Training) -> list[Any]:
     """Return the parts of the state of a whole training, but for the weights of models."""
-    kinds = Optimizers, Schedulers, Objects, LossScale, OpenStep, OwnOfRank, Positions
-    return [kind(training) for kind in kinds]  # generators are restored last
+    kinds: list[Any] = [Optimizers, Schedulers, Objects, LossScale, OpenStep, OwnOfRank]
+    kinds += [OtherLoaders, Positions]  # generators are restored last
+    return [kind(training) for kind in kinds]
 
 
 def kind_of(obj: Any) -> str:

@@ -14,7 +14,7 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.compat.scheduler import AcceleratedScheduler
 from headway.contract.notes import say
-from headway.data.sharding import as_plain, is_plain
+from headway.data.samplers import as_plain, is_plain
 from headway.distributed.world import rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
@@ -25,8 +25,6 @@ __getattr__, __dir__ = forward(__name__)
 
 
 class _Preparer(Preparer):
-    skips_itself = True
-
     def make_loader(self, loader: Any, device: torch.device | None) -> None:
         plain = as_plain(loader)
         if not is_plain(plain):
@@ -46,8 +44,8 @@ class _Preparer(Preparer):
             use_seedable_sampler=data.use_seedable_sampler,
             data_seed=data.data_seed,
             non_blocking=data.non_blocking,
+            use_stateful_dataloader=data.use_stateful_dataloader,
         )
-        prepared.use_stateful_dataloader = data.use_stateful_dataloader
         self.training.remember(loader, prepared)
 
     def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
@@ -90,7 +88,8 @@ class Accelerator(native.Accelerator):
     - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
     - `reduce` adds up also with `reduction="none"`, and its `scale` has no effect.
     - After `load_state` a loader restarts its epoch; `skip_first_batches` resumes in it, as does
-      the loader itself with `use_stateful_dataloader=True`.
+      the loader itself with `use_stateful_dataloader=True`. So `checkpoint` saves at once, and
+      `resume` is refused.
     """
 
     part_types = native.PartTypes(_Preparer, _accepted)
@@ -99,7 +98,7 @@ class Accelerator(native.Accelerator):
     _models = property(lambda self: self.parts.training.models)
     _optimizers = property(lambda self: self.parts.training.optimizers)
     _schedulers = property(lambda self: self.parts.training.schedulers)
-    _dataloaders = property(lambda self: self.parts.training.loaders)
+    _dataloaders = property(lambda self: self.parts.training.all_loaders)
     _custom_objects = property(lambda self: self.parts.training.registered)
 
     step = 0

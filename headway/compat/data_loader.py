@@ -1,4 +1,4 @@
-"""The names of `accelerate.data_loader`, with its ways of sharing data out.
+"""The names of `accelerate.data_loader`, with its ways of sharing data out, drawing and resuming.
 
 They fill whole batches up with repeats, where `prepare` of `headway.Accelerator` shares the last
 ones out.
@@ -6,239 +6,50 @@ ones out.
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain, cycle, islice
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from headway.compat.loader import (
-    AcceleratedDataLoader,
-    DataLoaderDispatcher,
-    get_sampler,
-    refuse_mesh,
-    warn_of_even_batches,
-)
-from headway.data.active_loader import GlobalBatch, current_loop
-from headway.data.configuration import DataLoaderConfiguration
-from headway.data.loader import PreparedDataLoader, skip_first_batches
-from headway.data.samplers import SeedableRandomSampler, SkipBatchSampler, with_seedable_sampler
-from headway.data.sharding import MADE_OF, Share, batches_of
+from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, require_multiple
+from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
+from headway.contract.progress import DATA, FORWARD, SCRIPT, process_progress
+from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
+from headway.data.loader import skip_first_batches as skip_first_batches
+from headway.data.samplers import SkipBatchSampler, changed, source_of
+from headway.data.workers import starting_workers, with_lasting_workers
+from headway.devices.table import kind_of
+from headway.distributed import nested
+from headway.distributed.collectives import broadcast_object_list
+from headway.distributed.meeting import named
 from headway.distributed.rng import synchronize_rng_states
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+from headway.state import GradientState
 
-__all__ = [
-    "BatchSamplerShard",
-    "DataLoaderAdapter",
-    "DataLoaderDispatcher",
-    "DataLoaderShard",
-    "DataLoaderStateMixin",
-    "IterableDatasetShard",
-    "SeedableRandomSampler",
-    "SkipBatchSampler",
-    "SkipDataLoader",
-    "get_sampler",
-    "prepare_data_loader",
-    "skip_first_batches",
-]
+_LOOP = "a loop over a prepared DataLoader"
+_KEPT = (  # not in_order: ranks with other orders would mix up their batches
+    *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+    "pin_memory_device",
+)
 
 
-class InvalidValueError(UsageError, ValueError):
-    """A UsageError where Accelerate raises a ValueError."""
+class DataLoaderShard(TrainingLoader):
+    """A DataLoader that moves batches to a device, notices the last one, and counts its passes.
 
+    Its data set or batch sampler is a shard already, where there are several ranks. A pass counts
+    once it has come to its end; one without its first batches is not counted by the loader that it
+    was made of. All other attributes are those of `base_dataloader`.
 
-class BatchSamplerShard(BatchSampler):
-    """The batches of a batch sampler that one rank gets, as many as every other rank.
-
-    Args:
-        batch_sampler: its batches are lists of indices; `batch_size` and `drop_last` are read
-            from it where it has them.
-        num_processes: the number of ranks.
-        process_index: this rank.
-        split_batches: every rank gets a part of each batch, not each num_processes-th batch.
-        even_batches: fill the last batches of all ranks up with samples from the beginning. False
-            gives what is left to the first ranks.
-
-    Raises:
-        InvalidValueError: a batch cannot be split into equal parts.
-    """
-
-    def __init__(
-        self,
-        batch_sampler: Any,
-        num_processes: int = 1,
-        process_index: int = 0,
-        split_batches: bool = False,
-        even_batches: bool = True,
-    ) -> None:
-        self.batch_sampler = batch_sampler
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.split_batches = split_batches
-        self.even_batches = even_batches
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
-        if split_batches:
-            require_multiple(self.batch_size, num_processes)
-
-    @property
-    def total_length(self) -> int:
-        """The number of batches of all ranks together."""
-        return len(self.batch_sampler)
-
-    def __len__(self) -> int:
-        if self.split_batches:
-            return self.total_length
-        whole, rest = divmod(self.total_length, self.num_processes)
-        if self.drop_last or not rest:
-            return whole
-        return whole + (self.even_batches or self.process_index < rest)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._parts() if self.split_batches else self._turns()
-
-    def _parts(self) -> Iterator[list[Any]]:
-        size = self.batch_size // self.num_processes
-        mine = slice(self.process_index * size, (self.process_index + 1) * size)
-        first: list[Any] = []
-        batch: list[Any] = []
-        for batch in self.batch_sampler:
-            first = first or list(batch)
-            if len(batch) == self.batch_size:
-                yield batch[mine]
-        if self.drop_last or not first or len(batch) >= self.batch_size:
-            return
-        if self.even_batches:
-            batch = [*batch, *islice(cycle(first), self.batch_size)]
-        if batch[mine]:
-            yield batch[mine]
-
-    def _turns(self) -> Iterator[list[Any]]:
-        first: list[list[Any]] = []
-        mine: list[Any] = []
-        batch: list[Any] = []
-        count = 0
-        for count, batch in enumerate(self.batch_sampler, start=1):
-            if count <= self.num_processes:
-                first.append(batch)
-            if (count - 1) % self.num_processes == self.process_index:
-                mine = batch
-            if count % self.num_processes == 0 and self._is_full(batch):
-                yield mine
-                mine = []
-        if self.drop_last or not count:
-            return
-        if mine and (self._is_full(mine) or not self.even_batches):
-            yield mine
-        if self.even_batches:
-            yield from self._filled_up(first, batch, count)
-
-    def _filled_up(
-        self, first: list[list[Any]], last: list[Any], count: int
-    ) -> Iterator[list[Any]]:
-        """Yield this rank's batch of the last round, if it is not a whole one of the script's."""
-        start = count if self._is_full(last) else count - 1
-        partial = [] if self._is_full(last) else last
-        end = -(-count // self.num_processes) * self.num_processes
-        whole_batches, samples = cycle(first), cycle(chain.from_iterable(first))
-        for position in range(start, end):
-            if self.batch_size is None:
-                batch = next(whole_batches)
-            else:
-                batch = [*partial, *islice(samples, self.batch_size - len(partial))]
-            partial = []
-            if position % self.num_processes == self.process_index:
-                yield batch
-
-    def _is_full(self, batch: Sequence[Any]) -> bool:
-        return self.batch_size is None or len(batch) == self.batch_size
-
-
-class IterableDatasetShard(IterableDataset[Any]):
-    """The samples of a stream that one rank gets, as many as every other rank.
-
-    Args:
-        dataset: the stream; every rank reads all of it.
-        batch_size: samples in a batch of one rank; with `split_batches` of all ranks.
-        drop_last: leave the last round out if it is not whole, instead of filling it up with
-            samples from the beginning.
-        num_processes: the number of ranks.
-        process_index: this rank.
-        split_batches: every rank gets a part of each batch.
-
-    Raises:
-        InvalidValueError: a batch cannot be split into equal parts.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        drop_last: bool = False,
-        num_processes: int = 1,
-        process_index: int = 0,
-        split_batches: bool = False,
-    ) -> None:
-        if split_batches and batch_size > 1:
-            require_multiple(batch_size, num_processes)
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.split_batches = split_batches
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`, for the data set too."""
-        self.epoch = epoch
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.batch_size * self.num_processes)
-        return (whole + (rest > 0 and not self.drop_last)) * self.batch_size
-
-    def __iter__(self) -> Iterator[Any]:
-        generator = getattr(self.dataset, "generator", None)
-        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
-            generator.manual_seed(self.epoch)
-        size = self.batch_size // self.num_processes if self.split_batches else self.batch_size
-        full = self.batch_size if self.split_batches else self.batch_size * self.num_processes
-        mine = slice(self.process_index * size, (self.process_index + 1) * size)
-        stream = iter(self.dataset)
-        first: list[Any] = []
-        while samples := list(islice(stream, full)):
-            first = first or samples
-            if len(samples) < full:
-                if self.drop_last:
-                    return
-                samples = [*samples, *islice(cycle(first), full - len(samples))]
-            yield from samples[mine]
-
-
-def require_multiple(batch_size: int | None, num_processes: int) -> None:
-    """Raise InvalidValueError unless batches can be split into equal parts."""
-    if batch_size is None or batch_size % num_processes:
-        raise InvalidValueError(
-            f"split_batches=True, but batch_size {batch_size} is not a round multiple of"
-            f" {num_processes} processes",
-            where="the script's data loader",
-            fix=f"give it a batch_size that is a multiple of {num_processes}",
-        )
-
-
-DataLoaderAdapter = DataLoaderStateMixin = AcceleratedDataLoader
-
-
-class DataLoaderShard(AcceleratedDataLoader):
-    """A DataLoader that moves batches to a device, and notices the last one.
-
-    Its data set or batch sampler is a shard already, where there are several ranks.
+    With `use_stateful_dataloader` that is a StatefulDataLoader of torchdata, and so is this one by
+    `isinstance`: it has its methods, and checkpoints have its state.
 
     Args:
         dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
@@ -247,10 +58,11 @@ class DataLoaderShard(AcceleratedDataLoader):
             `torch`, `cuda`, `generator` (the next argument).
         synchronized_generator: a generator of a sampler or stream.
         skip_batches: batches to leave out at the beginning of each pass.
-        use_stateful_dataloader: see `AcceleratedDataLoader`.
-        torch_device_mesh: refused.
-        iteration: the number of the first pass.
+        use_stateful_dataloader: see above.
     """
+
+    end_of_dataloader = False
+    remainder = -1
 
     def __init__(
         self,
@@ -262,43 +74,122 @@ class DataLoaderShard(AcceleratedDataLoader):
         use_stateful_dataloader: bool = False,
         _drop_last: bool = False,
         _non_blocking: bool = False,
-        torch_device_mesh: Any = None,
-        iteration: int = 0,
         **kwargs: Any,
     ) -> None:
-        refuse_mesh(torch_device_mesh)
-        config = DataLoaderConfiguration(
-            non_blocking=_non_blocking, use_stateful_dataloader=use_stateful_dataloader
-        )
-        super().__init__({"dataset": dataset, **kwargs}, config, device=device)
-        self._share = _ReadAhead(self._original, skip_batches)
-        self._drop_last = _drop_last
-        self.device = device
-        self.rng_types = rng_types
-        self.synchronized_generator = synchronized_generator
-        self.skip_batches = skip_batches
-        self._passes.following = iteration
+        # no super().__init__: the attributes are those of `base_dataloader`
+        kind: Any = _stateful_class() if use_stateful_dataloader else DataLoader
+        self.base_dataloader = with_lasting_workers(kind(dataset, **kwargs))
+        self.device, self.skip_batches, self.iteration = device, skip_batches, 0
+        self.rng_types, self.synchronized_generator = rng_types or (), synchronized_generator
+        self.use_stateful_dataloader, self.gradient_state = use_stateful_dataloader, GradientState()
+        self._drop_last, self._non_blocking = _drop_last, _non_blocking
+        self._state: dict[str, Any] = {}  # torchdata's, after the last batch, or as it was loaded
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        is_stateful = vars(self).get("use_stateful_dataloader", False)
+        return _stateful_class() if is_stateful else type(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base_dataloader":  # copy and pickle ask before there are attributes
+            raise AttributeError(name)
+        found = getattr(self.base_dataloader, name)
+        own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
+        return own.get(name, found)
+
+    def __len__(self) -> int:
+        return max(0, len(self.base_dataloader) - self.skip_batches)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        _synchronize(self.rng_types or (), self.synchronized_generator)
-        vars(self)["remainder"] = self._samples_left_over()
-        for batch in self._one_pass():
-            if self.end_of_dataloader and self.remainder > 0:
-                total = self.total_batch_size
-                current_loop().batch = GlobalBatch(self.remainder, total, total)
-            yield batch
+        progress, loop, given = process_progress(), LoaderLoop(self), 0
+        has_one = self.synchronized_generator is not None  # a loader may have none
+        kinds = [one for one in self.rng_types if has_one or one != "generator"]
+        with named(_LOOP):
+            synchronize_rng_states(kinds, self.synchronized_generator)
+        self.end_of_dataloader, self.remainder = False, -1
+        self.set_epoch(self.iteration)
+        try:
+            progress.enter(DATA)
+            progress.clock.num_workers = self.num_workers
+            with starting_workers(self.base_dataloader):
+                items = self._items()
+            following = next(items, None)
+            while following is not None:
+                batch, global_batch = following
+                if self.device is not None:
+                    batch = nested.send_to_device(batch, self.device, self._non_blocking)
+                state, following = self._stand(), next(items, None)  # one batch ahead
+                if following is None:
+                    self.end_of_dataloader = True
+                    global_batch, state = self._last(global_batch), self._stand()
+                self._state, given = state, given + 1
+                if given > self.skip_batches:
+                    progress.enter(FORWARD)
+                    progress.clock.batch_samples = _samples_in(batch)
+                    loop.begin_batch(global_batch, is_last=self.end_of_dataloader)
+                    yield batch
+                    progress.enter(DATA)
+            self.iteration += given > 0
+        finally:
+            progress.enter(SCRIPT)
+            loop.end()
 
-    def without_first(self, batches: int) -> DataLoaderShard:
-        """Return this loader without the first batches of each pass; see `skip_first_batches`."""
-        return self._with_share(_ReadAhead(self._original, batches), batches)
+    def _items(self) -> Iterator[tuple[Any, GlobalBatch]]:
+        if not self._drop_last:
+            with suppress(AttributeError, TypeError, NotImplementedError):  # no length or size
+                self.remainder = self.total_dataset_length % self.total_batch_size
+        return ((batch, GlobalBatch()) for batch in iter(self.base_dataloader))
+
+    def _last(self, batch: GlobalBatch) -> GlobalBatch:
+        """Return what is known of the last global batch."""
+        if self.remainder <= 0:
+            return batch
+        return GlobalBatch(self.remainder, self.total_batch_size, self.total_batch_size)
+
+    # ------------------------------------------------------------------ where it stands
+
+    def _stand(self) -> dict[str, Any]:
+        if not self.use_stateful_dataloader:
+            return {}
+        return {**self.base_dataloader.state_dict(), "_iterator_finished": self.end_of_dataloader}
+
+    def _state_dict(self) -> dict[str, Any]:
+        return self._state or self._stand()
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self.base_dataloader.load_state_dict(state)
+
+    @property
+    def epoch(self) -> int:
+        is_complete = any(one.loader is self and one.is_last for one in open_loops())
+        return self.iteration + is_complete
+
+    def position(self) -> dict[str, Any]:
+        seed = getattr(get_sampler(self), "initial_seed", None)
+        return {"epoch": self.epoch, "seed": seed, "state": self._state}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self.iteration = position["epoch"]
+        if position["seed"] is not None:
+            get_sampler(self).initial_seed = position["seed"]
+        if position["state"]:
+            self._load_state_dict(position["state"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next pass `epoch`, for all that draw or order samples."""
+        self.iteration, batches = epoch, _batches_of(self)
+        for one in (batches, getattr(batches, "sampler", None), self.sampler, self.dataset):
+            if callable(set_epoch := getattr(one, "set_epoch", None)):
+                set_epoch(epoch)
+
+    # ------------------------------------------------------------------ other forms of it
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
-        """Fill whole batches up in the block, or not; streams are always filled up."""
-        nested = isinstance(self.sampler, BatchSampler)
-        shard: Any = self.sampler if nested else self.batch_sampler
-        if not isinstance(shard, BatchSamplerShard):
-            warn_of_even_batches()
+        shard = _batches_of(self)
+        if not isinstance(shard, BatchSamplerShard):  # streams and dispatched data
+            warnings.warn("even_batches is only supported for map-style datasets", stacklevel=2)
             yield
             return
         before, shard.even_batches = shard.even_batches, even_batches
@@ -307,68 +198,109 @@ class DataLoaderShard(AcceleratedDataLoader):
         finally:
             shard.even_batches = before
 
-    def _samples_left_over(self) -> int:
-        try:
-            return -1 if self._drop_last else super().total_dataset_length % self.total_batch_size
-        except (AttributeError, TypeError):  # a length or batch size that is not known
-            return -1
-
-    def _tell_epoch(self, epoch: int) -> None:
-        super()._tell_epoch(epoch)
-        inner = getattr(getattr(self.batch_sampler, "batch_sampler", None), "sampler", None)
-        set_epoch = getattr(inner, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+    def without_first(self, batches: int) -> DataLoaderShard:
+        other = copy.copy(self)
+        other.use_stateful_dataloader = False
+        if isinstance(self.dataset, IterableDataset):
+            other.skip_batches += batches
+        else:
+            options, name = _options_of(self.base_dataloader)
+            skipping = SkipBatchSampler(options[name], batches)
+            other.base_dataloader = DataLoader(**options | {name: skipping})
+        return other
 
     @property
     def total_batch_size(self) -> int:
         """The number of samples in a batch of all ranks together."""
-        nested = isinstance(self.sampler, BatchSampler)
-        batches: Any = self.sampler if nested else self.batch_sampler
-        is_split = getattr(batches, "split_batches", False)
-        size: int = batches.batch_size
-        return size if is_split else size * getattr(batches, "num_processes", 1)
+        batches = _batches_of(self)
+        is_split, size = getattr(batches, "split_batches", False), batches.batch_size
+        return int(size if is_split else size * getattr(batches, "num_processes", 1))
 
     @property
     def total_dataset_length(self) -> int:
         """The number of samples of all ranks together; TypeError if it is not known."""
-        length = getattr(self.dataset, "total_length", None)
-        return super().total_dataset_length if length is None else length
+        data: Any = self.dataset
+        return len(data) if (length := getattr(data, "total_length", None)) is None else int(length)
 
 
-class _ReadAhead(Share):
-    """Loads each batch before the one before it is given: random numbers are drawn as there."""
-
-    draws_ahead = False
-
-    @property
-    def lookahead(self) -> None:
-        return None
+DataLoaderAdapter = DataLoaderStateMixin = DataLoaderShard
 
 
-class SkipDataLoader(AcceleratedDataLoader):
-    """A DataLoader that leaves out the first batches of each pass.
+class SkipDataLoader(DataLoaderShard):
+    """A DataLoader that leaves out the first batches of each pass; see `DataLoaderShard`."""
+
+    def __init__(self, dataset: Any, skip_batches: int = 0, **kwargs: Any) -> None:
+        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+
+
+class DataLoaderDispatcher(DataLoaderShard):
+    """A DataLoader that rank 0 alone reads; it sends all batches to the others, which cut them.
+
+    The batches of a round are joined and cut into parts of equal size. The last part is filled up
+    with the first samples of the pass. So batches have to be tensors, alone or nested, of shapes
+    that can be joined.
 
     Args:
-        dataset: as for `torch.utils.data.DataLoader`, which also takes `kwargs`.
-        skip_batches: the number of batches to leave out.
-        use_stateful_dataloader: see `AcceleratedDataLoader`.
+        dataset, skip_batches, kwargs: see `DataLoaderShard`.
+        split_batches: divide each batch among the ranks, instead of as many batches as ranks.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        skip_batches: int = 0,
-        use_stateful_dataloader: bool = False,
-        **kwargs: Any,
+        self, dataset: Any, split_batches: bool = False, skip_batches: int = 0, **kwargs: Any
     ) -> None:
-        config = DataLoaderConfiguration(use_stateful_dataloader=use_stateful_dataloader)
-        super().__init__({"dataset": dataset, **kwargs}, config)
-        self._share = Share(self._original, skip_batches)
-        self.skip_batches = skip_batches
+        super().__init__(dataset, skip_batches=skip_batches, **kwargs)
+        self.split_batches = split_batches
+        self._rank, self._size = rank_and_size()
+        self._num_batches = 1 if split_batches else self._size  # in a round
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._one_pass()
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.base_dataloader), self._num_batches)
+        return max(0, whole + (rest > 0 and not self._drop_last) - self.skip_batches)
+
+    def _items(self) -> Iterator[tuple[Any, GlobalBatch]]:
+        loader = self.base_dataloader
+        if self._rank == 0:
+            return self._parts(self._rounds(iter(loader)))
+        # the random generators are left as they are where the loader is read, as there
+        iter(changed(loader, num_workers=0, timeout=0))  # draws the workers' seed
+        if loader.num_workers and not isinstance(loader.dataset, IterableDataset):
+            next(iter(source_of(loader)), None)  # workers are given indices at once
+        return self._parts(iter(()))
+
+    def _rounds(self, batches: Iterator[Any]) -> Iterator[tuple[Any]]:
+        while taken := list(islice(batches, self._num_batches)):
+            if not (self._drop_last and len(taken) < self._num_batches):
+                yield (nested.concatenate(taken),)
+
+    def _parts(self, rounds: Iterator[tuple[Any]]) -> Iterator[tuple[Any, GlobalBatch]]:
+        """Yield this rank's part of each round; rank 0 has the rounds."""
+        full = (getattr(_batches_of(self), "batch_size", None) or 0) * self._num_batches
+        first = None
+        while sent := self._broadcast(next(rounds, ())):
+            [batch] = sent
+            if first is None:
+                first = nested.slice_tensors(batch, slice(self._size))
+            samples = nested.find_batch_size(batch)
+            each, rest = divmod(samples, self._size)
+            if rest and not self._drop_last:
+                batch, each = nested.concatenate([batch, first]), each + 1
+            mine = slice(self._rank * each, (self._rank + 1) * each)
+            padded = each * self._size
+            known = GlobalBatch(min(samples, padded), padded, full)
+            yield nested.slice_tensors(batch, mine), known
+
+    def _broadcast(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._size == 1:
+            return sent
+        with named(_LOOP):
+            return tuple(broadcast_object_list([nested.send_to_device(sent, "cpu")])[0])
+
+    def _last(self, batch: GlobalBatch) -> GlobalBatch:
+        self.remainder = batch.samples
+        return batch
+
+    def _stand(self) -> dict[str, Any]:
+        return super()._stand() if self._rank == 0 else {}
 
 
 def prepare_data_loader(
@@ -381,13 +313,12 @@ def prepare_data_loader(
     rng_types: Sequence[str] | None = None,
     dispatch_batches: bool | None = None,
     even_batches: bool = True,
-    slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    *,
     use_seedable_sampler: bool = False,
     data_seed: int | None = None,
     non_blocking: bool = False,
     use_stateful_dataloader: bool = False,
-    torch_device_mesh: Any = None,
-) -> PreparedDataLoader:
+) -> DataLoaderShard:
     """Return a loader that gives one rank its share of the batches of another.
 
     Args:
@@ -398,97 +329,119 @@ def prepare_data_loader(
         dispatch_batches: see `DataLoaderDispatcher`; needs `put_on_device`. None: for a stream
             whose batches are put on the device.
         use_seedable_sampler, data_seed, non_blocking: see `DataLoaderConfiguration`.
-        slice_fn_for_dispatch: see `DataLoaderDispatcher`.
-        use_stateful_dataloader: see `AcceleratedDataLoader`.
-        torch_device_mesh: refused.
+        use_stateful_dataloader: see `DataLoaderShard`.
 
     Raises:
-        InvalidValueError: a batch cannot be split into equal parts, or batches are to be dispatched
-            and not put on the device.
-        UsageError: an argument is not supported.
+        UsageError: a batch cannot be split into equal parts, batches are to be dispatched and not
+            put on the device, or torchdata is missing.
     """
-    is_stream = isinstance(dataloader.dataset, IterableDataset)
-    if dispatch_batches is None:
-        dispatch_batches = put_on_device and is_stream
     if dispatch_batches and not put_on_device:
-        raise InvalidValueError(
+        raise UsageError(
             "dispatch_batches=True needs put_on_device=True",
             where="the script's prepare_data_loader(...)",
             fix="add put_on_device=True, or remove dispatch_batches",
         )
-    rank, size = rank_and_size()
-    num_ranks = size if num_processes is None else num_processes
-    rank = rank if process_index is None else process_index
-    if split_batches:
-        batch_size = dataloader.batch_size or getattr(dataloader.batch_sampler, "batch_size", None)
-        if batch_size != 1:
-            require_multiple(batch_size, num_ranks)
+    options, source = _options_of(dataloader)
     if use_seedable_sampler:
-        dataloader = with_seedable_sampler(dataloader, data_seed)
-    options: dict[str, Any] = {name: getattr(dataloader, name) for name in MADE_OF}
+        options[source] = _with_seedable_sampler(options[source], data_seed)
     options |= {
         "device": device if put_on_device else None,
         "use_stateful_dataloader": use_stateful_dataloader,
-        "torch_device_mesh": torch_device_mesh,
         "_drop_last": dataloader.drop_last,
         "_non_blocking": non_blocking,
     }
-    options |= batches_of(dataloader)
-    if dispatch_batches:
-        options |= {"slice_fn": slice_fn_for_dispatch, "generator": None}  # so there
-        return DataLoaderDispatcher(split_batches=split_batches, **options)
+    own_rank, size = rank_and_size()
+    num_ranks = size if num_processes is None else num_processes
+    rank = own_rank if process_index is None else process_index
+    batch_size = dataloader.batch_size or getattr(options[source], "batch_size", None)
+    if split_batches and batch_size != 1:
+        require_multiple(batch_size, num_ranks)
+    if device is not None and not kind_of(device.type).can_pin:
+        options["pin_memory"] = False
+    if dispatch_batches or (dispatch_batches is None and put_on_device and source == "dataset"):
+        return DataLoaderDispatcher(split_batches=split_batches, **options | {"generator": None})
     generator = None
-    if num_ranks > 1 and is_stream:
-        generator = getattr(dataloader.dataset, "generator", None)
-        options |= _shard_of_stream(dataloader, num_ranks, rank, split_batches)
-    elif num_ranks > 1:
-        generator = None if use_seedable_sampler else _generator_of(get_sampler(dataloader))
-        name = "sampler" if isinstance(dataloader.sampler, BatchSampler) else "batch_sampler"
-        if name not in options:
+    if num_ranks > 1:
+        if source == "dataset" or not use_seedable_sampler:
+            generator = _generator_of(options[source])
+        options |= _share_of(options, source, num_ranks, rank, split_batches, even_batches)
+    return DataLoaderShard(rng_types=rng_types, synchronized_generator=generator, **options)
+
+
+def _share_of(
+    options: dict[str, Any], source: str, num_ranks: int, rank: int, split: bool, even: bool
+) -> dict[str, Any]:
+    """Return the arguments by which a DataLoader gives one rank's share."""
+    given = options[source]
+    if source != "dataset":
+        if source == "sampler" and not isinstance(given, BatchSampler):
             raise UsageError(
                 "batch_size=None gives single samples, which are not shared out in batches",
                 where="the script's data loader",
                 fix="give it a batch_size, or a BatchSampler as its sampler",
             )
-        shard = (options[name], num_ranks, rank, split_batches, even_batches)
-        options[name] = BatchSamplerShard(*shard)
-    kinds = [one for one in rng_types or () if one != "generator" or generator is not None]
-    return DataLoaderShard(rng_types=kinds, synchronized_generator=generator, **options)
-
-
-def _shard_of_stream(
-    loader: DataLoader[Any], num_ranks: int, rank: int, split_batches: bool
-) -> dict[str, Any]:
-    """Return the arguments of a DataLoader by which it gives one rank's samples of a stream."""
-    dataset: Any = loader.dataset
+        return {source: BatchSamplerShard(given, num_ranks, rank, split, even)}
     datasets = sys.modules.get("datasets")  # Hugging Face's, whose streams may be in parts
-    if (
-        datasets is not None
-        and isinstance(dataset, datasets.IterableDataset)
-        and dataset.n_shards >= num_ranks
-        and not split_batches
-    ):
-        return {"dataset": dataset.shard(num_shards=num_ranks, index=rank)}
-    size = loader.batch_size
-    shard = (size or 1, loader.drop_last, num_ranks, rank, split_batches)
-    return {
-        "dataset": IterableDatasetShard(dataset, *shard),
-        "batch_size": size // num_ranks if size and split_batches else size,
-    }
+    is_theirs = datasets is not None and isinstance(given, datasets.IterableDataset)
+    if is_theirs and given.n_shards >= num_ranks and not split:
+        return {source: given.shard(num_shards=num_ranks, index=rank)}
+    size, drop_last = options["batch_size"], options["drop_last"]
+    shard = IterableDatasetShard(given, size or 1, drop_last, num_ranks, rank, split)
+    return {source: shard, "batch_size": size // num_ranks if size and split else size}
 
 
-def _generator_of(sampler: Any) -> torch.Generator | None:
-    """Return the generator of a sampler, which gets one if it may have one."""
-    if not hasattr(sampler, "generator"):
-        return None
-    if sampler.generator is None:
-        sampler.generator = torch.Generator(device=torch.get_default_device())
-        sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
-    generator: torch.Generator = sampler.generator
-    return generator
+def _with_seedable_sampler(batches: Any, seed: int | None) -> Any:
+    """Return a batch sampler that draws by a seed, rank 0's, if it draws at random."""
+    drawn = getattr(batches, "sampler", None)
+    if not isinstance(drawn, RandomSampler):
+        return batches
+    [agreed] = broadcast_object_list([torch.random.initial_seed() if seed is None else seed])
+    options = drawn.data_source, drawn.replacement, drawn._num_samples, drawn.generator
+    other = copy.copy(batches)
+    other.sampler = SeedableRandomSampler(*options, data_seed=agreed)
+    return other
 
 
-def _synchronize(rng_types: Sequence[str], generator: torch.Generator | None) -> None:
-    """Set random generators to the state that they have on rank 0; a loader may have none."""
-    has_one = generator is not None
-    synchronize_rng_states([one for one in rng_types if has_one or one != "generator"], generator)
+def _generator_of(source: Any) -> Any:
+    """Return the generator of a stream, or of a sampler, which gets one if it may have one."""
+    drawn: Any = source if isinstance(source, IterableDataset) else getattr(source, "sampler", None)
+    if hasattr(drawn, "generator") and drawn.generator is None and drawn is not source:
+        drawn.generator = torch.Generator(device=torch.get_default_device())
+        drawn.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+    return getattr(drawn, "generator", None)
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """Return the sampler of a loader's samples; None if it has none."""
+    return getattr(_batches_of(dataloader), "sampler", None)
+
+
+def _batches_of(loader: Any) -> Any:
+    return loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
+
+
+def _options_of(loader: DataLoader[Any]) -> tuple[dict[str, Any], str]:
+    """Return the arguments of a DataLoader, and the one that ranks or a skip take a part of."""
+    options = {name: getattr(loader, name) for name in _KEPT}
+    if isinstance(loader.dataset, IterableDataset):
+        return options | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}, "dataset"
+    if loader.batch_sampler is None:
+        return options | {"sampler": loader.sampler, "batch_size": None}, "sampler"
+    return options | {"batch_sampler": loader.batch_sampler}, "batch_sampler"
+
+
+def _stateful_class() -> Any:
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        raise UsageError(
+            "use_stateful_dataloader=True needs torchdata, which is not installed",
+            where="the script's DataLoaderConfiguration(...)",
+            fix="pip install torchdata, or remove it",
+        ) from None
+    return StatefulDataLoader
+
+
+def _samples_in(batch: Any) -> int:
+    tensors = (one for one in nested.leaves(batch) if isinstance(one, torch.Tensor) and one.ndim)
+    return next(map(len, tensors), 0)

@@ -1,19 +1,49 @@
-"""The loops over prepared loaders that this process is in, and what their batches are made of.
+"""Prepared loaders, the loops over them that this process is in, and what batches are made of.
 
-They belong to the process, not to an Accelerator: each of several finds the same current batch.
+The loops belong to the process, not to an Accelerator: each of several finds the same batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader
 
 from headway.distributed import collectives
 from headway.distributed import nested as containers
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+
+
+class TrainingLoader(DataLoader[Any]):
+    """What a training asks of each loader that it has prepared, of whichever class.
+
+    One that resumes at its position by itself is a PreparedDataLoader.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that has begun and is not complete, or else of the next one."""
+        raise NotImplementedError
+
+    def sharing_evenly(self, even_batches: bool) -> AbstractContextManager[None]:
+        """Share out evenly in the block, or not; see `DataLoaderConfiguration.even_batches`."""
+        raise NotImplementedError
+
+    def without_first(self, batches: int) -> Any:
+        """Return this loader without the first batches of each pass; see `skip_first_batches`."""
+        raise NotImplementedError
+
+    def position(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it."""
+        raise NotImplementedError
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Take over a position that another run has saved."""
+        raise NotImplementedError
 
 
 class GlobalBatch(NamedTuple):
@@ -23,6 +53,7 @@ class GlobalBatch(NamedTuple):
     padded: int = 0  # with those that are repeated to give all ranks equally many
     full: int = 0  # in any batch but an epoch's last one, if as many ranks have a part of it
     shares: tuple[int, ...] = ()  # those of each rank that has any; empty if all have equally many
+    repeated: int = 0  # of this rank's samples, the last ones, where it reads data of its own
 
 
 class LoaderLoop:
@@ -54,7 +85,7 @@ class LoaderLoop:
         way, the number of results for a sample in the first batch decides. What is no list or
         tensor, in the order of the ranks, is returned as it is.
         """
-        samples, padded, full, shares = self.batch
+        samples, padded, full, shares, _ = self.batch
         self._num_gathers += 1
         is_tensor = isinstance(gathered, torch.Tensor) and gathered.ndim > 0
         if not padded or not (is_tensor or isinstance(gathered, list)):
@@ -101,7 +132,9 @@ def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
     as_objects = use_gather_object or not containers.only_tensors(input_data)
     if as_objects:
         _check_one_for_each_sample(input_data)
-    shares = loop.batch.shares
+    shares, repeated = loop.batch.shares, loop.batch.repeated
+    if repeated:
+        input_data = _without_last(input_data, repeated, shares[rank_and_size()[0]])
     if shares and len(shares) < size:
         gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
     elif as_objects:
@@ -111,6 +144,18 @@ def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
     if as_objects:
         return drop_repeats(gathered)
     return containers.for_each_tensor(drop_repeats, gathered)
+
+
+def _without_last(data: Any, repeated: int, kept: int) -> Any:
+    """Return results for samples without those for the repeated ones at their end."""
+
+    def cut(rows: Any) -> Any:
+        each, rest = divmod(len(rows), kept + repeated)
+        return rows if rest else rows[: each * kept]
+
+    if isinstance(data, list):
+        return cut(data)
+    return containers.for_each_tensor(lambda one: cut(one) if one.ndim else one, data)
 
 
 def _check_one_for_each_sample(data: Any) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler
 
-from headway.data.samplers import changed
-from headway.data.sharding import batch_size_of, is_plain, rebuilt
+from headway.data.samplers import batch_size_of, changed, is_plain
 from headway.errors import UsageError
 
 
@@ -20,9 +19,15 @@ class DataLoaderConfiguration:
         split_batches: the loaders' batch_size is that of all ranks together, not of each.
         dispatch_batches: rank 0 alone reads the data, and sends each rank its share. None (the
             default) does so for loaders with an `__iter__` of their own only. False refuses these.
+        already_sharded: each rank's loaders read its own part of the data, as with torch's
+            DistributedSampler or a stream that is split by node: they are read as they are. A run
+            that resumes within an epoch needs as many ranks.
+        split_streams: each rank reads its own shards of a stream with `num_shards` and
+            `shard(num_shards=, index=)`. None (the default) does so where the ranks divide the
+            shards evenly, True also where they do not; False has each rank read all of it.
         even_batches: give all ranks equally many batches of equally many samples; at most
-            num_processes - 1 samples of an epoch are repeated for that. False repeats none: in the
-            last round ranks may get fewer samples than others, or no batch.
+            num_processes - 1 samples of the last round are repeated for that. False repeats none:
+            in the last round ranks may get fewer samples than others, or no batch.
         use_seedable_sampler: shuffle by a seed and the number of the epoch alone, whatever else
             has drawn random numbers before.
         data_seed: that seed, also beside `Accelerator(seed=...)`; None takes the one of torch
@@ -44,6 +49,8 @@ class DataLoaderConfiguration:
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
+    already_sharded: bool = False
+    split_streams: bool | None = None
     even_batches: bool = True
     use_seedable_sampler: bool = False
     data_seed: int | None = None
@@ -56,6 +63,19 @@ class DataLoaderConfiguration:
 
 def check_configuration(config: DataLoaderConfiguration) -> None:
     """Raise a UsageError for options that cannot be obeyed; they may have been set since."""
+    own = "already_sharded" if config.already_sharded else "split_streams"
+    others = {
+        "dispatch_batches=True": config.dispatch_batches,
+        "split_batches=True": config.split_batches,
+        "even_batches=False": not config.even_batches,
+    }
+    other = next((name for name, is_set in others.items() if is_set), None)
+    if other is not None and getattr(config, own):
+        raise UsageError(
+            f"{own}=True has each rank read its own data, and {other} cannot be obeyed",
+            where="the script's DataLoaderConfiguration(...)",
+            fix=f"remove one of the two: {own}, or {other}",
+        )
     if config.data_seed is not None and not config.use_seedable_sampler:
         raise UsageError(
             f"data_seed={config.data_seed} has an effect only with use_seedable_sampler=True",
@@ -126,8 +146,6 @@ def with_micro_batch(loader: Any, size: int) -> Any:
     if batch_size_of(loader) == size:
         return loader
     batches = getattr(loader, "batch_sampler", None)
-    if is_plain(loader) and isinstance(loader.dataset, IterableDataset) and loader.batch_size:
-        return rebuilt(loader, batch_size=size, drop_last=loader.drop_last)
     if is_plain(loader) and type(batches) is BatchSampler:
         batches = BatchSampler(batches.sampler, size, batches.drop_last)
         return changed(loader, batch_sampler=batches, batch_size=loader.batch_size and size)

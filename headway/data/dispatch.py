@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import cycle, islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from headway.data.active_loader import GlobalBatch
 from headway.data.configuration import DataLoaderConfiguration
-from headway.data.position import (
-    FRESH,
-    Division,
-    Indices,
-    Offset,
-    Round,
-    Start,
-    of_ready_batches,
-    samples_in,
+from headway.data.order import Order
+from headway.data.passes import Pass
+from headway.data.rounds import Division, of_ready_batches, samples_in
+from headway.data.samplers import (
+    batch_size_of,
+    distributed_sampler_of,
+    is_plain,
 )
-from headway.data.seeds import SampleSeeds
-from headway.data.sharding import (
-    PLAIN,
-    Lookahead,
-    MapRounds,
+from headway.data.shares import (
+    LOOP,
     MapShare,
     NoBatch,
+    OwnShare,
     Share,
-    StreamRounds,
     StreamShare,
     Unpack,
-    batch_size_of,
-    collate_of,
-    is_plain,
-    rebuilt,
+    size_of,
 )
-from headway.data.workers import with_lasting_workers
 from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor, is_on
 from headway.errors import UsageError
@@ -52,90 +40,50 @@ _CPU = torch.device("cpu")
 class DispatchedShare(Share):
     """The rank's part of what rank 0 reads; the others read nothing."""
 
-    def __init__(
-        self, loader: Any, rank: int, division: Division, skip: int, indices: Indices = PLAIN
-    ) -> None:
-        self._rank, self._num_ranks = rank, division.num_ranks
-        self.reads = rank == 0
-        self._division = division
-        self._rounds: Any = None
+    can_check = False
+
+    def __init__(self, loader: Any, order: Order | None, rank: int, division: Division) -> None:
+        self._source = Share(loader) if order is None else MapShare(loader, order, 0, Division(1))
+        self.loader, self.indices = self._source.loader, self._source.indices
+        self._rank, self._division, self.reads = rank, division, rank == 0
+        self._drop_last = is_plain(loader) and bool(loader.drop_last)
         self.has_more = False
-        if not is_plain(loader):
-            super().__init__(loader, skip)
-        elif isinstance(loader.dataset, IterableDataset):
-            self._rounds = StreamRounds(loader, division, rank)
-            collate = partial(_collate_each, collate_of(loader))
-            changes: dict[str, Any] = {"dataset": self._rounds, "collate_fn": collate}
-            super().__init__(rebuilt(loader, batch_size=None, **changes), skip)
-        else:
-            self._rounds = MapRounds(loader, division, rank, indices, all_read=False)
-            collate = partial(_collate_each, collate_of(loader, self._rounds.is_batched))
-            changes = {"dataset": _Rounds(loader.dataset), "collate_fn": collate}
-            changes["sampler"] = self._rounds
-            super().__init__(rebuilt(loader, batch_size=None, **changes), skip, _OfRounds(indices))
 
     @property
-    def lookahead(self) -> Lookahead | None:
+    def lookahead(self) -> Any:
         return None if super().lookahead is None else self
 
-    def begin(self, start: Start = FRESH) -> tuple[Iterator[Any], Unpack]:
-        rounds = self._read(start) if self._rank == 0 else None
-        if self._rank > 0:
-            start.ready()
-        return self._received(rounds), lambda part: part
+    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+        rounds = None
+        if self.reads:
+            items, unpack, left_out = self._source.begin(start)
+            batches = (unpack(item)[0] for item in islice(items, left_out, None))
+            rounds = _rounds(batches, self._division, self._drop_last)
+        return self._received(rounds), lambda part: part, 0
 
     def _received(self, rounds: Iterator[Parts] | None) -> Iterator[tuple[Any, GlobalBatch]]:
         """Yield this rank's part of every round; rank 0 gives the rounds."""
         while True:
             sent: list[Any] | None = None
             if rounds is not None:
-                parts = _for_each_rank(next(rounds, None), self._num_ranks)
-                has_more = self._ahead is not None and self._ahead.has_more
+                parts = _for_each_rank(next(rounds, None), self._division.num_ranks)
+                has_more = self.indices is not None and self.indices.has_more
                 sent = [(part, has_more) for part in parts]
             part, self.has_more = _scattered(sent)
             if part is None:
                 return
             yield part
 
-    def _read(self, start: Start) -> Iterator[Parts]:
-        skip, taken = self._skip, start.taken
-        if isinstance(self._rounds, MapRounds):
-            self._rounds.start = start
-            if self._ahead is not None:  # draws them all, and leaves out none itself
-                self._ahead.start = start._replace(taken=taken and Offset())
-        elif taken is not None:
-            skip = taken.batches // self._division.num_batches
-        rounds: Iterator[Parts] = iter(self._loader)
-        if self._rounds is None:
-            rounds = _of_batches(self._loader, self._division)
-        return islice(rounds, skip, None)
-
-    def _count(self) -> int:
-        if isinstance(self._rounds, StreamRounds):
-            return self._rounds.count()
-        if self._rounds is not None:
-            return len(self._loader)
+    def __len__(self) -> int:
         num_batches = self._division.num_batches
-        return self._division.num_rounds(
-            len(self._loader), num_batches, self._rank, drop_last=False
-        )
-
-
-class _OfRounds(Indices):
-    """The form that the indices in rounds have."""
-
-    def __init__(self, indices: Indices) -> None:
-        self._indices = indices
-
-    def to_load(self, given: Iterator[Any]) -> Iterator[Any]:
-        return self._indices.rounds_to_load(given)
+        return self._division.num_rounds(len(self.loader), num_batches, self._rank, self._drop_last)
 
 
 def _scattered(objects: list[Any] | None) -> Any:
     """Return this rank's of the objects that rank 0 has for all."""
     if objects is not None and len(objects) == 1:
         return objects[0]
-    meet("a loop over a prepared DataLoader")
+    meet(LOOP)
     received: list[Any] = [None]
     dist.scatter_object_list(received, objects)
     return received[0]
@@ -152,44 +100,22 @@ def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, Glob
     return [(part, batch) for part in (*sent, *missing)]
 
 
-class _Rounds(Dataset[Round]):
-    """Loads the samples of whole rounds from a map data set."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, indices: Round) -> Round:
-        if callable(getattr(self._dataset, "__getitems__", None)):
-            return indices._replace(samples=self._dataset.__getitems__(indices.samples))
-        return indices._replace(samples=[self._dataset[index] for index in indices.samples])
-
-
-def _collate_each(collate: Callable[[list[Any]], Any], round_: Round) -> Parts:
-    """Collate each rank's part of a round."""
-    samples, slices, batch = round_
-    return [collate(samples[one]) for one in slices], batch
-
-
-def _of_batches(loader: Iterable[Any], division: Division) -> Iterator[Parts]:
+def _rounds(batches: Iterator[Any], division: Division, drop_last: bool) -> Iterator[Parts]:
     """Yield rounds of ready batches, which keep their sizes.
 
-    Ranks without a batch in the last round get one of the first round again, if all must have one.
+    Ranks without a batch in the last round get one of that round again, if all must have one.
     """
-    batches = iter(loader)
-    first: list[Any] = []
+    full = 0
     while taken := list(islice(batches, division.num_batches)):
-        first = first or taken
+        if drop_last and len(taken) < division.num_batches:
+            return
         if division.split:
-            yield _cut(taken[0], division, full=samples_in(first[0]))
+            full = max(full, samples_in(taken[0]))
+            yield _cut(taken[0], division, full)
             continue
         missing = division.num_ranks - len(taken) if division.even else 0
-        ready = [*taken, *islice(cycle(first), missing)]
-        yield ready, of_ready_batches(tuple(map(_size_of, ready)), len(taken))
-
-
-def _size_of(batch: Any) -> int:
-    """Return the number of samples in a batch; 1, for the batch itself, if it has no tensors."""
-    return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
+        ready = [*taken, *islice(cycle(taken), missing)]
+        yield ready, of_ready_batches(tuple(map(size_of, ready)), len(taken))
 
 
 def _cut(batch: Any, division: Division, full: int) -> Parts:
@@ -199,12 +125,12 @@ def _cut(batch: Any, division: Division, full: int) -> Parts:
         raise UsageError(
             f"split_batches=True, but a batch is a {type(batch).__name__} without tensors, which"
             " cannot be split",
-            where="the loop over a prepared DataLoader",
+            where=LOOP,
             fix="let the loader yield tensors, alone or nested in lists, tuples and mappings; or"
             " remove split_batches=True",
         )
     rows = list(range(size))
-    indices, slices, global_batch = division.of_samples(rows, rows, max(size, full))
+    indices, slices, global_batch = division.of_samples(rows, max(size, full))
     return [_rows_of(batch, indices[one], size) for one in slices], global_batch
 
 
@@ -222,45 +148,42 @@ def share_of(
     rank: int,
     num_ranks: int,
     config: DataLoaderConfiguration,
-    skip: int = 0,
-    seeds: SampleSeeds | None = None,
+    order: Order | None,
+    *,
+    is_own: bool,
 ) -> Share:
     """Return the share of `loader`, a DataLoader or any iterable of batches, that this rank reads.
 
-    `skip` batches are left out at the beginning of each pass. Without `seeds` all generators are
-    left alone.
+    `order` draws the indices of a map data set; None: it is none. `is_own`: the loader gives this
+    rank's share already.
     """
-    _refuse_distributed_sampler(loader, num_ranks)
-    if num_ranks > 1:
-        _refuse_what_cannot_be_shared(loader, config, num_ranks)
-    loader, indices = with_lasting_workers(loader), PLAIN
-    if seeds is not None and is_plain(loader):
-        loader, indices = seeds.seed_loader(loader), seeds.indices(loader)
-    if num_ranks == 1:
-        return Share(loader, skip, indices)
     division = Division(num_ranks, config.split_batches, config.even_batches)
-    if config.dispatch_batches or not is_plain(loader):
-        return DispatchedShare(loader, rank, division, skip, indices)
-    kind = StreamShare if isinstance(loader.dataset, IterableDataset) else MapShare
-    return kind(loader, rank, division, skip, indices)
+    if is_own and num_ranks > 1:
+        return OwnShare(loader, order, num_ranks)
+    if num_ranks > 1 and (config.dispatch_batches or not is_plain(loader)):
+        return DispatchedShare(loader, order, rank, division)
+    if order is not None:
+        return MapShare(loader, order, rank, division)
+    return Share(loader) if num_ranks == 1 else StreamShare(loader, rank, division)
 
 
-def _refuse_distributed_sampler(loader: Any, num_ranks: int) -> None:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    for sampler in (getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler) and max(sampler.num_replicas, num_ranks) > 1:
-            raise UsageError(
-                f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
-                " samples would be shared out twice",
-                where="the script's prepare(...)",
-                fix="give the DataLoader shuffle=True (or False) and no sampler; prepare() shares"
-                " out",
-            )
-
-
-def _refuse_what_cannot_be_shared(
+def refuse_what_cannot_be_shared(
     loader: Any, config: DataLoaderConfiguration, num_ranks: int
 ) -> None:
+    """Raise UsageError for a loader that ranks cannot share."""
+    sampler = distributed_sampler_of(loader)
+    if sampler is not None and max(sampler.num_replicas, num_ranks) > 1:
+        if config.already_sharded and sampler.num_replicas == num_ranks:
+            return
+        raise UsageError(
+            f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
+            " samples would be shared out twice",
+            where="the script's prepare(...)",
+            fix="give the DataLoader shuffle=True (or False) and no sampler: prepare() shares out;"
+            " or, for as many ranks, pass DataLoaderConfiguration(already_sharded=True)",
+        )
+    if num_ranks == 1 or config.already_sharded:
+        return
     if not is_plain(loader):
         if config.dispatch_batches is False:
             raise UsageError(

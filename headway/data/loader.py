@@ -3,56 +3,38 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from itertools import islice
-from typing import Any, TypeVar
+from itertools import chain, islice
+from typing import Any
+from zlib import crc32
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.contract.notes import say
-from headway.contract.progress import DATA, FORWARD, SCRIPT, Progress, process_progress
-from headway.data.active_loader import GlobalBatch, LoaderLoop
-from headway.data.configuration import DataLoaderConfiguration
-from headway.data.dispatch import share_of
-from headway.data.position import (
-    FRESH,
-    Offset,
-    Pass,
-    Passes,
-    ResumePoint,
-    Resumption,
-    SavedRng,
-    Start,
-    counts_samples,
-    generators_of,
-    samples_in,
-    set_generators_ahead,
-    set_generators_to_begin,
-)
+from headway.contract.progress import DATA, FORWARD, SCRIPT, process_progress
+from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader
+from headway.data.configuration import DataLoaderConfiguration, check_configuration
+from headway.data.dispatch import refuse_what_cannot_be_shared, share_of
+from headway.data.order import Agree, Draws, Generators, Order, Place
+from headway.data.passes import Epochs, Pass, Run
+from headway.data.rounds import Offset, samples_in
 from headway.data.samplers import (
-    SeedableRandomSampler,
-    draws_all_at_first,
-    with_seedable_sampler,
-)
-from headway.data.seeds import SampleSeeds, give_generators
-from headway.data.sharding import (
-    NoBatch,
-    Unpack,
     batch_size_of,
+    has_random_sampler,
     is_plain,
-    is_stateful,
-    source_of,
+    len_of,
+    split_by_rank,
     without_first,
 )
-from headway.data.workers import starting_workers
+from headway.data.seeds import SampleSeeds, mixed
+from headway.data.shares import NoBatch, Share, Unpack, mark
+from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
+from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.meeting import named
 from headway.distributed.nested import is_on, send_to_device
-from headway.distributed.rng import generator_states
 from headway.errors import CheckpointError, UsageError
 
 
@@ -82,15 +64,12 @@ def copied_ahead(
     return copies(), wait_for
 
 
-Loader = TypeVar("Loader", bound="PreparedDataLoader")
-
-
-class PreparedDataLoader(DataLoader[Any]):
+class PreparedDataLoader(TrainingLoader):
     """The script's loader, of which each rank reads its own share.
 
     Rank r of w gets batches r, r + w, ... (with `split_batches`: the r-th part of every batch). All
     ranks get equally many batches of equally many samples: the last global batch, if it is
-    not full, is shared out evenly, and up to w - 1 samples from the epoch's beginning are repeated.
+    not full, is shared out evenly, and up to w - 1 of its samples are repeated.
     So the mean over ranks of mean losses is the mean over the samples. `gather_for_metrics` leaves
     the repeated samples out again. `drop_last` drops that batch instead, for models that cannot use
     a small share of it, such as a BatchNorm that gets a single sample. With `even_batches=False`
@@ -101,11 +80,13 @@ class PreparedDataLoader(DataLoader[Any]):
     Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as one
     process would with the same seed. Another sampler that has a `generator` attribute draws from an
     equal one on all ranks; one that has none must agree by its own seed. A stream
-    (`IterableDataset`) is read in full by every rank, and must be the same on all of them.
+    (`IterableDataset`) is split by its shards if it can be, or else read in full by every rank. In
+    the first pass the ranks compare their data, which must be the same, unless they are
+    `already_sharded`.
 
     With `dispatch_batches`, and for a loader with an `__iter__` of its own, rank 0 alone reads, and
-    sends each rank its share. The batches of such an `__iter__` keep their sizes: where the last
-    ones are fewer than the ranks, other ranks get one from the beginning again.
+    sends each rank a batch. Batches keep their sizes: where the last ones are fewer than the ranks,
+    other ranks get one of the same round again.
 
     Each pass calls `set_epoch()` of the sampler, batch sampler and data set, where they have one.
     It counts from 0, or from the loader's own last `set_epoch()`.
@@ -119,7 +100,6 @@ class PreparedDataLoader(DataLoader[Any]):
 
     end_of_dataloader: bool
     _skipped = 0  # batches of this rank that `without_first` leaves out
-    _has_workers = False  # that outlive a pass, in this run
 
     def __init__(
         self,
@@ -131,66 +111,82 @@ class PreparedDataLoader(DataLoader[Any]):
         device: torch.device | None = None,
         before_pass: Callable[[], None] | None = None,
         seed: int | None = None,
-        progress: Progress | None = None,
+        run: Run | None = None,
+        number: int = 0,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
         config = config or DataLoaderConfiguration()
         if device is not None and not kind_of(device.type).can_pin:
             loader.pin_memory = False
-        if config.use_seedable_sampler and isinstance(loader, DataLoader):
-            loader = with_seedable_sampler(loader, config.data_seed)
-        pinned = config.non_blocking or getattr(loader, "pin_memory", False)
-        self._original = loader
+        refuse_what_cannot_be_shared(loader, config, num_ranks)
+        part = split_by_rank(loader, rank, num_ranks, config.split_streams)
+        loader = loader if part is None else part
+        self._original, self._data = loader, getattr(loader, "dataset", None)
+        self.is_of_rank = num_ranks > 1 and (config.already_sharded or part is not None)
         self._of_rank = (rank, num_ranks, config)
-        self._seeds = seeds = None if seed is None else SampleSeeds(seed)
-        if seeds is not None:
-            give_generators(self._samplers())
-        self._share = share_of(loader, rank, num_ranks, config, seeds=seeds)
-        self._device = device
-        copies_ahead = device is not None and kind_of(device.type).copies_ahead
-        self._copies_to = device if pinned and copies_ahead else None
-        self._before_pass = before_pass
-        self._progress = progress or process_progress()
-        self._passes = Passes(self._progress)
-        dataset = getattr(loader, "dataset", None)
-        has_state = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        is_stream = isinstance(dataset, IterableDataset) and is_plain(loader)
-        self._stream: Any = None  # what has a state of its own in a pass
-        if is_stateful(loader) and self._share.reads:
-            self._stream = loader
-        elif is_stream and has_state and loader.num_workers == 0:
-            self._stream = dataset
+        self._device, self._before_pass = device, before_pass
+        self.run = run or Run(process_progress())
+        is_stream = isinstance(self._data, IterableDataset)
         self._is_map = is_plain(loader) and not is_stream
-        self._workers_last = self._share.reads and getattr(loader, "persistent_workers", False)
-        self._loads_here = (self._is_map or self._stream is not None) and not loader.num_workers
+        self._seeds = None if seed is None else SampleSeeds(seed)
+        self.draws = self._draws(seed, number)
+        self.epochs = Epochs(self.run, self.draws, self._taken(1).batches)
+        self._read = with_lasting_workers(loader, notes_draws=self._is_map and seed is None)
+        if self._seeds is not None and is_plain(loader):
+            self._read = self._seeds.seed_loader(self._read)
+        self._share = self._share_of(config)
+        stream: Any = self._data if is_plain(loader) and is_stream else None
+        has_state = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
+        self._stream: Any = None  # a data set that has a state of its own
+        if has_state and self._share.reads and not loader.num_workers:
+            self._stream = stream
+        copies_ahead = device is not None and kind_of(device.type).copies_ahead
+        pinned = config.non_blocking or getattr(loader, "pin_memory", False)
+        has_workers = bool(getattr(loader, "num_workers", 0))
+        self._copies_to = device if pinned and copies_ahead and has_workers else None
         vars(self)["end_of_dataloader"] = False
+
+    def _draws(self, seed: int | None, number: int) -> Draws:
+        """Return what draws the order: by a seed and the loader's number, if there is a seed."""
+        loader, (_, num_ranks, config) = self._original, self._of_rank
+        if config.use_seedable_sampler and has_random_sampler(loader):
+            seed = config.data_seed
+            if seed is None:  # every rank prepares the loader
+                [seed] = broadcast_object_list([torch.random.initial_seed()])
+        seed = seed if seed is None else mixed(seed, number)
+        agree: Agree = list
+        is_alike = num_ranks > 1 and is_plain(loader) and not config.dispatch_batches
+        if is_alike and not self.is_of_rank:
+            agree = _of_rank_0
+        if not self._is_map:
+            return Draws([loader] if is_plain(loader) else [], agree, only_torch=False, seed=seed)
+        return Order(loader, agree, seed, self._seeds)
+
+    @property
+    def _order(self) -> Order | None:
+        return self.draws if isinstance(self.draws, Order) else None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
                 self._before_pass()
-        share, stream, num_ranks = self._share, self._stream, self._of_rank[1]
-        start, current = self._begin_pass()
-        loop, state, progress = LoaderLoop(self), vars(self), self._progress
+        epochs, run, state, stream = self.epochs, self.run, vars(self), self._stream
+        if epochs.skip_empty():
+            return
+        num_ranks, progress = self._of_rank[1], run.progress
+        is_summed = not self._is_map and stream is None
         device = self._device if _can_be_elsewhere(self._device) else None
         overlaps = device is not None and kind_of(device.type).copies_ahead
-        state["end_of_dataloader"] = False
+        current, loop, asked = self._begin_pass(), LoaderLoop(self), run.asked
         try:
-            with starting_workers(self._original):
-                items, unpack = share.begin(start)
-            lookahead = share.lookahead
-            if self._copies_to:  # pragma: needs a GPU
-                items, unpack = copied_ahead(items, unpack, self._copies_to)
-                lookahead = None
-            start.begun()
-            draws_ahead = self._draws_ahead
+            asked[current] = None
+            state["end_of_dataloader"] = False
+            items, unpack, lookahead = self._begin_reading(current)
             if progress.is_watched:
                 progress.enter(DATA)
                 workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
                 progress.clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, _END)
-            if lookahead is None:
-                start.loaded()
             while following is not _END:
                 batch, global_batch = unpack(following)
                 if lookahead is not None:
@@ -199,17 +195,18 @@ class PreparedDataLoader(DataLoader[Any]):
                     if progress.is_watched:
                         progress.enter(DATA)
                     if stream is not None:
-                        current.stream = stream.state_dict()
-                    if draws_ahead:
-                        current.ahead = generator_states(_CPU)
+                        current.stream = copy.deepcopy(stream.state_dict())
                     following = next(items, _END)  # one batch ahead
                     has_more = following is not _END
                 if progress.is_watched:
                     progress.enter(FORWARD)
                     known = global_batch.samples // num_ranks
                     progress.clock.batch_samples = known or samples_in(batch)
+                if is_summed:
+                    current.checksum = crc32(b"%d" % mark(batch), current.checksum)
                 current.rounds += 1
                 current.samples += global_batch.samples
+                current.seen = progress.num_trained
                 if not has_more:
                     state["end_of_dataloader"] = current.is_complete = True
                 if batch is not NoBatch:
@@ -217,6 +214,9 @@ class PreparedDataLoader(DataLoader[Any]):
                     if device is not None and not is_on(batch, device):
                         batch = send_to_device(batch, device, non_blocking=overlaps)
                     yield batch
+                    if run.due is not None:
+                        run.ask(current)
+                    asked[current] = None
                 if lookahead is not None:
                     if progress.is_watched:
                         progress.enter(DATA)
@@ -225,8 +225,50 @@ class PreparedDataLoader(DataLoader[Any]):
         finally:
             if progress.is_watched:
                 progress.enter(SCRIPT)
-            self._passes.end(current, self._given(current))
+            run.end(current)
             loop.end()
+        if current.place.taken.batches and not current.rounds and not self._skipped:
+            epochs.place = current.following  # nothing was left of the epoch
+            yield from self
+
+    # ------------------------------------------------------------------ how a pass begins
+
+    def _begin_pass(self) -> Pass:
+        """Begin the next pass; all that depends on the epoch is told its number."""
+        skipped = self._taken(self._skipped) if self._skipped else None
+        current = self.run.begin(self.epochs, skipped)
+        place = current.place
+        self._tell_epoch(place.epoch)
+        if place.stream is not None and self._stream is not None:
+            self._stream.load_state_dict(copy.deepcopy(place.stream))
+            current.left_out = Offset()
+        if place.is_new and not self._is_map:
+            self.draws.begin_first(self.draws.generators.states())
+        if self._seeds is not None:
+            first_item = place.taken.samples or place.taken.batches
+            self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else first_item)
+        if is_plain(self._share.loader) and not place.is_new:
+            workers = self.draws.for_workers(place, self._of_rank[0])
+            vars(self._share.loader)["generator"] = workers
+        return current
+
+    def _begin_reading(self, current: Pass) -> tuple[Iterator[Any], Unpack, Any]:
+        """Return the items of a pass, what unpacks one, and what knows whether one follows."""
+        place, share = current.place, self._share
+        with starting_workers(self._original):
+            items, unpack, left_out = share.begin(current)
+        for item in islice(items, left_out):
+            if place.checksum:
+                current.checksum = crc32(b"%d" % mark(unpack(item)[0]), current.checksum)
+        taken = place.taken.batches
+        if place.checksum and self._is_map and share.reads and taken:
+            items = chain([first] if (first := next(items, _END)) is not _END else [], items)
+            current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
+        if place.checksum and current.checksum != place.checksum and share.reads:
+            self.run.tell(_OTHER_ORDER.format(taken))
+        if self._copies_to:  # pragma: needs a GPU
+            return *copied_ahead(items, unpack, self._copies_to), None
+        return items, unpack, share.lookahead
 
     # ------------------------------------------------------------------ where its passes stand
 
@@ -236,17 +278,14 @@ class PreparedDataLoader(DataLoader[Any]):
         _, num_ranks, config = self._of_rank
         return batch_size_of(self._original) * (1 if config.split_batches else num_ranks)
 
+    def _share_of(self, config: DataLoaderConfiguration) -> Share:
+        rank, num_ranks, _ = self._of_rank
+        return share_of(self._read, rank, num_ranks, config, self._order, is_own=self.is_of_rank)
+
     @property
     def epoch(self) -> int:
-        """The number of the epoch that has begun and is not complete, or else of the next one.
-
-        Once something was trained, a pass in which nothing is counts as none.
-        """
-        passes, current = self._passes, self._passes.current
-        if current is None:
-            return passes.epochs
-        is_epoch = current.has_trained or not passes.has_trained
-        return passes.epochs + (is_epoch and current.is_complete)
+        """The number of the epoch that has begun and is not complete, or else of the next one."""
+        return self.epochs.number
 
     @property
     def samples(self) -> int:
@@ -254,134 +293,12 @@ class PreparedDataLoader(DataLoader[Any]):
 
         Batches whose sizes nobody knows in advance count as none.
         """
-        current = self._passes.current
-        return self._passes.samples + (0 if current is None else current.samples)
+        return self.epochs.samples
 
     @property
     def has_trained(self) -> bool:
         """Whether something was trained in a pass, in earlier runs as well."""
-        return self._passes.has_trained
-
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether a pass has begun and is not complete, and none has trained, as in evaluations."""
-        current = self._passes.current
-        return current is not None and not current.is_complete and not self.has_trained
-
-    def position(self) -> dict[str, Any]:
-        """Return where the passes stand, for a checkpoint: values, and tensors of generators."""
-        passes, current = self._passes, self._passes.current
-        position: dict[str, Any] = {
-            "following": self._next_number,
-            "epochs": self.epoch,
-            "size": batch_size_of(self._original),
-            "total": self.total_batch_size,
-            "seed": None if self._seeds is None else self._seeds.seed,
-            "generators": [one.get_state() for one in generators_of(self._sources())],
-            "pass": None,
-            "samples": self.samples,
-            "has_trained": self.has_trained,
-            "has_lasting_workers": passes.has_lasting_workers,
-            "is_looked_at": passes.is_looked_at,
-            "keeps_looks": passes.keeps_looks,
-            "left": passes.left and [[*passes.left.after], passes.left.times],
-            "is_at_end": current is not None and current.is_complete,
-            "order_seeds": [one.initial_seed for one in self._seedable()],
-        }
-        if current is not None and not current.is_complete:
-            taken = [*self._given(current)]
-            position["pass"] = {**current.state_dict(), "taken": taken, "length": self._length()}
-        return position
-
-    @property
-    def _next_number(self) -> int:
-        return self._passes.following
-
-    def require_position(self, position: dict[str, Any], where: str) -> None:
-        """Require that this loader can go on where another was: with the same data and batches."""
-        if position["pass"] is None:
-            return
-        for fact, saved, live, fix in self._facts_to_keep(position):
-            if saved != live:
-                raise CheckpointError(
-                    f"a loader cannot go on in the middle of an epoch: its {fact} is {live} in this"
-                    f" run, and {saved} in the checkpoint",
-                    where=where,
-                    fix=f"{fix}, or load a checkpoint from the end of an epoch",
-                )
-
-    def _facts_to_keep(self, position: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-        """Yield what a pass needs to go on: its name, as it was saved, as it is, and the fix."""
-        state, seed = position["pass"], position["seed"]
-        live_seed = None if self._seeds is None else self._seeds.seed
-        yield "seed", seed, live_seed, f"pass Accelerator(seed={seed})"
-        if state["stream"] is not None:
-            return
-        same = "prepare the same loader"
-        yield "number of samples", state["length"], self._length(), same
-        if not self._is_map or not counts_samples(source_of(self._original)):
-            yield "batch size", position["size"], batch_size_of(self._original), same
-        per_round, read = max(self._taken(1).batches, 1), state["taken"][0]
-        if not self._is_map and read % per_round:
-            together = "number of batches that the ranks read together"
-            yield together, f"{read} were read", per_round, same
-
-    def seek(
-        self,
-        position: dict[str, Any],
-        resumption: Resumption,
-        *,
-        only_skipped: bool = False,
-    ) -> None:
-        """Let the next pass go on at a position that `require_position` has accepted.
-
-        With `only_skipped` only if that pass is one over `without_first(...)`.
-        """
-        resumption.seek(partial(self._go_to, position, only_skipped))
-        state, reads_again = position["pass"], not (self._is_map or only_skipped)
-        if state is not None and state["stream"] is None and reads_again and not self._of_rank[0]:
-            say(_STREAM_NOTE)
-
-    def _go_to(self, position: dict[str, Any], only_skipped: bool, resumption: Resumption) -> None:
-        for generator, own in zip(
-            generators_of(self._sources()), position["generators"], strict=False
-        ):
-            generator.set_state(own)
-        for sampler, seed in zip(self._seedable(), position["order_seeds"], strict=False):
-            sampler.initial_seed = seed
-        state = position["pass"]
-        pending = None if state is None else ResumePoint(state, only_skipped)
-        self._passes.resume(position, pending, resumption)
-
-    def over_where_left(
-        self, position: dict[str, Any], ended: Sequence[tuple[PreparedDataLoader, dict[str, Any]]]
-    ) -> tuple[dict[str, Any], str]:
-        """Let a pass be over that was saved where the script has left those before it.
-
-        In the last iteration of a loop that ends before its loader does (`break`, `zip` with a
-        shorter one), nothing but the passes before shows that no batch follows: two that were left
-        there, or one if another loader is at its end. What was left once, to look at a batch, say,
-        goes on.
-
-        `ended` are the loaders that were at their ends, with their positions. Return the position
-        to go on from, and what there is to tell.
-        """
-        state, (after, times) = position["pass"], position.get("left") or (None, 0)
-        if state is None or not self._is_map:
-            return position, ""
-        taken = state["taken"]
-        if taken == after and times >= (1 if ended else 2):
-            following = max(position["following"], state["epoch"] + 1)
-            epochs = position.get("epochs", state["epoch"]) + 1
-            over = {**position, "following": following, "epochs": epochs, "pass": None}
-            return over, _LEFT_NOTE.format(taken[0])
-        may_be_zipped = state["epoch"] == 0 and any(
-            other._is_map
-            and at_end["following"] == 1
-            and self._taken(len(other)).batches == taken[0]
-            for other, at_end in ended
-        )
-        return position, _ZIP_NOTE if may_be_zipped else ""
+        return self.epochs.has_trained
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the passes stand; each rank keeps its own.
@@ -400,7 +317,61 @@ class PreparedDataLoader(DataLoader[Any]):
             >>> [batch.tolist() for batch in loader]
             [[2, 3]]
         """
-        return self.position()
+        stands = self.epochs.stand(self._given, self._stream)
+        init = getattr(self._read, "worker_init_fn", None)
+        lasts = getattr(self._original, "persistent_workers", False)
+        is_within = lasts or _place(stands).taken.batches  # where workers would have gone on
+        if is_within and isinstance(init, LastingWorker) and init.has_drawn:
+            self.run.tell(_DRAWN_IN_WORKERS)
+        return stands | {
+            "seeds": [*self.draws.seeds],
+            "generators": self._own_generators().states(),
+            "seed": None if self._seeds is None else self._seeds.seed,
+            "size": batch_size_of(self._original),
+            "total": self.total_batch_size,
+            "together": self._taken(1).batches,
+            "ranks": self._num_shares,
+            "length": len_of(self._data),
+        }
+
+    def require_position(self, position: dict[str, Any], where: str) -> bool:
+        """Require that this loader can resume where another was: with the same data and batches.
+
+        Return whether that is in the middle of an epoch.
+        """
+        place, seed = _place(position), None if self._seeds is None else self._seeds.seed
+        if not place.taken.batches:
+            return False
+        together, same = max(self._taken(1).batches, 1), "prepare the same loader"
+        facts: list[tuple[str, Any, Any, str]] = [
+            ("seed", position["seed"], seed, f"pass Accelerator(seed={position['seed']})"),
+            ("number of ranks", position["ranks"], self._num_shares, "use as many ranks"),
+        ]
+        if place.stream is None:
+            facts.append(
+                (
+                    "number of samples",
+                    position["length"],
+                    len_of(self._data),
+                    same,
+                )
+            )
+            if self._order is None or not self._order.counts_samples:
+                size = batch_size_of(self._original)
+                facts.append(("batch size", position["size"], size, same))
+            is_read_here = is_plain(self._original) and not self._original.num_workers
+            if not self._is_map and not is_read_here and place.taken.batches % together:
+                what = "number of batches that the ranks read together"
+                facts.append((what, f"{place.taken.batches} were read", together, same))
+        for fact, saved, live, fix in facts:
+            if saved != live:
+                raise CheckpointError(
+                    f"a loader cannot go on in the middle of an epoch: its {fact} is {live} in this"
+                    f" run, and {saved} in the checkpoint",
+                    where=where,
+                    fix=f"{fix}, or load a checkpoint from the end of an epoch",
+                )
+        return True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass go on where `state_dict()` was called, in this run or another.
@@ -409,159 +380,82 @@ class PreparedDataLoader(DataLoader[Any]):
             CheckpointError: this loader's data or batches are others.
         """
         self.require_position(state_dict, "the script's load_state_dict(...)")
-        self.seek(state_dict, Resumption(None, self._device or torch.device("cpu"), self._progress))
+        self.seek(state_dict)
 
-    def _length(self) -> int | None:
-        try:
-            return len(self._original.dataset)
-        except (AttributeError, TypeError, NotImplementedError):
-            return None
+    position = state_dict
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Let the next pass begin at a position that `require_position` has accepted."""
+        place = _place(position)
+        if self._has_no_rest(place):
+            place = Place(place.epoch + 1, depth=place.depth)
+        self.epochs.resume(place, position)
+        if position["seeds"]:
+            self.draws.seeds = position["seeds"]
+        self._own_generators().restore(position["generators"])
+        is_read_again = not self._is_map and place.taken.batches and place.stream is None
+        is_checked = self._share.can_check and position["together"] == self._taken(1).batches
+        if is_read_again and not is_checked:
+            self.run.tell(_STREAM_NOTE)
+            self.epochs.place = place._replace(checksum=0)
+
+    def _has_no_rest(self, place: Place) -> bool:
+        """Return whether what is left of an epoch is dropped, as it is less than a batch."""
+        order, taken = self._order, place.taken.samples
+        if order is None or not order.counts_samples or not (taken and order.source.drop_last):
+            return False
+        return len(order.source.sampler) - taken < self.total_batch_size
+
+    def _own_generators(self) -> Generators:
+        """Return the script's generators that samplers, the loader or its data set hold."""
+        found = Generators(self._sources(), only_torch=True)
+        found.all.remove(torch.default_generator)
+        return found
+
+    @property
+    def _num_shares(self) -> int | None:
+        """The number of ranks that read data of their own; None if they share one loader out."""
+        return self._of_rank[1] if self.is_of_rank else None
 
     def _sources(self) -> list[Any]:
         """Return the loader, its samplers and its data set, each once."""
-        dataset = getattr(self._original, "dataset", None)
-        return _each_once([self._original, *self._samplers(), dataset])
-
-    def _samplers(self) -> list[Any]:
-        """Return what draws samples and batches, each once."""
         samplers = [getattr(self._original, one, None) for one in ("sampler", "batch_sampler")]
-        return _each_once(samplers + [getattr(one, "sampler", None) for one in samplers])
-
-    def _seedable(self) -> list[SeedableRandomSampler]:
-        return [one for one in self._samplers() if isinstance(one, SeedableRandomSampler)]
+        samplers += [getattr(one, "sampler", None) for one in samplers]
+        found = [self._original, *samplers, self._data]
+        return [*{id(one): one for one in found if one is not None}.values()]
 
     def _given(self, current: Pass) -> Offset:
         """Return what a pass has given, with what was left out of it."""
         since = self._taken(current.rounds)
-        return Offset(*(one + other for one, other in zip(current.before, since, strict=True)))
+        pairs = zip(current.place.taken, since, strict=True)
+        return Offset(*(one + other for one, other in pairs))
 
     def _taken(self, rounds: int) -> Offset:
         _, num_ranks, config = self._of_rank
-        batches = rounds * (1 if config.split_batches else num_ranks)
+        batches = rounds * (1 if config.split_batches or self.is_of_rank else num_ranks)
         return Offset(batches, batches * batch_size_of(self._original))
 
-    # ------------------------------------------------------------------ how a pass begins
+    def follow(self, run: Run) -> None:
+        """Belong to the training of another Accelerator from now on."""
+        self.run = self.epochs.run = run
+
+    # ------------------------------------------------------------------ other forms of it
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
         """Share out evenly in the block, or not; see `DataLoaderConfiguration.even_batches`."""
-        rank, num_ranks, config = self._of_rank
-        share = self._share
-        config = replace(config, even_batches=even_batches)
-        self._share = share_of(self._original, rank, num_ranks, config, self._skipped, self._seeds)
+        share, config = self._share, replace(self._of_rank[2], even_batches=even_batches)
+        check_configuration(config)
+        self._share = self._share_of(config)
         try:
             yield
         finally:
             self._share = share
 
-    def _begin_pass(self) -> tuple[Start, Pass]:
-        """Return how the next pass begins, and that pass."""
-        passes, owners = self._passes, self._sources()
-        passes.go_back()
-        pending, passes.pending = passes.pending, None
-        interrupted, passes.interrupted = passes.interrupted, None
-        goes_on = pending is not None and bool(self._skipped or not pending.only_skipped)
-        if interrupted is not None and not goes_on:
-            interrupted.generators.begin_other_pass()
-        before, first_item = self._taken(self._skipped), 0
-        redraws = self._start_lasting_workers(is_fresh=not goes_on)
-        start = FRESH if redraws is None or self._is_map else Start(begun=redraws)
-        if pending is not None and interrupted is not None and goes_on:
-            state = pending.state
-            taken = Offset(*state["taken"])
-            is_there = not self._skipped or before == taken  # where the stream's state is
-            before = before if self._skipped else taken
-            put_back = self._to_put_back(interrupted.generators)
-            start = Start(before, ready=put_back, loaded=put_back)
-            if state["stream"] is not None and self._stream is not None and is_there:
-                self._stream.load_state_dict(state["stream"])
-                first_item = before.samples or before.batches
-                start = start._replace(taken=Offset(), begun=partial(set_generators_ahead, state))
-            elif state.get("is_drawn"):
-                redraws = partial(set_generators_to_begin, state, owners)
-                if self._draws_ahead:
-                    start = start._replace(ready=partial(set_generators_ahead, state))
-            else:
-                set_generators_to_begin(state, owners)
-        number = passes.following if pending is None else pending.state["epoch"]
-        drawn_by = self._samplers() if self._is_map else None
-        is_rest = pending is not None
-        current = Pass(number, owners, before, drawn_by, interrupted, is_rest=is_rest)
-        passes.begin(current)
-
-        def drawing() -> None:
-            if redraws is not None:
-                redraws()
-            current.drawing()
-
-        self._tell_epoch(number)
-        if self._seeds is not None:
-            self._seeds.begin_pass(number, self._samplers(), first_item)
-        passes.following = max(passes.following, number + 1)
-        return start._replace(drawing=drawing), current
-
-    def _start_lasting_workers(self, *, is_fresh: bool) -> Callable[[], None] | None:
-        """Let workers that outlive a pass be started in the next one, if they are not there.
-
-        torch draws a seed when it starts them. Here it is drawn in the pass in which a run without
-        a cut would have drawn it. A fresh pass does not go on, and so leaves the generators as it
-        draws.
-
-        Return what takes the seed back, if workers are started that had been there before.
-        """
-        if self._skipped or not self._workers_last:
-            return None
-        are_there, self._has_workers = self._has_workers, True
-        were_there, self._passes.has_lasting_workers = self._passes.has_lasting_workers, True
-        if not is_fresh or are_there == were_there:
-            return None
-        generator = self._original.generator or torch.default_generator
-        if are_there:
-            torch.empty((), dtype=torch.int64).random_(generator=generator)
-            return None
-        before = generator.get_state()
-
-        def take_back() -> None:
-            generator.set_state(before)
-
-        return take_back
-
-    def _to_put_back(self, generators: SavedRng) -> Callable[[], None]:
-        """Return what puts the generators back that a pass uses to draw again what it has given.
-
-        A sampler with a generator of its own that draws while the pass goes on draws on from there.
-        """
-        generators.begin_pass()
-        lazy: list[Any] = self._sources()[1:]
-        if self._is_map and draws_all_at_first(source_of(self._original)):
-            lazy = []
-        drawn_on = generators_of(lazy)
-        own = [
-            (one, one.get_state()) for one in generators_of(self._sources()) if one not in drawn_on
-        ]
-
-        def put_back() -> None:
-            generators.restore()
-            for generator, state in own:
-                generator.set_state(state)
-
-        return put_back
-
-    @property
-    def _draws_ahead(self) -> bool:
-        """Whether this process loads a batch, perhaps at random, before the one before is given."""
-        is_ahead = self._copies_to is not None or self._share.lookahead is None
-        return is_ahead and self._loads_here and self._seeds is None
-
     def without_first(self, batches: int) -> PreparedDataLoader:
         """Return this loader without the first batches of each pass; see `skip_first_batches`."""
-        share = share_of(self._original, *self._of_rank, skip=batches, seeds=self._seeds)
-        return self._with_share(share, batches)
-
-    def _with_share(self: Loader, share: Any, skipped: int) -> Loader:
-        """Return this loader with other batches of the same passes."""
         other = copy.copy(self)
-        other._share, other._skipped = share, skipped
+        other._skipped = batches
         return other
 
     @property
@@ -580,15 +474,11 @@ class PreparedDataLoader(DataLoader[Any]):
             return -1
 
     def __len__(self) -> int:
-        return len(self._share)
+        return max(0, len(self._share) - self._skipped)
 
     def set_epoch(self, epoch: int) -> None:
         """Number the next pass `epoch`, for all that draw or order samples."""
-        passes = self._passes
-        passes.following = epoch
-        passes.count_from(epoch, passes.samples)
-        if passes.pending is not None and passes.pending.state["epoch"] != epoch:
-            passes.pending = None  # the script begins another one
+        self.epochs.set(epoch)
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
@@ -618,26 +508,31 @@ def _can_be_elsewhere(device: torch.device | None) -> bool:
     return not is_cpu or torch.accelerator.current_accelerator(check_available=False) is not None
 
 
-_CPU = torch.device("cpu")
+def _of_rank_0(states: list[Any]) -> list[Any]:
+    with named("a loop over a prepared DataLoader"):
+        agreed: list[Any] = broadcast_object_list([*states])
+    return agreed
+
+
+def _place(position: dict[str, Any]) -> Place:
+    place = Place(*position["place"])
+    return place._replace(taken=Offset(*place.taken))
+
+
 _END = object()
-
-
-def _each_once(objects: list[Any]) -> list[Any]:
-    return list({id(one): one for one in objects if one is not None}.values())
-
-
-_LEFT_NOTE = (
-    "note: saved after batch {} of a loader, where the script has left its passes before: the next"
-    " pass is a new one"
-)
-_ZIP_NOTE = (
-    "note: saved in the last batch of a loader's first pass, in the middle of another's, which goes"
-    " on from there; if the script reads the two with zip, save after that loop instead"
-)
 _STREAM_NOTE = (
     "note: the data set is a stream without state_dict(), or is read by workers, so the batches"
     " before the checkpoint are read and dropped; the others are the same only if it gives the same"
     " samples again"
+)
+_DRAWN_IN_WORKERS = (
+    "note: loader workers draw random numbers, which do not resume exactly in the middle of an"
+    " epoch, or where workers are persistent: pass Accelerator(seed=...), or use num_workers=0"
+)
+_OTHER_ORDER = (
+    "note: the first {} batches of a loader are others than before the checkpoint, so the epoch"
+    " does not resume exactly: its sampler, or the stream, has a state of its own. Draw from"
+    " Python's, numpy's or torch's generators, use set_epoch(), or give a stream state_dict()"
 )
 
 
@@ -666,7 +561,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             where="the script's skip_first_batches(...)",
             fix="pass how many batches of the epoch each rank has trained on",
         )
-    if isinstance(dataloader, PreparedDataLoader):
+    if isinstance(dataloader, TrainingLoader):
         return dataloader.without_first(num_batches)
     if is_plain(dataloader) and not isinstance(dataloader.dataset, IterableDataset):
         return without_first(dataloader, num_batches)

@@ -1,12 +1,12 @@
-"""Samplers that draw by a seed and an epoch alone, or leave the first batches out."""
+"""Loaders of the script: what draws their samples, and how they are changed."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -14,43 +14,10 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
-from headway.distributed.collectives import broadcast_object_list
-
-
-class SeedableRandomSampler(RandomSampler):
-    """A RandomSampler whose order depends on a seed and on the number of the pass only.
-
-    Args:
-        data_source, replacement, num_samples, generator: as for `torch.utils.data.RandomSampler`.
-        data_seed: the seed of pass 0; each later pass adds 1. None: torch's initial seed.
-    """
-
-    def __init__(
-        self,
-        data_source: Any,
-        replacement: bool = False,
-        num_samples: int | None = None,
-        generator: torch.Generator | None = None,
-        *,
-        data_seed: int | None = None,
-    ) -> None:
-        super().__init__(data_source, replacement, num_samples, generator)
-        self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        if self.generator is None:
-            self.generator = torch.Generator(device=torch.get_default_device())
-        self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from super().__iter__()
-        self.set_epoch(self.epoch + 1)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`."""
-        self.epoch = epoch
+from headway.errors import UsageError
 
 
 class SkipBatchSampler(BatchSampler):
@@ -82,49 +49,125 @@ class SkipBatchSampler(BatchSampler):
 def draws_once(source: Any) -> bool:
     """Return whether a sampler or batch sampler is one of torch's that gives no index twice."""
     sampler: Any = source.sampler if type(source) is BatchSampler else source
-    if type(sampler) in (RandomSampler, SeedableRandomSampler):
+    if type(sampler) is RandomSampler:
         is_whole = sampler.num_samples <= len(sampler.data_source)
         return is_whole and not sampler.replacement
     return type(sampler) in (SequentialSampler, SubsetRandomSampler)
 
 
-def draws_all_at_first(source: Any) -> bool:
-    """Return whether a sampler or batch sampler draws all of a pass before it gives an index."""
-    sampler = source.sampler if type(source) is BatchSampler else source
-    return draws_once(source) or type(sampler) is WeightedRandomSampler
+def source_of(loader: DataLoader[Any]) -> Any:
+    """Return what draws the indices of a map data set: the batch sampler, or else the sampler."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def with_seedable_sampler(loader: DataLoader[Any], seed: int | None) -> DataLoader[Any]:
-    """Return `loader` with a SeedableRandomSampler in place of a RandomSampler; itself without.
-
-    Every rank must call this: without a `seed`, that of rank 0's torch holds for all.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        return loader
+def _random_sampler_of(loader: DataLoader[Any]) -> RandomSampler | None:
+    """Return the RandomSampler that draws the samples of a loader, if there is one."""
     is_nested = isinstance(loader.sampler, BatchSampler)
     batches = loader.sampler if is_nested else loader.batch_sampler
-    drawn_from = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    if not isinstance(drawn_from, RandomSampler):
-        return loader
-    [agreed] = broadcast_object_list([torch.random.initial_seed() if seed is None else seed])
-    seedable = SeedableRandomSampler(
-        drawn_from.data_source,
-        replacement=drawn_from.replacement,
-        num_samples=drawn_from._num_samples,
-        generator=drawn_from.generator,
-        data_seed=agreed,
-    )
-    if batches is None:
-        return changed(loader, sampler=seedable)
-    batches = copy.copy(batches)
-    batches.sampler = seedable  # type: ignore[union-attr]
-    if is_nested:
-        return changed(loader, sampler=batches)
-    return changed(loader, batch_sampler=batches, sampler=seedable)
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    return sampler if isinstance(sampler, RandomSampler) else None
+
+
+def has_random_sampler(loader: Any) -> bool:
+    """Return whether `loader` shuffles a map data set by a RandomSampler."""
+    is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return is_map and _random_sampler_of(loader) is not None
 
 
 def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
     """Return a copy of `loader` with other attributes, also those that torch refuses to set."""
     other = copy.copy(loader)
-    vars(other).update(attributes)
+    vars(other).update({"_iterator": None} | attributes)  # whose workers are another copy's
     return other
+
+
+def in_items(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
+    """Return a loader like `loader` that collates single items of its data set."""
+    return changed(loader, batch_size=None, batch_sampler=None, drop_last=False, **attributes)
+
+
+def without_first(loader: DataLoader[Any], batches: int) -> DataLoader[Any]:
+    """Return `loader`, of a map data set, without its first batches, which are not loaded."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    return changed(loader, **{name: SkipBatchSampler(getattr(loader, name), batches)})
+
+
+def is_plain(loader: Any) -> bool:
+    """Return whether `loader` is a DataLoader that iterates as torch's does."""
+    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+
+
+def as_plain(loader: Any) -> Any:
+    """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are.
+
+    A prepared loader keeps its state itself, for any number of ranks; one that was given a state
+    before is refused.
+    """
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")
+    if torchdata is None or type(loader) is not torchdata.StatefulDataLoader:
+        return loader
+    if loader.next_iter_state is not None:
+        raise UsageError(
+            "a StatefulDataLoader was given a state before it was prepared",
+            where="the script's load_state_dict(...)",
+            fix="prepare the loader first, and let save_state() and load_state() keep its state",
+        )
+    plain: DataLoader[Any] = DataLoader(loader.dataset)
+    attributes = {name: value for name, value in vars(loader).items() if name in vars(plain)}
+    vars(plain).update(attributes | {"_iterator": None})
+    return plain
+
+
+def batch_size_of(loader: Any) -> int:
+    """Return how many samples a full batch of `loader` has; 0 if that is not known."""
+    sources = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    sizes = (getattr(source, "batch_size", None) for source in sources)
+    return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def len_of(data: Any) -> int | None:
+    """Return the length of a data set; None if it has none."""
+    try:
+        return len(data)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
+    """Return torch's sampler that gives one rank its samples, if the loader has one."""
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(loader, "sampler", None), getattr(batches, "sampler", None))
+    return next((one for one in samplers if isinstance(one, DistributedSampler)), None)
+
+
+def num_repeats(loader: Any) -> int:
+    """Return how many of its last samples torch's DistributedSampler gives to another rank too."""
+    sampler = distributed_sampler_of(loader)
+    if sampler is None or sampler.drop_last:
+        return 0
+    repeated = sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
+    return int(sampler.rank >= sampler.num_replicas - repeated)
+
+
+def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
+    """Return `loader` with this rank's part of its stream; None if the stream is read in full.
+
+    A stream with `num_shards` and `shard(num_shards=, index=)`, as those of Hugging Face's
+    `datasets`, is split if its shards can be divided evenly by the ranks, or with `split`.
+    """
+    stream: Any = getattr(loader, "dataset", None)
+    is_stream = is_plain(loader) and isinstance(stream, IterableDataset)
+    if split is False or num_ranks == 1 or not is_stream:
+        return None
+    num_shards = getattr(stream, "num_shards", 0) if hasattr(stream, "shard") else 0
+    if (num_shards and num_shards % num_ranks == 0) or (split and num_shards >= num_ranks):
+        return changed(loader, dataset=stream.shard(num_shards=num_ranks, index=rank))
+    if split:
+        raise UsageError(
+            f"split_streams=True, but a {type(stream).__name__} of {num_shards} shards cannot be"
+            f" split over {num_ranks} ranks",
+            where="the script's DataLoaderConfiguration(...)",
+            fix="give the stream `shard(num_shards=, index=)` and at least as many shards as ranks,"
+            " or leave split_streams out: each rank then reads the whole stream",
+        )
+    return None

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from headway.data.position import Indices, Offset, Round, after, counts_samples
 from headway.data.samplers import changed, draws_once
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import UsageError
 
 _CPU = torch.device("cpu")
 _BITS = (1 << 64) - 1
+_MT19937_BYTES = 4 * (624 + 1)
 
 
-class Draw(NamedTuple):
-    """An index that a sampler has drawn, with all that the sample's random numbers depend on."""
+class Again(NamedTuple):
+    """An index that the epoch has drawn before, `times` times."""
 
     index: Any
+    times: int
+
+
+class Drawn(NamedTuple):
+    """The indices of a batch, or a single one, and what random numbers of all depend on."""
+
+    indices: list[Any]
     key: int  # of the seed and the epoch
-    times: int = 0  # how often the epoch has drawn the index before
+    is_single: bool = False
 
 
 class SampleSeeds:
@@ -53,88 +60,29 @@ class SampleSeeds:
         fetch = SeededFetch(loader.dataset, loader.collate_fn)
         return changed(loader, dataset=DrawnIndices(loader.dataset), collate_fn=fetch)
 
-    def begin_pass(self, epoch: int, samplers: Iterable[Any], first_item: int) -> None:
-        """Let what these samplers draw, and the samples, belong to this epoch from now on."""
+    def begin_pass(self, epoch: int, first_item: int) -> None:
+        """Number the epoch of the samples from now on."""
         self._epoch.fill_(epoch)
         self.first_item = first_item
-        for number, sampler in enumerate(samplers):
-            generator = getattr(sampler, "generator", None)
-            if isinstance(generator, SeededGenerator):
-                generator.manual_seed(mixed(self.key, number))
-
-    @property
-    def epoch(self) -> int:
-        return int(self._epoch)
 
     @property
     def key(self) -> int:
         """A number for the seed and the epoch."""
-        return mixed(self.seed, self.epoch)
-
-    def indices(self, loader: DataLoader[Any]) -> Indices:
-        """Return the form that indices have for a loader that `seed_loader` made."""
-        return _BatchesOfDraws(self) if loader.batch_sampler is not None else _Draws(self)
+        return mixed(self.seed, int(self._epoch))
 
 
-class _Draws(Indices):
-    """Whatever a sampler gives is one index, and has its draw."""
+def counted(drawn: Iterator[Any], source: Any, *, is_batched: bool) -> Iterator[Any]:
+    """Yield indices, or lists of them, with how often each was drawn before, if any may be."""
+    if draws_once(source):
+        return drawn
+    times = Counter[int]()
 
-    def __init__(self, seeds: SampleSeeds) -> None:
-        self._seeds = seeds
+    def count_one(index: Any) -> Any:
+        number = number_of(index)
+        times[number] += 1
+        return Again(index, times[number] - 1) if times[number] > 1 else index
 
-    def to_load(self, given: Iterator[Any]) -> Iterator[Any]:
-        key = self._seeds.key
-        return (Draw(index, key) for index in given)
-
-    def rounds_to_load(self, rounds: Iterator[Round]) -> Iterator[Round]:
-        key = self._seeds.key
-        return (one._replace(samples=_as_draws(one.samples, key)) for one in rounds)
-
-
-class _BatchesOfDraws(_Draws):
-    """Batches of indices, each of which has its draw."""
-
-    def after(self, source: Any, taken: Offset, size: int = 0) -> tuple[Iterator[Any], list[Any]]:
-        if draws_once(source):
-            return after(source, taken, size)
-        counted = _counted_samples if counts_samples(source) else _counted_batches
-        return after(source, taken, size, partial(counted, key=self._seeds.key))
-
-    def to_load(self, given: Iterator[Any]) -> Iterator[Any]:
-        key = self._seeds.key
-        return (_as_draws(indices, key) for indices in given)
-
-
-def _as_draws(indices: list[Any], key: int) -> list[Draw]:
-    return [one if type(one) is Draw else Draw(one, key) for one in indices]
-
-
-def _counted_batches(batches: Iterator[Any], key: int) -> Iterator[list[Draw]]:
-    times: Counter[int] = Counter()
-    for batch in batches:
-        yield [_counted_draw(index, key, times) for index in batch]
-
-
-def _counted_samples(indices: Iterator[Any], key: int) -> Iterator[Draw]:
-    times: Counter[int] = Counter()
-    return (_counted_draw(index, key, times) for index in indices)
-
-
-def _counted_draw(index: Any, key: int, times: Counter[int]) -> Draw:
-    number = number_of(index)
-    times[number] += 1
-    return Draw(index, key, times[number] - 1)
-
-
-class SeededGenerator(torch.Generator):
-    """A sampler's generator that is seeded at the beginning of each epoch."""
-
-
-def give_generators(samplers: Iterable[Any]) -> None:
-    """Give a `SeededGenerator` to each of these that has a place for a generator, and none."""
-    for sampler in samplers:
-        if getattr(sampler, "generator", sampler) is None:
-            sampler.generator = SeededGenerator()
+    return ([*map(count_one, one)] if is_batched else count_one(one) for one in drawn)
 
 
 class _Inside:
@@ -154,43 +102,62 @@ class _Inside:
         return len(self._dataset)
 
 
-class DrawnIndices(_Inside, Dataset[Draw]):
-    """Passes draws on to `SeededFetch`, which loads the samples."""
+class DrawnIndices(_Inside, Dataset[Drawn]):
+    """Passes indices on to `SeededFetch`, which loads the samples."""
 
     def __init__(self, dataset: Any) -> None:
         vars(self)["_dataset"] = dataset
 
-    def __getitem__(self, draw: Draw) -> Draw:
-        return draw
+    def __getitem__(self, drawn: Drawn) -> Drawn:
+        return drawn
 
-    def __getitems__(self, draws: list[Draw]) -> list[Draw]:
-        return draws
+    __getitems__ = __getitem__
 
 
 class SeededFetch:
     """Loads samples of a map data set, each with generators seeded for it, and collates them.
 
-    What a collate function draws follows from the last sample of its batch. In the main process all
-    generators are then put back. A data set with `__getitems__` gets lists of one index: what it
-    draws for a sample must not depend on the other samples of a batch.
+    Only where they are drawn from: a batch that has drawn nothing needs no seeds, and after the
+    first one that has, every sample is seeded. What a collate function draws follows from the last
+    sample of its batch. In the main process all generators are then put back. A data set with
+    `__getitems__` gets lists of one index: what it draws for a sample must not depend on the other
+    samples of a batch.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset, self._collate = dataset, collate
-        get = getattr(dataset, "__getitems__", None)
-        self._takes_lists = callable(get)
+        self._getitems = getattr(dataset, "__getitems__", None)
+        self._is_random: bool | None = None  # until the first batch is loaded
 
-    def __call__(self, drawn: Draw | list[Draw]) -> Any:
-        with _generators_kept():
-            if isinstance(drawn, Draw):
-                return self._collate(self._load(drawn))
-            return self._collate([self._load(one) for one in drawn])
+    def __call__(self, drawn: Drawn) -> Any:
+        if not self._is_random:
+            with generators_kept() if self._is_random is None else nullcontext():
+                before = snapshot()
+                batch = self._collated(self._load_plainly(drawn), drawn)
+                self._is_random = snapshot() != before
+                if self._is_random:
+                    _restore(before)
+            if not self._is_random:
+                return batch
+        with generators_kept():
+            return self._collated([self._load(one, drawn.key) for one in drawn.indices], drawn)
 
-    def _load(self, draw: Draw) -> Any:
-        seed_generators(mixed(draw.key, number_of(draw.index), draw.times))
-        if self._takes_lists and not isinstance(draw.index, list):
-            return self._dataset.__getitems__([draw.index])[0]
-        return self._dataset[draw.index]
+    def _load_plainly(self, drawn: Drawn) -> Any:
+        """Load as torch does."""
+        indices = [one.index if type(one) is Again else one for one in drawn.indices]
+        if callable(self._getitems) and not drawn.is_single:
+            return self._getitems(indices)
+        return [self._dataset[one] for one in indices]
+
+    def _load(self, drawn: Any, key: int) -> Any:
+        index, times = drawn if type(drawn) is Again else (drawn, 0)
+        seed_generators(mixed(key, number_of(index), times))
+        if callable(self._getitems) and not isinstance(index, list):
+            return self._getitems([index])[0]
+        return self._dataset[index]
+
+    def _collated(self, samples: Any, drawn: Drawn) -> Any:
+        return self._collate(samples[0] if drawn.is_single else samples)
 
 
 class SeededStream(_Inside, IterableDataset[Any]):
@@ -205,11 +172,11 @@ class SeededStream(_Inside, IterableDataset[Any]):
         worker = get_worker_info()
         key = mixed(self._seeds.key, 0 if worker is None else worker.id)
         numbers = count(self._seeds.first_item)
-        with _generators_kept():
+        with generators_kept():
             seed_generators(key)
             items = iter(self._dataset)
         for number in numbers:
-            with _generators_kept():
+            with generators_kept():
                 seed_generators(mixed(key, number))
                 item = next(items, _END)
             if item is _END:
@@ -221,7 +188,7 @@ _END = object()
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Put the main process's generators back after the block; those of a worker stay."""
     if get_worker_info() is not None:
         yield
@@ -240,8 +207,7 @@ def seed_generators(number: int) -> None:
     """
     random.seed(number)
     torch.default_generator.manual_seed(number)  # uses the lower 32 bits
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number >> 32)
+    np.random.seed(number >> 32)
 
 
 def mixed(*numbers: int) -> int:
@@ -280,3 +246,26 @@ def _plain(index: Any) -> Any:
         where="the sampler of a prepared DataLoader",
         fix="let the sampler give numbers, strings, or tuples of these",
     )
+
+
+def snapshot() -> tuple[Any, bytes, bytes]:
+    """Return the states of generators; numpy's as its bytes, which takes 1 us in place of 50.
+
+    Relies on: numpy's `BitGenerator.ctypes`, where MT19937 has 624 words and a position. A normal
+    number that numpy keeps for the next call is not in it.
+    """
+    generator = np.random.mtrand._rand._bit_generator
+    if type(generator) is np.random.MT19937:
+        numpys = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    else:
+        numpys = repr(np.random.get_state()).encode()
+    return random.getstate(), torch.default_generator.get_state().numpy().tobytes(), numpys
+
+
+def _restore(snapshot: tuple[Any, bytes, bytes]) -> None:
+    pythons, torchs, numpys = snapshot
+    random.setstate(pythons)
+    torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+    generator = np.random.mtrand._rand._bit_generator
+    if type(generator) is np.random.MT19937:
+        ctypes.memmove(generator.ctypes.state_address, numpys, _MT19937_BYTES)

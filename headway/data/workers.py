@@ -7,26 +7,29 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import current_process, parent_process, resource_tracker
 from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from headway.contract import signals
-from headway.data.samplers import changed
-from headway.data.sharding import is_plain
+from headway.data.samplers import changed, is_plain
+from headway.data.seeds import snapshot
 
 _REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
 _HAS_PROC = sys.platform == "linux"
 
 
-def with_lasting_workers(loader: Any) -> Any:
+def with_lasting_workers(loader: Any, *, notes_draws: bool = False) -> Any:
     """Return `loader`, whose workers outlive requests to stop while their rank handles SIGTERM.
 
     Clusters send SIGTERM to every process of a job, and a terminal sends Ctrl-C to all of them: a
-    rank could not complete its step without its workers.
+    rank could not complete its step without its workers. With `notes_draws` they note whether they
+    have drawn random numbers.
     """
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
@@ -36,7 +39,8 @@ def with_lasting_workers(loader: Any) -> Any:
     Finalize(None, signals.ignore, (signal.SIGTERM,), exitpriority=0)
     init = LastingWorker(loader.worker_init_fn)
     if is_plain(loader):
-        return changed(loader, worker_init_fn=init)
+        collate = init.noting(loader.collate_fn) if notes_draws else loader.collate_fn
+        return changed(loader, worker_init_fn=init, collate_fn=collate)
     loader.worker_init_fn = init  # a copy would not be the object that its __iter__ may change
     return loader
 
@@ -61,6 +65,24 @@ class LastingWorker:
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init
+        self._states: Any = None
+        self._has_drawn = torch.zeros((), dtype=torch.bool)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the random generators of a worker have moved."""
+        return bool(self._has_drawn)
+
+    def noting(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return `collate` in a form that notes whether the generators of its worker have moved."""
+        self._has_drawn.share_memory_()  # type: ignore[no-untyped-call]
+        return partial(self._collate, collate)
+
+    def _collate(self, collate: Callable[[Any], Any], samples: Any) -> Any:
+        batch = collate(samples)
+        if self._states is not None and not self._has_drawn:
+            self._has_drawn.fill_(snapshot() != self._states)
+        return batch
 
     def __call__(self, worker_id: int) -> None:
         if _HAS_PROC:
@@ -71,6 +93,7 @@ class LastingWorker:
             self._init(worker_id)
         if _HAS_PROC and _is_orphan():
             os._exit(0)  # torch's worker takes its parent of now for its rank, and waits for ever
+        self._states = snapshot()
 
 
 def _is_orphan() -> bool:

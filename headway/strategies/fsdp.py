@@ -238,6 +238,11 @@ class HSDP(FSDP):
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
         watch(*self._mesh.get_all_groups())
 
+    def reduce_over_copies(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:
+        for model in map(uncompiled, models):
+            if isinstance(model, FSDPModule):
+                model.set_requires_all_reduce(is_due)
+
 
 def _checked_shard_size(world: World, shard_size: int | None) -> int:
     ranks, size = world.ranks, shard_size or world.ranks.local_world_size

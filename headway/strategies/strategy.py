@@ -89,6 +89,12 @@ class Strategy:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return NOTHING
 
+    def reduce_over_copies(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:
+        """Reduce gradients over the copies of sharded models in the next backward pass, or later.
+
+        Those of earlier passes of the optimizer step are then reduced with them.
+        """
+
     def spreads_buffers(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks get rank 0's buffers before they compute with `model` again."""
         return True

@@ -94,16 +94,23 @@ class Accumulation:
         self._micro_batches = 0  # of the step that is under way
         self._is_fresh: bool | None = None  # no backward pass in this micro-batch; None: in none
         self._by_tokens: bool | None = None  # those of this step have num_tokens; None: no pass yet
+        self.num_backward = 0  # backward passes since gradients were used or dropped
 
     @property
     def is_open(self) -> bool:
         """Whether there are gradients of an optimizer step that is not complete."""
         return self._micro_batches > 0
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients wait for an optimizer step, also where a script counts by itself."""
+        return self.is_open or self.num_backward > 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return where in an optimizer step training stands."""
         return {
             "micro_batches": self._micro_batches,
+            "num_backward": self.num_backward,
             "sync_gradients": self.sync_gradients,
             "steps": self.steps,
         }
@@ -111,6 +118,7 @@ class Accumulation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
         self._micro_batches = state["micro_batches"]
+        self.num_backward = state["num_backward"]
         self.sync_gradients = state["sync_gradients"]
 
     def begin_micro_batch(self) -> None:

@@ -82,6 +82,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             finally:
                 if progress.is_watched:
                     progress.phase = SCRIPT.name
+            accumulation.num_backward = 0
             self.step_was_skipped = was_skipped
             if not was_skipped:
                 self.step_count += 1
@@ -95,6 +96,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             if self._precision.scaler is not None:
                 self._precision.gradients_dropped(self.optimizer)
             self.optimizer.zero_grad(set_to_none)
+            self._accumulation.num_backward = 0
 
     @property
     def is_withheld(self) -> bool:

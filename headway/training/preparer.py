@@ -18,7 +18,7 @@ from headway.data.configuration import (
     with_micro_batch,
 )
 from headway.data.loader import PreparedDataLoader
-from headway.data.sharding import as_plain
+from headway.data.samplers import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
@@ -29,8 +29,6 @@ Prepare = Callable[[Any, torch.device | None], None]
 
 class Preparer:
     """Prepares a script's objects for a training, which remembers them; see `Accelerator`."""
-
-    skips_itself = False  # see `Training`
 
     def __init__(
         self,
@@ -47,7 +45,6 @@ class Preparer:
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = agreed_types(rng_types)
         self._data, self._seed = data, seed
-        training.skips_itself = self.skips_itself and not data.use_stateful_dataloader
 
     @property
     def data(self) -> DataLoaderConfiguration:
@@ -59,7 +56,6 @@ class Preparer:
         check_configuration(config)
         is_global = self.training.global_batch_size is not None
         self._data = replace(config, split_batches=True) if is_global else config
-        self.training.skips_itself &= not config.use_stateful_dataloader
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, loaders and schedulers; return them in the same order."""
@@ -159,7 +155,8 @@ class Preparer:
                 device=device,
                 before_pass=self._before_pass(),
                 seed=self._seed,
-                progress=self.training.progress,
+                run=self.training.run,
+                number=len(self.training.loaders),
             )
             self.training.remember(loader, prepared)
 

@@ -36,6 +36,9 @@ class Steps:
         training = self.training
         if num_tokens is not None or training.accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
+            accumulation = training.accumulation
+            is_last = accumulation.sync_gradients or accumulation.exchanges_each_batch
+            training.strategy.reduce_over_copies(training.models, is_last or num_tokens is not None)
         progress = training.progress
         if progress.is_watched:
             progress.enter(BACKWARD)
@@ -43,6 +46,7 @@ class Steps:
             training.precision.backward(loss, **kwargs)
         finally:
             progress.num_trained += 1
+            training.accumulation.num_backward += 1
             if progress.is_watched:
                 progress.end_backward()
         if progress.is_watched and progress.is_due:
@@ -126,7 +130,7 @@ class Steps:
         even = usual if even_batches is None else even_batches
         with ExitStack() as stack:
             if even_batches is not None:
-                for loader in training.loaders:
+                for loader in training.all_loaders:
                     stack.enter_context(loader.sharing_evenly(even))
             if training.world.ranks.world_size > 1:
                 join = Join(list(joinables), enable=not even, throw_on_early_termination=False)

@@ -11,7 +11,9 @@ from weakref import WeakSet
 import torch
 
 from headway.contract.progress import Progress
+from headway.data.active_loader import TrainingLoader
 from headway.data.loader import PreparedDataLoader
+from headway.data.passes import Run
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
@@ -50,7 +52,7 @@ class Training:
         self.global_batch_size = global_batch_size
         self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
         self.registered: list[Any] = []  # what `register_for_checkpointing` was given
-        self.skips_itself = False  # whether the script skips, after a load, what loaders had read
+        self.run = Run(progress)
 
     # ------------------------------------------------------------------ what there is
 
@@ -64,6 +66,7 @@ class Training:
         self.prepared.append((original, prepared))
         if isinstance(prepared, torch.nn.Module):
             _PREPARED_MODELS.add(prepared)
+        self.run.counts_training |= isinstance(prepared, PreparedOptimizer)
 
     def take_over(self, objects: Iterable[Any]) -> None:
         """Remember those of these objects that another Accelerator has prepared, as they are."""
@@ -77,7 +80,9 @@ class Training:
             elif isinstance(obj, PreparedOptimizer):
                 obj.follow(self.accumulation, self.precision)
                 self.prepared.append((obj.optimizer, obj))
-            elif isinstance(obj, (PreparedDataLoader, PreparedScheduler)):
+            elif isinstance(obj, TrainingLoader | PreparedScheduler):
+                if isinstance(obj, PreparedDataLoader):
+                    obj.follow(self.run)
                 self.prepared.append((obj, obj))
 
     def only(self, *objects: Any) -> Training:
@@ -131,7 +136,12 @@ class Training:
         return self._all(PreparedScheduler)
 
     @property
+    def all_loaders(self) -> list[TrainingLoader]:
+        return self._all(TrainingLoader)
+
+    @property
     def loaders(self) -> list[PreparedDataLoader]:
+        """Those that resume at their positions: all but those of `headway.compat`."""
         return self._all(PreparedDataLoader)
 
     def _all(self, kind: type[Kind]) -> list[Kind]:
@@ -172,15 +182,31 @@ class Training:
 
     @property
     def loader(self) -> PreparedDataLoader | None:
-        """The loader in whose passes optimizers have stepped; before that the first one."""
-        loaders = self.loaders
-        return next((one for one in loaders if one.has_trained), loaders[0] if loaders else None)
+        """The loader whose passes lead the steps; before that the first one that was trained on."""
+        loaders = sorted(
+            self.loaders, key=lambda one: (one.epochs not in self.run.leaders, not one.has_trained)
+        )
+        return loaders[0] if loaders else None
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that a checkpoint is in."""
+        loaders = [self.loader, *self.all_loaders]
+        return next((one.epoch for one in loaders if one is not None), 0)
+
+    def count_epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left; see `ResumedRun.epochs`."""
+        return self.run.count_epochs(total, [one.epochs for one in self.loaders])
 
     @property
     def is_in_evaluation(self) -> bool:
         """Whether a pass of evaluation is under way in a training that has begun."""
-        loaders = self.loaders
-        return any(one.has_trained for one in loaders) and any(one.is_evaluated for one in loaders)
+        is_open = any(
+            one.rounds and not one.is_complete and one.seen == self.progress.num_trained
+            for one in self.run.open
+            if not one.owner.has_trained
+        )
+        return is_open and any(one.has_trained for one in self.loaders)
 
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()

@@ -158,7 +158,8 @@ PLACES: list[tuple[str, list[str], list[Any]]] = [
     ("values.json", ["precision"], [None, {"dict": [["name", "bf16"], ["state", 1]]}]),
     ("values.json", ["accumulation"], [None, 1, {"dict": []}]),
     ("values_rank0.json", ["generators"], [1, {"dict": []}]),
-    ("values_rank0.json", ["loaders"], [1, [1], [{"dict": []}]]),
+    ("values.json", ["loaders"], [1, [1], {"dict": []}, {"dict": [["positions", [1]]]}]),
+    ("values.json", ["loaders", "positions"], [1, [1], [{"dict": []}]]),
 ]
 
 
@@ -168,7 +169,7 @@ def put(value: Any, path: list[str], other: Any) -> None:
     if len(path) == 1:
         pair[1] = other
     else:
-        put(pair[1][0], path[1:], other)
+        put(pair[1][0] if isinstance(pair[1], list) else pair[1], path[1:], other)
 
 
 def write(text: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -18,8 +19,8 @@ from headway.compat import Accelerator
 from headway.compat.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipDataLoader
 from headway.compat.utils import gather, pad_across_processes, save, send_to_device
 from headway.data.loader import PreparedDataLoader
-from headway.data.sharding import as_plain
-from headway.errors import CheckpointError
+from headway.data.samplers import as_plain
+from headway.errors import CheckpointError, UsageError
 from headway.tracking import (
     LOGGER_TYPE_TO_CLASS,
     GeneralTracker,
@@ -146,6 +147,48 @@ def test_a_sharded_model_that_was_saved_whole_is_refused_with_the_reason(tmp_pat
         compat.utils.load_fsdp_model(None, accelerator, model, tmp_path)
 
 
+# ---------------------------------------------------------------------- where a run resumes
+
+
+def begun(seed: int, folder: Path) -> tuple[Accelerator, Any]:
+    torch.manual_seed(seed)
+    config = compat.utils.DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, project_dir=str(folder), dataloader_config=config)
+    numbers: Any = range(12)
+    return accelerator, accelerator.prepare(DataLoader(numbers, batch_size=2, shuffle=True))
+
+
+def test_the_script_skips_in_the_order_of_the_epoch_that_a_checkpoint_is_in(tmp_path: Path) -> None:
+    accelerator, loader = begun(1, tmp_path)
+    orders: list[list[list[int]]] = []
+    for epoch in range(2):
+        orders.append([])
+        for batch in loader:
+            orders[-1].append(batch.tolist())
+            if (epoch, len(orders[-1])) == (1, 2):
+                folder = accelerator.checkpoint()
+                assert folder is not None
+                assert Path(folder).is_dir(), "saved at once"
+    assert orders[0] != orders[1]
+    accelerator.end_training()
+    accelerator, loader = begun(2, tmp_path)
+    accelerator.load_state(folder)
+    assert [one.tolist() for one in accelerator.skip_first_batches(loader, 2)] == orders[1][2:]
+    assert [one.tolist() for one in loader] == orders[1], "without skipping the epoch restarts"
+    accelerator.checkpoint()
+    accelerator.end_training()
+
+
+def test_resume_is_refused_as_the_position_is_left_to_the_script(tmp_path: Path) -> None:
+    accelerator, loader = begun(1, tmp_path)
+    with pytest.raises(UsageError, match="from headway import Accelerator"):
+        accelerator.resume()
+    native = compat.accelerator.native.Accelerator(cpu=True, project_dir=str(tmp_path / "native"))
+    assert native.prepare(loader) is loader
+    with pytest.raises(UsageError, match="skip_first_batches"):
+        native.resume()
+
+
 # ---------------------------------------------------------------------- torchdata
 
 
@@ -219,6 +262,23 @@ def test_torchdatas_loader_is_shared_out_like_any_other(rank: int, stateful: Any
     shared = PreparedDataLoader(as_plain(stateful(range(10), batch_size=2)), rank, 2)
     usual = PreparedDataLoader(DataLoader(range(10), batch_size=2), rank, 2)  # type: ignore[arg-type]
     assert [one.tolist() for one in shared] == [one.tolist() for one in usual]
+
+
+def test_states_are_for_the_loaders_and_ranks_that_have_them(
+    stateful: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not hasattr(DataLoaderShard(range(4)), "load_state_dict")
+    config = compat.utils.DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    for _ in accelerator.prepare(DataLoader(TensorDataset(torch.arange(4)))):
+        pass
+    accelerator.save_state(tmp_path / "saved")
+    monkeypatch.setattr("headway.checkpoint.training_state.rank_and_size", lambda: (0, 2))
+    with pytest.raises(CheckpointError, match="ranks, with use_stateful_dataloader: 1 in"):
+        accelerator.load_state(tmp_path / "saved")
+    monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", None)
+    with pytest.raises(UsageError, match="torchdata, which is not installed"):
+        DataLoaderShard(range(4), use_stateful_dataloader=True)
 
 
 def test_a_state_that_a_loader_had_before_it_is_prepared_is_not_lost(stateful: Any) -> None:

@@ -100,6 +100,16 @@ def test_a_module_of_accelerate_has_a_module_of_the_same_name() -> None:
     assert set(missing) <= {"headway.compat.data_loader"}
 
 
+def test_modules_of_a_package_are_those_of_compat_also_as_attributes() -> None:
+    from headway.compat import utils
+
+    found = vars(utils) | {name: getattr(utils, name) for name in ("memory", "operations")}
+    modules = {one.__name__ for one in found.values() if isinstance(one, types.ModuleType)}
+    assert modules >= {"headway.compat.utils.memory", "headway.compat.utils.operations"}
+    ours = {one for one in modules if one.startswith("headway")}
+    assert all(one.startswith("headway.compat.utils.") for one in ours)
+
+
 def test_the_version_is_that_of_the_accelerate_it_was_compared_with() -> None:
     assert compat.__version__.split(".")[:2] == accelerate.__version__.split(".")[:2]
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from headway import Accelerator
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
-from headway.data.position import samples_in
+from headway.data.rounds import samples_in
 from headway.distributed.nested import for_each_tensor
 from headway.errors import UsageError
 

@@ -41,11 +41,12 @@ def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     config.use_seedable_sampler, config.data_seed = True, 3
     followed: Any = accelerator  # its properties change between assertions
-    first, second = (
-        list(accelerator.prepare(DataLoader(range(9), shuffle=True)))  # type: ignore[arg-type]
-        for _ in range(2)
+    makers = accelerator, accelerator, Accelerator(cpu=True, dataloader_config=config)
+    first, second, again = (
+        [int(one) for one in maker.prepare(DataLoader(range(9), shuffle=True))]  # type: ignore[arg-type]
+        for maker in makers
     )
-    assert first == second
+    assert first == again != second, "each of several loaders has an order of its own"
 
     accelerator.dataloader_config = DataLoaderConfiguration(even_batches=False)
     assert not followed.even_batches

@@ -31,22 +31,19 @@ def streamed() -> DataLoader[Any]:
     return DataLoader(Stream(), batch_size=4)
 
 
-def prepared(kind: Callable[[], Any], make: Callable[..., Any]) -> Any:
+def prepared(kind: Callable[[], Any]) -> Any:
     config = DataLoaderConfiguration(use_stateful_dataloader=True)
-    return make(cpu=True, dataloader_config=config).prepare(kind())
+    return Accelerator(cpu=True, dataloader_config=config).prepare(kind())
 
 
 def values(batches: Any) -> list[Any]:
     return [torch.as_tensor(one[0] if isinstance(one, list) else one).tolist() for one in batches]
 
 
-@pytest.mark.parametrize("make", [Accelerator, CompatAccelerator])
 @pytest.mark.parametrize("kind", [shuffled, streamed])
-def test_the_next_pass_goes_on_where_the_state_was_taken(
-    kind: Callable[[], Any], make: Callable[..., Any]
-) -> None:
+def test_the_next_pass_goes_on_where_the_state_was_taken(kind: Callable[[], Any]) -> None:
     set_seed(1)
-    loader = prepared(kind, make)
+    loader = prepared(kind)
     batches = iter(loader)
     assert len(list(islice(batches, 2))) == 2
     state = loader.state_dict()
@@ -56,14 +53,14 @@ def test_the_next_pass_goes_on_where_the_state_was_taken(
     assert values(loader) == rest
 
     torch.manual_seed(99)  # another run
-    other = prepared(kind, make)
+    other = prepared(kind)
     other.load_state_dict(state)
     assert values(other) == rest
     assert len(values(other)) == 6, "the pass after it is whole"
 
 
 def test_the_state_of_other_data_is_refused() -> None:
-    loader = prepared(shuffled, Accelerator)
+    loader = prepared(shuffled)
     batches = iter(loader)
     next(batches)
     other = Accelerator(cpu=True).prepare(DataLoader(TensorDataset(torch.ones(8)), batch_size=4))

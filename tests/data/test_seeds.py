@@ -23,10 +23,8 @@ from torch.utils.data import (  # noqa: E402
 )
 
 from headway import Accelerator  # noqa: E402
-from headway.contract.progress import Progress  # noqa: E402
 from headway.data.configuration import DataLoaderConfiguration  # noqa: E402
 from headway.data.loader import PreparedDataLoader, skip_first_batches  # noqa: E402
-from headway.data.position import Resumption  # noqa: E402
 from headway.data.seeds import mixed, number_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
@@ -202,18 +200,18 @@ def test_a_stream_goes_on_with_the_same_random_numbers() -> None:
     whole = of(PreparedDataLoader(DataLoader(Shuffled(), batch_size=3), seed=5))
     begun = PreparedDataLoader(DataLoader(Shuffled(), batch_size=3), seed=5)
     for _ in zip(range(2), begun, strict=False):
-        position = begun.position()
+        position = begun.state_dict()
     noise()
     other = PreparedDataLoader(DataLoader(Shuffled(), batch_size=3), seed=5)
     other.require_position(position, "here")
-    other.seek(position, Resumption(None, torch.device("cpu"), Progress()))
+    other.seek(position)
     assert of(other) == whole[2:]
 
 
 def test_another_seed_cannot_go_on_in_the_middle_of_an_epoch() -> None:
     loader = PreparedDataLoader(DataLoader(Augmented()), seed=5)
     for _ in loader:
-        position = loader.position()
+        position = loader.state_dict()
         with pytest.raises(CheckpointError, match=r"seed is 6 in this run, and 5"):
             PreparedDataLoader(DataLoader(Augmented()), seed=6).require_position(position, "here")
         break

@@ -441,6 +441,32 @@ def test_several_models_and_frozen_parameters_train_as_ever() -> None:
         assert torch.equal(strategy.read_whole(frozen), before) != is_trained
 
 
+@with_ranks(long=LONG)
+def test_hsdp_reduces_over_copies_once_for_each_optimizer_step() -> None:
+    if WORLD % 2:
+        return
+    calls: list[int] = []
+    profile, kinds = torch.profiler.profile, [torch.profiler.ProfilerActivity.CPU]
+
+    def trained_by(strategy: str, **settings: Any) -> torch.Tensor:
+        accelerator = fsdp(strategy=strategy, gradient_accumulation_steps=3, **settings)
+        model, optimizer = prepared(accelerator)
+        for _ in range(6):
+            with accelerator.accumulate(model):
+                with profile(activities=kinds) as seen:
+                    accelerator.backward(model(own_rows()))
+                calls.append(sum("allreduce" in one.name for one in seen.events()))
+                optimizer.step()
+                optimizer.zero_grad()
+        return weights(accelerator, model)
+
+    expected = trained_by("ddp")
+    calls.clear()
+    require_near(trained_by("hsdp", shard_size=2), expected, 2e-6, "hsdp")
+    first, second, last, *_ = calls
+    assert first == second == 0 < last, calls
+
+
 @with_ranks(2, long=LONG)
 def test_metrics_are_gathered_once_for_each_sample() -> None:
     for strategy in ("fsdp", "hsdp") if WORLD % 2 == 0 else ("fsdp",):

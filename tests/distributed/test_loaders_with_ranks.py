@@ -264,7 +264,115 @@ def test_streams_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
         what = said.partition(" give different ")[2].partition(",")[0]
         assert what == ("lengths" if kind == "lengths" else "samples")
         assert "set_seed(...)" in said
-        assert "leave its loader out" in said
+        assert "already_sharded=True" in said
+
+
+class OfRank:
+    """A sampler that picks its samples by rank."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(RANK, 16, WORLD))
+
+    def __len__(self) -> int:
+        return len(range(RANK, 16, WORLD))
+
+
+class Draws(torch.utils.data.Dataset[float]):
+    """Draws from a generator that nobody seeds."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + random.Random().random() / 2
+
+
+@with_ranks(1, 2, 3)
+def test_data_that_differ_between_ranks_are_refused_and_random_ones_are_not() -> None:
+    own = DataLoader(Numbers(100 * RANK, 100 * RANK + 8), 2)
+    for workers in (0, 1):
+        same: Any = DataLoader(Draws(), 2, num_workers=workers)
+        found = of_all_ranks([int(one) for one in samples_of(Accelerator().prepare(same))])
+        assert sorted(chain.from_iterable(found)) == [*range(12)]
+    others = {"indices": DataLoader(Numbers(16), 2, sampler=OfRank()), "samples": own}
+    others["lengths"] = DataLoader(Numbers(8 + RANK), 2)
+    for what, loader in others.items():
+        prepared = Accelerator().prepare(loader)
+        if WORLD == 1:
+            list(prepared)
+            continue
+        with pytest.raises(UsageError, match=f"different {what}, .*\n.*\n.*already_sharded=True"):
+            list(prepared)
+
+
+class Shards(IterableDataset[int]):
+    """A stream of shards that notes what it has read, as those of Hugging Face's `datasets`."""
+
+    def __init__(self, shards: list[range]) -> None:
+        self.shards, self.at = shards, 0
+        self.read: list[int] = []
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.shards)
+
+    def shard(self, num_shards: int, index: int) -> Shards:
+        return Shards(self.shards[index::num_shards])
+
+    def __iter__(self) -> Iterator[int]:
+        samples = list(chain.from_iterable(self.shards))
+        while self.at < len(samples):
+            self.at += 1
+            self.read.append(samples[self.at - 1])
+            yield samples[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def sharded(kind: str) -> tuple[Accelerator, Any]:
+    """Return a loader over 13 samples, of which each rank reads its own."""
+    numbers = Numbers(13)
+    own = Accelerator(dataloader_config=DataLoaderConfiguration(already_sharded=True))
+    if kind == "a sampler of torch's":
+        sampler: Any = DistributedSampler(numbers, WORLD, RANK, shuffle=False)
+        return own, DataLoader(numbers, 2, sampler=sampler)
+    if kind == "a part of a map data set":
+        return own, DataLoader(numbers[RANK::WORLD], 2, shuffle=True)
+    if kind == "a part of a stream":
+        return own, DataLoader(Shards([numbers[RANK::WORLD]]), 2)
+    shards = [numbers[one::WORLD] for one in range(WORLD)]
+    return Accelerator(), DataLoader(Shards(shards), 2)
+
+
+@with_ranks(1, 2, 3)
+def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
+    whole = "a sampler of torch's", "a part of a map data set", "a part of a stream", "shards"
+    for kind in whole:
+        accelerator, loader = sharded(kind)
+        set_seed(RANK)
+        prepared = accelerator.prepare(loader)
+        for _ in range(2):
+            own, counted = [], []
+            for batch in prepared:
+                own += batch.tolist()
+                counted += accelerator.gather_for_metrics(batch).tolist()
+            assert sorted(counted) == [*range(13)], kind
+            assert len({*own} - {*range(RANK, 13, WORLD)}) <= ("torch" in kind), kind
+        passes = iter(prepared)
+        first = accelerator.gather_for_metrics(next(passes)).tolist()
+        position = prepared.state_dict()
+        rest = [one for batch in passes for one in accelerator.gather_for_metrics(batch).tolist()]
+        assert sorted(first + rest) == [*range(13)], kind
+        prepared.load_state_dict(position)
+        resumed = (accelerator.gather_for_metrics(batch).tolist() for batch in prepared)
+        assert [*chain.from_iterable(resumed)] == rest, kind
+        if kind == "shards":  # is read once in a pass, but for what the resumed one has read
+            assert len(prepared.dataset.read) <= 4 * len(range(RANK, 13, WORLD))
 
 
 class Streamed:
@@ -283,7 +391,8 @@ def dispatching() -> Accelerator:
 def test_rank_0_reads_for_all_where_batches_are_dispatched() -> None:
     accelerator = dispatching()
     ready = [[one, one + 1] for one in range(0, 10, 2)]
-    ready += ready[: -len(ready) % WORLD]  # each rank gets one in the last round
+    last = ready[len(ready) // WORLD * WORLD :]
+    ready += last[: -len(ready) % WORLD]  # each rank gets one in the last round
     own = PreparedDataLoader(Streamed(), RANK, WORLD, device=accelerator.device)
     found = [(batch["name"], batch["x"].tolist()) for batch in own]
     assert found == [("from 0", batch) for batch in ready[RANK::WORLD]]

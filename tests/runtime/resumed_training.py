@@ -107,6 +107,7 @@ class Training:
             saved += [] if folder is None else [Path(folder).name]
             if done == step:
                 break
+        self.accelerator.wait_for_checkpoint()  # one may be due since the last batch
         return saved
 
 

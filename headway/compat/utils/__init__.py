@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from headway import memory
 from headway.compat.forwarding import forward
+from headway.memory import find_executable_batch_size as find_by_halving
+from headway.memory import is_out_of_memory
 
 import_module(f"{__name__}.tqdm")  # an attribute from here on, which would hide the function
 del globals()["tqdm"]
@@ -21,7 +22,7 @@ __getattr__, __dir__ = forward(__name__)
 def should_reduce_batch_size(exception: BaseException) -> bool:
     """Return whether an error means out of memory: also a RuntimeError that says so, as there."""
     says_so = isinstance(exception, RuntimeError) and " out of memory." in str(exception)
-    return says_so or memory.is_out_of_memory(exception)
+    return says_so or is_out_of_memory(exception)
 
 
 def find_executable_batch_size(
@@ -49,5 +50,5 @@ def find_executable_batch_size(
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
 
-    find: Any = memory.find_executable_batch_size
+    find: Any = find_by_halving
     return find(attempt, starting_batch_size, reduce_batch_size_fn, factor=0.9)

@@ -1,0 +1,264 @@
+"""The order of samples: drawn as torch does at first, later by the seed and the epoch."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
+from itertools import chain, islice
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from headway.data.rounds import Offset
+from headway.data.samplers import source_of
+from headway.data.seeds import Drawn, SampleSeeds, counted, mixed
+
+_END = object()
+_KINDS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+_GLOBAL: tuple[Any, ...] = (random._inst, np.random.mtrand._rand)
+Agree = Callable[[list[Any]], list[Any]]
+
+
+class Place(NamedTuple):
+    """Where a pass begins: the epoch whose samples it gives, and what it leaves out.
+
+    `first` are the states in which the generators drew the loader's first pass; None: draws follow
+    from the loader's seeds and the epoch. `is_new`: this is the first pass.
+    """
+
+    epoch: int = 0
+    taken: Offset = Offset()
+    checksum: int = 0  # of what was taken
+    first: Sequence[Any] | None = None
+    stream: Any = None  # the state of the data set after what was taken
+    is_new: bool = False
+    depth: int = 0  # how many passes over the loader were open when its epoch began
+
+
+class Generators:
+    """Random generators that are read and set together: global ones, and attributes of `owners`."""
+
+    def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:
+        values = chain.from_iterable(
+            vars(one).values() for one in owners if hasattr(one, "__dict__")
+        )
+        kinds = torch.Generator if only_torch else _KINDS
+        found = [*(() if only_torch else _GLOBAL), torch.default_generator]
+        found += [one for one in values if isinstance(one, kinds)]
+        self.all: list[Any] = [*{id(one): one for one in found}.values()]
+
+    def states(self) -> list[Any]:
+        return [_state(one) for one in self.all]
+
+    def restore(self, states: Iterable[Any]) -> None:
+        for one, state in zip(self.all, states, strict=False):
+            _set_state(one, state)
+
+    def seed(self, seeds: Iterable[int], *numbers: int) -> None:
+        """Seed each by a seed of its own and these numbers."""
+        for one, seed in zip(self.all, seeds, strict=False):
+            number = mixed(seed, *numbers)
+            if isinstance(one, torch.Generator):
+                one.manual_seed(number)
+            elif isinstance(one, random.Random):
+                one.seed(number)
+            elif isinstance(one, np.random.RandomState):
+                one.seed(number & 0xFFFFFFFF)
+            else:
+                one.bit_generator.state = type(one.bit_generator)(number).state
+
+
+def _state(one: Any) -> Any:
+    if isinstance(one, (torch.Generator, np.random.RandomState)):
+        return one.get_state()
+    return one.getstate() if isinstance(one, random.Random) else one.bit_generator.state
+
+
+def _set_state(one: Any, state: Any) -> None:
+    if isinstance(one, (torch.Generator, np.random.RandomState)):
+        one.set_state(state)
+    elif isinstance(one, random.Random):
+        one.setstate(state)
+    else:
+        one.bit_generator.state = state
+
+
+def _number_of(state: Any) -> int:
+    """Return a number of 64 bits for the state of a generator."""
+    data = state.numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state).encode()
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+class Draws:
+    """The random numbers that reading a loader takes.
+
+    The first pass takes them from the script's generators, as they are on rank 0. Their states then
+    are the seeds for all other draws, before and after which the generators are the same.
+
+    Args:
+        owners: samplers and loaders, whose generators are set, too.
+        only_torch: whether draws are from generators of torch only.
+        seed: takes the place of those states.
+        agree: returns the states that rank 0 has.
+    """
+
+    def __init__(
+        self, owners: Iterable[Any], agree: Agree, *, only_torch: bool, seed: int | None
+    ) -> None:
+        self.generators = Generators(owners, only_torch=only_torch)
+        self.seeds: Sequence[int] = ()
+        self.first: Sequence[Any] | None = None  # the states of the first pass, once it is drawn
+        self._agree = agree
+        if seed is not None:
+            self.seeds = [mixed(seed, one) for one in range(len(self.generators.all))]
+
+    @contextmanager
+    def at(self, place: Place, number: int) -> Iterator[None]:
+        """Set the generators to draw something in the block, the n-th of a pass; put them back."""
+        generators, before = self.generators, self.generators.states()
+        if number == 0 and place.is_new:
+            first: Sequence[Any] | None = self.begin_first(before)
+            is_own = self.seeds == [*map(_number_of, before)]
+        else:
+            first, is_own = place.first, False
+        if number == 0 and first is not None:
+            if not is_own:
+                generators.restore(first)
+        else:
+            generators.seed(self.seeds, place.epoch, number)
+        try:
+            yield
+        finally:
+            if not is_own:
+                generators.restore(before)
+
+    def begin_first(self, states: list[Any]) -> Sequence[Any]:
+        """Note the states of generators on rank 0 as those of the first pass."""
+        self.first = first = self._agree(states)
+        self.seeds = [*map(_number_of, first)]
+        return first
+
+    def each(self, items: Iterator[Any], place: Place, number: int) -> Iterator[Any]:
+        """Yield items, each of which is drawn with generators that are seeded for it."""
+        place = place._replace(first=None, is_new=False)
+        while True:
+            with self.at(place, number):
+                item = next(items, _END)
+            if item is _END:
+                return
+            yield item
+            number += 1
+
+    def for_workers(self, place: Place, rank: int) -> torch.Generator | None:
+        """Return what torch draws the seed of workers from; None: as it does by itself."""
+        if place.is_new:
+            return None
+        own = torch.Generator()
+        if place.first is not None and isinstance(place.first[-1], torch.Tensor):
+            own.set_state(place.first[-1])
+        else:
+            own.manual_seed(mixed(self.seeds[-1] if self.seeds else 0, place.epoch, rank + 2))
+        return own
+
+
+class Order(Draws):
+    """Draws the indices of a map data set, the same on all ranks.
+
+    torch's samplers draw from generators when a pass begins. Any other may draw at any time: each
+    of its batches is drawn with generators that are seeded for it, but for the very first.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], agree: Agree, seed: int | None, samples: SampleSeeds | None
+    ) -> None:
+        self.source: Any = source_of(loader)  # the batch sampler, or else the sampler
+        self._samplers = [
+            one for one in (self.source, getattr(self.source, "sampler", None)) if one is not None
+        ]
+        kinds = [type(one) for one in self._samplers]
+        self.is_torchs = all(one.__module__.startswith("torch.utils.data") for one in kinds)
+        self._draws_nothing = all(one in (SequentialSampler, BatchSampler) for one in kinds)
+        if self._draws_nothing:
+            agree = list
+        super().__init__(self._samplers, agree, only_torch=self.is_torchs, seed=seed)
+        self.is_batched = loader.batch_sampler is not None
+        self._samples = samples
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether batches are consecutive samples of a sampler of torch's."""
+        return self.is_torchs and type(self.source) is BatchSampler
+
+    def draw(self, place: Place, sums: array[int]) -> Iterator[Any]:
+        """Return the batches after those taken.
+
+        `sums` gets a number for the batches up to each, if the sampler is not one of torch's.
+        """
+        taken, seeds, source = place.taken, self._samples, self.source
+        if self.counts_samples and taken.samples:
+            samples = self._drawn(source.sampler, place)
+            if seeds is not None:
+                samples = counted(samples, source, is_batched=False)
+            rest: Any = islice(samples, taken.samples, None)
+            return iter(BatchSampler(rest, source.batch_size, source.drop_last))
+        batches = self._drawn(source, place)
+        if not self.is_torchs:
+            batches = _summed(batches, sums)
+        if seeds is not None:
+            batches = counted(batches, source, is_batched=self.is_batched)
+        return islice(batches, taken.batches, None)
+
+    def loading(self) -> Callable[[Any], Any] | None:
+        """Return what gives indices the form that the data set needs; None: as they are."""
+        if self._samples is None:
+            return None
+        key, is_batched = self._samples.key, self.is_batched
+        return lambda drawn: Drawn(drawn if is_batched else [drawn], key, not is_batched)
+
+    def _drawn(self, source: Iterable[Any], place: Place) -> Iterator[Any]:
+        """Yield what a source gives, drawn with the generators of the place."""
+        if self._draws_nothing:
+            if place.is_new:
+                self.begin_first(self.generators.states())
+                self.first = None  # which nothing needs
+            yield from source
+            return
+        with self.at(place, 0), self._own_copies() if self.is_torchs else nullcontext():
+            items = iter(source)
+            first = next(items, _END)
+        if first is _END:
+            return
+        yield first
+        yield from items if self.is_torchs else self.each(items, place, 1)
+
+    @contextmanager
+    def _own_copies(self) -> Iterator[None]:
+        """Give samplers copies of their own generators, from which some draw all the time."""
+        own = [
+            (one, one.generator)
+            for one in self._samplers
+            if isinstance(getattr(one, "generator", None), torch.Generator)
+        ]
+        for one, generator in own:
+            one.generator = torch.Generator(generator.device)
+            one.generator.set_state(generator.get_state())
+        try:
+            yield
+        finally:
+            for one, generator in own:
+                generator.set_state(one.generator.get_state())
+                one.generator = generator
+
+
+def _summed(batches: Iterator[Any], sums: array[int]) -> Iterator[Any]:
+    total = 0
+    for batch in batches:
+        total = crc32(repr(batch).encode(errors="backslashreplace"), total)
+        sums.append(total)
+        yield batch

@@ -1,0 +1,401 @@
+"""The passes over the loaders of a training, and where a checkpoint that is due is taken.
+
+A pass begins at the place of its loader. Once something was trained in it, it is an epoch, and the
+place is the beginning of the next one. A pass in which nothing was trained leaves the place as it
+is: an evaluation, or a look at a batch, changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from headway.contract.notes import say
+from headway.contract.progress import Progress
+from headway.data.order import Draws, Place
+from headway.data.rounds import Offset
+from headway.data.seeds import snapshot
+from headway.distributed.world import rank_and_size
+
+
+class Pass:
+    """One pass over a loader, from its place on.
+
+    Attributes:
+        number: how many passes over loaders of the training have begun before it.
+        depth: how many other passes over its loader were open when it began.
+        ordinal: its number among the loader's passes in an epoch of `run.epochs`; 0 in a loop.
+        left_out: what is read and dropped; nothing, if the data set goes on by its state.
+        rounds: global batches that the script was given; `samples` are the samples in them.
+        is_complete: whether the last one was given.
+        is_exhausted: whether the script has asked for a batch after that.
+        has_trained: whether something was trained in it.
+        seen: how much had been trained when it gave its latest batch.
+        sums: numbers for the batches up to each, of a sampler that is not one of torch's.
+        checksum: such a number for the batches of a stream without state.
+        stream: the state of the data set after the batches that were given.
+    """
+
+    def __init__(self, owner: Epochs, place: Place, number: int, depth: int) -> None:
+        self.owner, self.place, self.number, self.depth = owner, place, number, depth
+        self.ordinal = 0
+        self.left_out = place.taken
+        self.rounds = self.samples = self.checksum = 0
+        self.is_complete = self.is_exhausted = self.has_trained = self.is_over = False
+        self.seen = -1
+        self.sums = array("L")
+        self.stream: Any = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it has given its last batch, and was not asked for another."""
+        return self.is_complete and not self.is_over
+
+    @property
+    def following(self) -> Place:
+        """The beginning of the next epoch."""
+        return Place(self.place.epoch + 1, depth=self.depth)
+
+    def seeded(self, items: Iterator[Any], num_batches: int) -> Iterator[Any]:
+        """Yield items of `num_batches` each, drawn with generators that are seeded for it."""
+        given = self.place.taken.batches - self.left_out.batches
+        return self.owner.draws.each(items, self.place, given // num_batches)
+
+
+class Run:
+    """What the loaders of one training have in common.
+
+    A checkpoint lies between two batches: `mark` notes that one is due, and it is taken when the
+    loop that leads asks for its next batch: the first one that has asked since the last `mark`.
+    After that loop's last batch it is taken when its loader's next pass begins, but for those under
+    `torch.no_grad()`, so that what the script does between two epochs is part of it.
+
+    Attributes:
+        counts_training: whether the training has an optimizer; without one, every pass over a
+            loader is an epoch.
+        epoch: that of `count_epochs`; None if the script does not use it.
+        keeps_batches: whether something was trained in no pass, but with batches of earlier ones.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.counts_training = False
+        self.open: list[Pass] = []
+        self.epoch: int | None = None
+        self.keeps_batches = False
+        self.asked: dict[Pass, None] = {}  # those that have asked since `mark`, the first first
+        self.due: Callable[[], object] | None = None
+        self.leaders: set[Epochs] = set()  # those whose passes have led a step
+        self._leader: Pass | None = None
+        self._is_between_epochs = False  # of `count_epochs`, where the run resumes
+        self._resumed_over: list[list[int]] | None = None  # until `count_epochs` is called
+        self._together: list[Pass] = []  # those that have asked with it
+        self._noted_at = self._marked_at = 0
+        self._taken_before = 0  # the number of the pass at whose beginning the latest was taken
+        self._waiting: list[Pass] = []  # those that were open when the checkpoint was due
+        self._states: Any = None  # of the generators then
+        self._num_begun = 0
+        self._closed: list[Pass] = []  # since something was trained
+        self._trained = progress.num_trained  # what is attributed to passes
+        self._restore: Callable[[], None] = _nothing  # the generators, as they were saved
+        self._resumed_at = progress.num_trained
+        self._is_told: set[str] = set()
+
+    # ------------------------------------------------------------------ where a pass begins
+
+    def begin(self, owner: Epochs, skipped: Offset | None) -> Pass:
+        """Begin a pass over a loader at its place; in a loop over it, where that epoch began.
+
+        Until something is trained, each begins with the generators that were saved, too. `skipped`
+        is what the script leaves out.
+        """
+        leader = self._leader
+        is_next = leader is not None and leader.is_over and leader.owner is owner
+        if is_next and self.due is not None and torch.is_grad_enabled():
+            self.take()
+            self._taken_before = self._num_begun + 1
+        self.attribute()
+        place = owner.place
+        outer = [one for one in self.open if one.owner is owner]
+        if len(outer) > place.depth:
+            place = Place(outer[-1].place.epoch)
+        elif len(outer) == len(self.open) and not self.has_trained:
+            self._restore()
+        if skipped is not None:
+            stream = place.stream if skipped == place.taken else None
+            place = place._replace(taken=skipped, checksum=0, stream=stream)
+        place = place._replace(is_new=not owner.draws.seeds)
+        self._num_begun += 1
+        new = Pass(owner, place, self._num_begun, len(outer))
+        if not self.open:
+            owner.num_begun += 1
+            new.ordinal = owner.num_begun
+        self.open.append(new)
+        return new
+
+    def end(self, one: Pass) -> None:
+        """End a pass that gives no more."""
+        self.attribute()
+        owner, one.is_over = one.owner, True
+        self.open.remove(one)
+        self.asked.pop(one, None)
+        self._closed.append(one)
+        if one.number == self._taken_before and not one.has_trained:
+            self.tell(_LOOKED)
+        if one.has_trained or (one.rounds and not self.counts_training):
+            owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
+        elif one.is_exhausted and self.has_trained and not owner.has_trained:
+            owner.place = one.following
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether something was trained since the run was started or resumed."""
+        return self.progress.num_trained != self._resumed_at
+
+    def attribute(self) -> None:
+        """Note in which passes was trained what was trained since the last call.
+
+        It belongs to the open passes that have given a batch since then, or if there are none, to
+        the closed ones: `batch = next(iter(loader))`. Of several over one loader it is the last.
+        """
+        if self._trained == self.progress.num_trained:
+            return
+        passes = [one for one in (*self._closed, *self.open) if one.seen >= self._trained]
+        open_ = [one for one in passes if not one.is_over]
+        if not (open_ or any(one.has_trained for one in self.open)):
+            self.keeps_batches |= not passes or max(one.rounds for one in passes) > 1
+        passes = open_ or passes
+        for one in {one.owner: one for one in passes}.values():
+            one.has_trained = one.owner.has_trained = True
+            one.owner.place = one.following
+        self._trained = self.progress.num_trained
+        self._closed.clear()
+
+    # ------------------------------------------------------------------ a resumed run
+
+    def resume(self, restore: Callable[[], None], *, has_trained: bool) -> None:
+        """Resume where a run was saved; `restore` gives generators the states that they had."""
+        self._restore, self.due = restore if has_trained else _nothing, None
+        self._resumed_at = self._trained = self.progress.num_trained
+        self._closed.clear()
+        restore()
+
+    def count_epochs(self, total: int, epochs: Sequence[Epochs]) -> Iterator[int]:
+        """Yield the numbers of the epochs that are to be trained."""
+        for number in range(self.epoch or 0, total):
+            self.epoch, over = number, self._resumed_over or [[] for _ in epochs]
+            for one, ordinals in zip(epochs, over, strict=True):
+                one.num_begun, one.over, one.empty = 0, [*ordinals], [*ordinals]
+            self._resumed_over = None
+            if self._is_between_epochs:  # the code before the first loop is run for the first time
+                self._restore()
+                self._restore, self._is_between_epochs = _nothing, False
+            yield number
+            self.epoch = number + 1
+            for one in epochs:
+                one.num_begun, one.over = 0, []
+            self.take()
+
+    def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
+        """Return the epoch of `count_epochs`, and which passes of each loader are over in it."""
+        self.attribute()
+        led = [one in self.leaders for one in epochs]
+        if self.epoch is None and sum(led) > 1:
+            self.tell(_SEVERAL)
+        if self.keeps_batches:
+            self.tell(_KEPT)
+        is_between = self.epoch is not None and not any(one.num_begun for one in epochs)
+        return [self.epoch, [[*one.over] for one in epochs], led, is_between]
+
+    def resume_epochs(self, saved: list[Any], epochs: Sequence[Epochs]) -> None:
+        """Resume in the epoch of `counted_epochs`: its passes that are over are empty."""
+        self.epoch, over, led, self._is_between_epochs = saved
+        self.leaders = {one for one, leads in zip(epochs, led, strict=True) if leads}
+        self._resumed_over = None if self.epoch is None else over
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def mark(self, take: Callable[[], object]) -> bool:
+        """Note that a checkpoint is due; False if there is no loop that could take it."""
+        self.note_leader()
+        leader, trained = self._leader, self.progress.num_trained
+        if leader is None or leader.is_over or (leader.rounds < 2 and trained != self._noted_at):
+            self.due = None
+            return False
+        self._waiting, self.due, self._marked_at = [*self.open], take, trained
+        if len(self.open) > 1:
+            self._states = snapshot()
+        return True
+
+    def note_leader(self) -> None:
+        """Note which loop was the first to ask since the last time."""
+        loops = [one for one in self.asked if one.rounds]
+        self.asked.clear()
+        if loops:
+            self._leader, self._together = loops[0], loops
+            self._noted_at = self.progress.num_trained
+            self.leaders.add(loops[0].owner)
+
+    def ask(self, one: Pass) -> None:
+        """Take the checkpoint that is due, if it waits for this pass, which wants a batch."""
+        leader, is_at_end = self._leader, any(each.is_at_end for each in self._together)
+        if leader is not None and (
+            not is_at_end if one is leader else leader.is_over and one in self._waiting
+        ):
+            self.take()
+        elif one is leader:
+            self._marked_at = -1  # what other loops ask for from now on, the next step takes
+        elif one not in self._waiting:
+            return
+        elif self.progress.num_trained == self._marked_at and snapshot() != self._states:
+            self.tell(_CHOSEN)
+
+    def take(self) -> None:
+        """Take the checkpoint that is due, if any."""
+        take, self.due = self.due, None
+        if take is not None:
+            take()
+
+    def tell(self, text: str) -> None:
+        """Report once, on rank 0, what cannot resume exactly."""
+        if text not in self._is_told:
+            self._is_told.add(text)
+            if rank_and_size()[0] == 0:
+                say(text)
+
+
+class Epochs:
+    """The epochs of a loader.
+
+    Attributes:
+        num_batches: batches of the script's loader in one of all ranks.
+        place: where its next pass begins.
+        has_trained: whether something was trained in a pass, in earlier runs as well.
+        num_begun: how many passes have begun in the epoch of `run.epochs`, outside of loops.
+        over: which of these are epochs that are over; `empty` were so before the run was resumed.
+    """
+
+    def __init__(self, run: Run, draws: Draws, num_batches: int) -> None:
+        self.run, self.draws, self.num_batches = run, draws, num_batches
+        self.place = Place()
+        self.has_trained = False
+        self.num_begun = 0
+        self.over: list[int] = []
+        self.empty: list[int] = []
+        self._samples = 0  # in epochs that are over
+        self._left_after = 0  # batches, where the latest epoch that was left early was left
+        self._is_cut = False  # whether a run resumed within an epoch
+
+    def end(self, one: Pass, *, is_with_others: bool) -> None:
+        """Count a pass that is an epoch and gives no more."""
+        self.place = one.following
+        self._samples += one.samples
+        if one.ordinal:
+            self.over.append(one.ordinal)
+        if not (one.is_complete or is_with_others):
+            self._note_left(one.place.taken.batches + one.rounds * self.num_batches)
+
+    def _note_left(self, batches: int) -> None:
+        """Report a script that counts batches by itself: a resumed run leaves elsewhere."""
+        if self._is_cut and self._left_after not in (0, batches):
+            self.run.tell(_LEFT)
+        self._left_after = batches
+
+    def skip_empty(self) -> bool:
+        """Return whether the next pass was over before the run was resumed, and begin it if so."""
+        if self.run.open or self.num_begun + 1 not in self.empty:
+            return False
+        self.num_begun += 1
+        return True
+
+    def set(self, number: int) -> None:
+        """Number the next pass."""
+        if self.place.epoch != number:
+            self.place = Place(number)
+
+    def resume(self, place: Place, position: dict[str, Any]) -> None:
+        """Stand where a run was saved."""
+        self.place, self._samples = place, position["samples"]
+        self.has_trained, self._left_after = position["has_trained"], position["left_after"]
+        self._is_cut = place.taken.batches > 0
+
+    @property
+    def current(self) -> Pass | None:
+        """The epoch that is under way."""
+        self.run.attribute()
+        is_any = not self.run.counts_training
+        passes = (one for one in reversed(self.run.open) if one.owner is self)
+        return next((one for one in passes if one.has_trained or is_any), None)
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch that is under way and not complete, or else of the next one."""
+        current = self.current
+        is_within = current is not None and not current.is_complete
+        return current.place.epoch if current is not None and is_within else self._next.epoch
+
+    @property
+    def _next(self) -> Place:
+        current = self.current
+        return self.place if current is None else current.following
+
+    @property
+    def samples(self) -> int:
+        """How many samples were given in epochs."""
+        current = self.current
+        return self._samples + (0 if current is None else current.samples)
+
+    def stand(self, taken: Callable[[Pass], Offset], stream: Any) -> dict[str, Any]:
+        """Return where the next pass of a run that resumes from here begins.
+
+        `stream` is a data set with a state of its own, or None.
+        """
+        current, place = self.current, self._next
+        if current is not None and not current.is_complete:
+            place, given = current.place, taken(current)
+            sums = [0, *current.sums[given.batches - 1 : given.batches]]
+            first = self.draws.first if place.is_new else place.first
+            checksum = sums[-1] or current.checksum
+            place = Place(place.epoch, given, checksum, first, current.stream, depth=current.depth)
+        elif stream is not None and place.stream is None:
+            place = place._replace(stream=copy.deepcopy(stream.state_dict()))
+        return {
+            "place": [*place._replace(taken=[*place.taken])],  # type: ignore[arg-type]
+            "samples": self.samples,
+            "has_trained": self.has_trained,
+            "left_after": self._left_after,
+        }
+
+
+_SEVERAL = (
+    "note: several loops over loaders train, and run.epoch is that of one of them: for an exact"
+    " resumption write run.epochs(n) in place of range(run.epoch, n)"
+)
+_KEPT = (
+    "note: something was trained between two passes over loaders, with batches that the script has"
+    " kept (itertools.cycle, a list): a run that resumes keeps others, and not exactly these. Loop"
+    " over the loader itself"
+)
+_CHOSEN = (
+    "note: several loops over loaders are open, and random numbers are drawn before one of them is"
+    " asked for a batch: if they choose the loader, the run does not resume exactly. Choose it by"
+    " the number of the step"
+)
+_LEFT = (
+    "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
+    " batches, its count began anew where this run resumed, which is not exact. Count optimizer"
+    " steps from run.step"
+)
+_LOOKED = (
+    "note: a checkpoint was taken before a look at a loader, between two loops over it: a run that"
+    " resumes from it begins the next epoch, without what the script did after the look. Look at it"
+    " under torch.no_grad()"
+)
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,117 @@
+"""How global batches are divided among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, cycle, islice
+from typing import Any, NamedTuple
+
+import torch
+
+from headway.data.active_loader import GlobalBatch
+from headway.distributed.nested import leaves
+
+
+class Offset(NamedTuple):
+    """What a pass has given to all ranks together, in units of the script's loader."""
+
+    batches: int = 0
+    samples: int = 0  # 0 if the batches have sizes of their own
+
+
+class Round(NamedTuple):
+    """The samples of one global batch (or their indices), and where each rank's are in it.
+
+    Ranks without a part of it have no slice: they are the last ones.
+    """
+
+    samples: list[Any]
+    slices: tuple[slice, ...]
+    batch: GlobalBatch
+
+
+class Division(NamedTuple):
+    """How rounds are divided among the ranks; see `DataLoaderConfiguration`."""
+
+    num_ranks: int
+    split: bool = False
+    even: bool = True
+
+    @property
+    def num_batches(self) -> int:
+        """The number of the script's batches that make a whole round."""
+        return 1 if self.split else self.num_ranks
+
+    def num_rounds(self, items: int, per_round: int, rank: int, drop_last: bool) -> int:
+        """Return of how many rounds `rank` has a part, where `items` make up all of them."""
+        whole, rest = divmod(items, per_round)
+        if drop_last or not rest:
+            return whole
+        first = 0 if self.even else rank * -(-per_round // self.num_ranks)
+        return whole + (first < rest)
+
+    def of_batches(self, batches: Sequence[list[Any]], size: int) -> Round:
+        """Divide a round of batches, of `size` samples if full; 0: they have sizes of their own."""
+        samples = list(chain.from_iterable(batches))
+        have_own_sizes = not size and len(batches) == self.num_batches
+        if not self.split and (have_own_sizes or not self.even):
+            return Round(samples, *_whole(tuple(map(len, batches)), self.num_ranks, size))
+        return self.of_samples(samples, size * self.num_batches)
+
+    def of_samples(self, samples: list[Any], full: int) -> Round:
+        """Divide a round of samples, of which there are usually `full`.
+
+        Where ranks must have equally many, the first samples of the round are repeated.
+        """
+        if self.even:
+            slices, batch = _evenly(len(samples), self.num_ranks, full)
+        else:
+            slices, batch = _unevenly(len(samples), self.num_ranks, full)
+        if batch.padded > batch.samples:
+            samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
+        return Round(samples, slices, batch)
+
+
+@lru_cache(maxsize=64)  # nearly all rounds have one size
+def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
+    size = -(-samples // num_ranks)
+    return _slices((size,) * num_ranks), GlobalBatch(samples, size * num_ranks, full)
+
+
+@lru_cache(maxsize=64)
+def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
+    """Give each rank as many as in a full round, while there are some."""
+    size = -(-full // num_ranks)
+    sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
+    return _whole(sizes, num_ranks, size)
+
+
+@lru_cache(maxsize=64)
+def _whole(
+    sizes: tuple[int, ...], num_ranks: int, size: int
+) -> tuple[tuple[slice, ...], GlobalBatch]:
+    """Give each rank a batch of these, which are usually of `size`."""
+    is_even = len(sizes) == num_ranks and len(set(sizes)) == 1
+    batch = GlobalBatch(sum(sizes), sum(sizes), size * len(sizes), () if is_even else sizes)
+    return _slices(sizes), batch
+
+
+def of_ready_batches(sizes: tuple[int, ...], num_new: int) -> GlobalBatch:
+    """Return what a round of ready batches of these sizes is, the first `num_new` not repeated."""
+    return GlobalBatch(sum(sizes[:num_new]), sum(sizes), shares=sizes)
+
+
+def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    ends = tuple(accumulate(sizes))
+    return tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+def samples_in(batch: Any) -> int:
+    """Return the length of the first tensor in `batch` that has one above 0; else 0."""
+    if type(batch) in (tuple, list) and batch:  # nearly all are: asked in every step
+        first = batch[0]
+        if type(first) is torch.Tensor and (shape := first.shape) and (length := shape[0]):
+            return length
+    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
+    return next((len(tensor) for tensor in tensors if len(tensor)), 0)

@@ -1,0 +1,419 @@
+"""What one rank reads of a loader: its share of the rounds."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from headway.data.active_loader import GlobalBatch
+from headway.data.order import Order
+from headway.data.passes import Pass
+from headway.data.rounds import Division, Offset, Round, samples_in
+from headway.data.samplers import (
+    batch_size_of,
+    changed,
+    in_items,
+    is_plain,
+    len_of,
+    num_repeats,
+)
+from headway.data.seeds import generators_kept
+from headway.distributed.meeting import meet
+from headway.errors import UsageError
+
+Unpack = Callable[[Any], tuple[Any, GlobalBatch]]
+LOOP = "a loop over a prepared DataLoader"
+
+
+class NoBatch:
+    """In place of a batch: this rank has no part of the round. A class, which pickle keeps."""
+
+
+class Share:
+    """All of a stream, or of a loader with a loop of its own: the share of the only rank.
+
+    Attributes:
+        loader: what is read.
+        reads: whether this rank loads samples.
+        can_check: whether what is read again can be compared with what another run has read.
+        indices: what draws the indices of a map data set, if this rank does.
+    """
+
+    reads, can_check = True, True
+    indices: Any = None
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = changed(loader) if is_plain(loader) else loader
+
+    @property
+    def lookahead(self) -> Any:
+        """What knows if an item follows the one taken last; None: that one has to be loaded."""
+        return None if getattr(self.loader, "num_workers", 0) else self.indices
+
+    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+        """Begin a pass; return its items, what unpacks one, and how many to leave out."""
+        full = batch_size_of(self.loader)
+
+        def unpack(batch: Any) -> tuple[Any, GlobalBatch]:
+            samples = full and samples_in(batch)
+            return batch, GlobalBatch(samples, samples, full)
+
+        return self.read(start), unpack, start.left_out.batches
+
+    def read(self, start: Pass, num_batches: int = 1) -> Iterator[Any]:
+        """Return what the loader gives; `num_batches` of the script's batches make one item."""
+        items = iter(self.loader)
+        if self.indices is not None or (is_plain(self.loader) and self.loader.num_workers):
+            return items
+        return start.seeded(items, num_batches)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class MapShare(Share):
+    """Every rank draws the same samples of a map data set, and loads its own."""
+
+    def __init__(self, loader: Any, order: Order, rank: int, division: Division) -> None:
+        self.indices = Indices(order, rank, division)
+        self._is_checked = division.num_ranks == 1
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        # ranks whose batches come in different orders would mix them up
+        options = {} if division.num_ranks == 1 else {"in_order": True}
+        self.loader = changed(loader, **{name: self.indices}, **options)
+
+    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+        self.indices.start = start
+        batches = iter(self.loader)
+        given = self.indices.given  # those of the pass that has just begun
+        items = chain(batches, _left(given)) if self.indices.can_miss else batches
+        if not self._is_checked:
+            self._is_checked, items = True, self._checked(items)
+        return items, lambda batch: (batch, given.popleft()), 0
+
+    def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield items, once the ranks have compared their data sets."""
+        first = [*islice(items, 1)]
+        length, indices = len_of(self.loader.dataset), self.indices.first
+        require_same(lengths=length, indices=mark(indices), samples=self._mark_of(indices))
+        yield from chain(first, items)
+
+    def _mark_of(self, indices: Any) -> int | None:
+        """Return a number for a batch of these indices; None if it is random, or there is none."""
+        if indices is None:
+            return None
+        name = "sampler" if self.loader.batch_sampler is None else "batch_sampler"
+        options = {name: [indices, indices], "num_workers": min(self.loader.num_workers, 1)}
+        own = {"generator": torch.Generator(), "persistent_workers": False}
+        with generators_kept():
+            marks = [*map(mark, changed(self.loader, **options, **own))]
+        return marks[0] if len({*marks}) == 1 else None
+
+
+def _left(given: deque[GlobalBatch]) -> Iterator[type[NoBatch]]:
+    while given:  # the caller takes one for each item
+        yield NoBatch
+
+
+class Indices:
+    """Gives a loader the indices of each round, in the order of the script's sampler.
+
+    One round is drawn ahead, so that the last one is known.
+
+    Args:
+        order: draws the indices, the same on all ranks.
+        rank: whose indices are given.
+        division: of rounds among ranks.
+
+    Attributes:
+        start: the pass that begins with the next iteration; torch begins it twice for workers.
+        given: what the global batches are whose indices were given, and whose batches were not.
+        first: the indices of rank 0 in the latest pass's first round, as they are loaded.
+        has_more: whether a round follows the one that was given last.
+        can_miss: whether this rank may have no part of the last round.
+    """
+
+    start: Pass
+
+    def __init__(self, order: Order, rank: int, division: Division) -> None:
+        self._order, self._rank, self._division = order, rank, division
+        self.given = deque[GlobalBatch]()
+        self.first: Any = None
+        self.has_more = False
+        self.can_miss = division.num_ranks > 1
+        source = order.source
+        # without a batch sampler each of the sampler's items is a batch
+        self.is_batched = order.is_batched or isinstance(source, BatchSampler)
+        size = getattr(source, "batch_size", None) if self.is_batched else 1
+        self._size = size if isinstance(size, int) else 0
+        self._drop_last = bool(getattr(source, "drop_last", False)) and self.can_miss
+
+    def __len__(self) -> int:
+        """Return the number of rounds of which this rank has a part."""
+        division, batches, rank = self._division, self._order.source, self._rank
+        if division.split and not division.even and type(batches) is BatchSampler:
+            samples = len(batches.sampler)  # type: ignore[arg-type]
+            return division.num_rounds(samples, self._size, rank, self._drop_last)
+        return division.num_rounds(len(batches), division.num_batches, rank, self._drop_last)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.given = deque()
+        return self._ahead(self.rounds(self.start), self.given)
+
+    def rounds(self, start: Pass) -> Iterator[Round]:
+        """Yield the rounds of a pass."""
+        num_batches = self._division.num_batches
+        source = self._order.draw(start.place, start.sums)
+        if not self.is_batched:
+            source = ([one] for one in source)
+        while batches := list(islice(source, num_batches)):
+            if self._drop_last and len(batches) < num_batches:
+                return
+            yield self._division.of_batches(batches, self._size)
+
+    def _ahead(self, rounds: Iterator[Round], given: deque[GlobalBatch]) -> Iterator[Any]:
+        rank, to_load, is_first = self._rank, self._order.loading(), self.can_miss
+        following = next(rounds, None)
+        while following is not None:
+            (samples, slices, batch), following = following, next(rounds, None)
+            self.has_more = following is not None
+            given.append(batch)
+            if is_first:
+                self.first, is_first = self._loaded(samples[slices[0]], to_load), False
+            if rank < len(slices):
+                yield self._loaded(samples[slices[rank]], to_load)
+
+    def _loaded(self, indices: list[Any], to_load: Callable[[Any], Any] | None) -> Any:
+        drawn = indices if self.is_batched else indices[0]
+        return drawn if to_load is None else to_load(drawn)
+
+
+class StreamShare(Share):
+    """Every rank reads the whole stream, and collates its own samples."""
+
+    def __init__(self, loader: Any, rank: int, division: Division) -> None:
+        self._stream, self._num_batches = StreamRounds(loader, division, rank), division.num_batches
+        parts = _StreamParts(self._stream, rank)
+        collate = partial(_collate_part, collate_of(loader))
+        super().__init__(in_items(loader, dataset=parts, collate_fn=collate))
+
+    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+        left_out = self._stream.leave_out(start.left_out)
+        parts = self._parts(self.read(start, self._num_batches))
+        return parts, lambda part: (part.samples, part.batch), left_out
+
+    def _parts(self, parts: Iterator[_Part]) -> Iterator[_Part]:
+        for part in parts:
+            require_same(lengths=True, samples=part.mark)
+            yield part
+        require_same(lengths=False, samples=None)
+
+    def __len__(self) -> int:
+        return self._stream.count()
+
+
+class StreamRounds(IterableDataset[Round]):
+    """The rounds of a stream: lists of samples."""
+
+    def __init__(self, loader: DataLoader[Any], division: Division, rank: int) -> None:
+        self._division, self._rank = division, rank
+        self._stream: Any = loader.dataset
+        self._full = (loader.batch_size or 1) * division.num_batches
+        self._drop_last, self._is_read_here = bool(loader.drop_last), not loader.num_workers
+        self._left_out = 0  # items at the beginning of the next pass
+
+    def leave_out(self, taken: Offset) -> int:
+        """Leave out what another number of ranks has taken; return the rounds that are left."""
+        rounds, rest = divmod(taken.batches, self._division.num_batches)
+        if not (rest and self._is_read_here):
+            self._left_out = 0
+            return rounds
+        self._left_out = taken.batches * self._full // self._division.num_batches
+        return 0
+
+    def __iter__(self) -> Iterator[Round]:
+        stream = islice(self._stream, self._left_out, None)
+        while samples := list(islice(stream, self._full)):
+            if self._drop_last and len(samples) < self._full:
+                return
+            yield self._division.of_samples(samples, self._full)
+
+    def count(self) -> int:
+        """Return the number of rounds of which this rank has a part, if the stream has a length."""
+        # no __len__: torch would warn when workers, each with a last batch, give more batches
+        samples = len(self._stream)
+        return self._division.num_rounds(samples, self._full, self._rank, self._drop_last)
+
+
+class _Part(NamedTuple):
+    """One rank's samples of a round, and the `mark` of samples that all ranks have read."""
+
+    samples: Any
+    batch: GlobalBatch
+    mark: int
+
+
+class _StreamParts(IterableDataset[_Part]):
+    """One rank's parts of the rounds of a stream."""
+
+    def __init__(self, rounds: StreamRounds, rank: int) -> None:
+        self._rounds, self._rank = rounds, rank
+
+    def __iter__(self) -> Iterator[_Part]:
+        for index, (samples, slices, batch) in enumerate(self._rounds):
+            mine = samples[slices[self._rank]] if self._rank < len(slices) else NoBatch
+            marked = samples[: batch.samples if index == 0 else 1]  # of later ones the first
+            yield _Part(mine, batch, mark(marked))
+
+
+def _collate_part(collate: Callable[[list[Any]], Any], part: _Part) -> _Part:
+    """Collate a part's samples."""
+    return part if part.samples is NoBatch else part._replace(samples=collate(part.samples))
+
+
+class OwnShare(Share):
+    """Every rank reads a loader of its own: one that is sharded already, or a part of a stream.
+
+    In each round the ranks exchange how many samples they have. A rank whose data have come to
+    their end gets its first batch again until all have.
+    """
+
+    def __init__(self, loader: Any, order: Order | None, num_ranks: int) -> None:
+        super().__init__(loader)
+        if order is not None:
+            whole = MapShare(loader, order, 0, Division(1))
+            self.loader, self.indices = whole.loader, whole.indices
+        self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
+        self.has_more = False
+
+    @property
+    def lookahead(self) -> Any:
+        return None if super().lookahead is None else self
+
+    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+        if self.indices is not None:
+            self.indices.start = start
+        left_out = 0 if self.indices is not None else start.left_out.batches
+        batches = islice(self.read(start), left_out, None)
+        return self._rounds(batches, start), _as_it_is, 0
+
+    def _rounds(self, batches: Iterator[Any], start: Pass) -> Iterator[tuple[Any, GlobalBatch]]:
+        taken, full = start.place.taken.batches, batch_size_of(self.loader) * self._num_ranks
+        first: Any = NoBatch
+        length = len(self.loader) if self._repeats else 0
+        for number in count(taken + 1):
+            batch = next(batches, NoBatch)
+            size = new = 0 if batch is NoBatch else size_of(batch)
+            if number == length:
+                new -= self._repeats
+            shares = self._exchange(new, batch is not NoBatch)
+            if not shares:
+                return
+            if first is NoBatch and not taken:
+                first = batch
+            if batch is NoBatch:
+                first = self._first(start) if first is NoBatch else first
+                batch, size = first, size_of(first)
+            total = sum(shares)
+            yield batch, GlobalBatch(total, total, full, shares, size - new)
+
+    def _first(self, start: Pass) -> Any:
+        """Return the first batch of an epoch whose data a resumed run has come to the end of."""
+        again = copy.copy(start)
+        again.place, again.left_out = start.place._replace(taken=Offset()), Offset()
+        if self.indices is not None:
+            self.indices.start = again
+        return next(self.read(again), NoBatch)
+
+    def _exchange(self, new: int, has_batch: bool) -> tuple[int, ...]:
+        """Return how many new samples each rank has in this round; empty if none has a batch."""
+        has_more = self.indices is not None and self.indices.has_more
+        own = f"{new} {has_batch} {has_more}"
+        told = [one.split() for one in meet(LOOP, own) or [own] * self._num_ranks]
+        self.has_more = any(one[2] == "True" for one in told)
+        if not any(one[1] == "True" for one in told):
+            return ()
+        return tuple(int(one[0]) for one in told)
+
+
+def size_of(batch: Any) -> int:
+    """Return the number of samples in a batch; 1, for the batch itself, if it has no tensors."""
+    if batch is NoBatch:
+        raise UsageError(
+            "a rank has no batch at all, and the others have some",
+            where=LOOP,
+            fix="give each rank a part of the data, or prepare the whole data set on each",
+        )
+    return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
+    """Collate the single sample of a loader without batch size."""
+    return collate(samples[0])
+
+
+def collate_of(loader: DataLoader[Any], is_batched: bool | None = None) -> Callable[[Any], Any]:
+    """Return what makes a batch of a list of samples; loader workers can be sent it."""
+    if is_batched is None:
+        is_batched = loader.batch_size is not None
+    return loader.collate_fn if is_batched else partial(_collate_only, loader.collate_fn)
+
+
+VALUES = 64  # of each tensor that are compared
+
+
+def mark(samples: Any) -> int:
+    """Return a number that is the same for the same samples in every process.
+
+    Not from pickle, whose output for a tensor or a set differs between processes. Objects other
+    than numbers, text, arrays and tensors count by their type only.
+    """
+    return crc32(repr(_values(samples)).encode(errors="backslashreplace"))
+
+
+def require_same(**facts: object) -> None:
+    """Require that facts about the data are the same on all ranks; every rank calls this.
+
+    None is a fact that cannot be compared. Where all are the same it costs one meeting.
+    """
+    texts = meet(LOOP, "\n".join(map(str, facts.values())))
+    if texts is None:
+        return
+    columns = zip(facts, zip(*(one.split("\n") for one in texts), strict=True), strict=True)
+    differ = [name for name, values in columns if "None" not in values and len({*values}) > 1]
+    if differ:
+        raise UsageError(
+            f"the ranks' data sets give different {differ[0]}, so they cannot be shared out",
+            where=LOOP,
+            fix="make the same data and draw the same order on all ranks, as with set_seed(...)"
+            " before that; or if each rank reads its own part, pass Accelerator(dataloader_config="
+            "DataLoaderConfiguration(already_sharded=True))",
+        )
+
+
+def _values(data: Any) -> Any:
+    if isinstance(data, torch.Tensor):
+        is_dense = data.layout == torch.strided
+        return tuple(data.shape), data.flatten()[:VALUES].tolist() if is_dense else None
+    if isinstance(data, Mapping):
+        return [(_values(key), _values(value)) for key, value in data.items()]
+    if isinstance(data, (list, tuple)):
+        return [_values(one) for one in data]
+    if data is None or isinstance(data, (str, bytes, int, float, complex)):
+        return data
+    has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
+    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy's arrays, PIL's images
+        return crc32(data.tobytes())
+    return type(data).__name__

@@ -1,0 +1,192 @@
+"""The order of epochs, where a checkpoint lies, and what is reported because it is not exact."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import chain, cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from headway import Accelerator
+from headway.contract.progress import Progress
+from headway.data.loader import PreparedDataLoader
+from headway.data.passes import Run
+from headway.utils import set_seed
+
+
+class Lazy:
+    """A sampler that draws from Python's generator for each sample."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        return (random.randrange(12) for _ in range(12))
+
+
+class Stateful(Lazy):
+    """A sampler whose order depends on how often it was asked for one."""
+
+    turn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.turn += 1
+        return iter([(7 * one + self.turn) % 12 for one in range(12)])
+
+
+def prepared(rank: int = 0, world: int = 1, **options: Any) -> PreparedDataLoader:
+    options = options or {"shuffle": True}
+    loader: DataLoader[Any] = DataLoader(range(12), 2, **options)  # type: ignore[arg-type]
+    return PreparedDataLoader(loader, rank, world, run=Run(Progress()))
+
+
+def trained(loader: PreparedDataLoader, between: Callable[[], object] = int) -> list[int]:
+    """Return the samples of an epoch, with something that the script does in each step."""
+    seen = []
+    for batch in loader:
+        seen += batch.tolist()
+        between()
+        loader.run.progress.num_trained += 1
+    return seen
+
+
+def test_the_first_epoch_is_that_of_torch_and_so_are_the_generators_after_it() -> None:
+    for options in (
+        {"shuffle": True},
+        {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 12, 12)},
+    ):
+        set_seed(3)
+        expected = [one for batch in DataLoader(range(12), 2, **options) for one in batch.tolist()]  # type: ignore[arg-type]
+        after = torch.rand(1)
+        set_seed(3)
+        assert trained(prepared(**options)) == expected
+        assert torch.equal(torch.rand(1), after)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": Lazy()}], ids=["torch", "own"])
+def test_no_draw_look_or_evaluation_changes_a_later_epoch(options: dict[str, Any]) -> None:
+    set_seed(3)
+    loader = prepared(**options)
+    expected = [trained(loader) for _ in range(3)]
+    assert expected[0] != expected[1] != expected[2]
+    set_seed(3)
+    loader = prepared(**options)
+    looks = lambda: (torch.rand(1), random.random(), next(iter(loader)), [*loader])  # noqa: E731
+    found = [trained(loader, looks) for _ in range(3)]
+    assert found == expected
+    before = torch.get_rng_state()
+    trained(loader)
+    assert torch.equal(torch.get_rng_state(), before), "a later epoch draws nothing of the script's"
+
+
+def two_loops(folder: Path, seed: int, stop: int = 0) -> list[Any]:
+    """Train in two loops in each epoch, until a step; return what each step has seen."""
+    set_seed(seed)
+    accelerator = Accelerator(cpu=True, project_dir=folder)
+    model = torch.nn.Linear(1, 1)
+    data: Any = torch.arange(8.0)[:, None]
+    model, optimizer, *loops = accelerator.prepare(
+        *(model, torch.optim.SGD(model.parameters(), lr=1e-3)),
+        *(DataLoader(data[:size], 2, shuffle=True) for size in (8, 6)),
+    )
+    run, seen = accelerator.resume(), []
+    for epoch in run.epochs(3):
+        for loop in loops:
+            for batch in loop:
+                accelerator.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.append((optimizer.step_count, epoch, batch.flatten().tolist()))
+                if optimizer.step_count == stop:  # a crash, before the checkpoint of this step
+                    accelerator.parts.training.run.due = None
+                    accelerator.parts.preemption.release()
+                    return seen
+                accelerator.checkpoint(every=1)
+    accelerator.end_training()
+    return seen
+
+
+def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> None:
+    whole = two_loops(tmp_path / "whole", seed=1)
+    for stop in (2, 4, 5, 6, 8, 9, 12):
+        begun = two_loops(tmp_path / str(stop), 1, stop)
+        rest = two_loops(tmp_path / str(stop), 2)
+        first = rest[0][0]  # after the last batch of a loop a checkpoint waits for the next loop's
+        assert first in (stop - 1, stop)
+        assert begun[: first - 1] + rest == whole, stop
+
+
+def notes(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    loader = prepared(sampler=Stateful())
+    trained(loader)
+    batches = iter(loader)
+    next(batches)
+    loader.run.progress.num_trained += 1
+    position = loader.state_dict()
+    assert notes(capsys) == ""
+    other = prepared(sampler=Stateful())
+    other.seek(position)
+    list(other)
+    assert "a state of its own" in notes(capsys)
+
+    def left_after(batches: int, loader: PreparedDataLoader) -> dict[str, Any]:
+        for number, _ in enumerate(loader, 1):
+            loader.run.progress.num_trained += 1
+            if number == batches:
+                return loader.state_dict()
+        return {}
+
+    position = left_after(2, prepared())
+    for before, count in ((2, 1), (4, 0)):
+        loader = prepared()
+        loader.seek(position | {"left_after": before})
+        left_after(2, loader)  # 4 of this epoch
+        assert notes(capsys).count("its count began anew") == count, before
+
+
+def test_what_is_left_of_an_epoch_and_dropped_is_the_beginning_of_the_next() -> None:
+    def of_size(size: int) -> PreparedDataLoader:
+        loader: DataLoader[int] = DataLoader(range(12), size, shuffle=True, drop_last=True)  # type: ignore[arg-type]
+        return PreparedDataLoader(loader, run=Run(Progress()))
+
+    set_seed(3)
+    loader, other = of_size(1), of_size(4)
+    batches = iter(loader)
+    for _ in range(10):
+        next(batches)
+        loader.run.progress.num_trained += 1
+    position = loader.state_dict()
+    assert len([*batches]) == 2
+    other.seek(position)
+    assert (loader.epoch, other.epoch) == (1, 1)
+    assert trained(other) == trained(loader)
+
+
+def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def steps(loader: PreparedDataLoader, batches: Any, look: Callable[[], object] = int) -> str:
+        loader.run.counts_training = True
+        for number, _ in enumerate(batches):
+            loader.run.progress.num_trained += 2
+            look()
+            if number == 8:
+                break
+        loader.run.counted_epochs([loader.epochs])
+        return notes(capsys)
+
+    loader = prepared()
+    assert steps(loader, chain(loader, loader), lambda: next(iter(loader))) == ""
+    loader = prepared()
+    assert "has kept" in steps(loader, cycle(loader))
+    loader = prepared()
+    assert "has kept" in steps(loader, cycle([*loader]))
