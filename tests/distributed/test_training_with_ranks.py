@@ -119,11 +119,11 @@ def test_one_scheduler_step_per_optimizer_step_also_in_an_incomplete_window() ->
 
 @with_ranks(2, 3)
 def test_gradients_stay_on_their_rank_until_they_are_due() -> None:
+    set_seed(0)
+    data = TensorDataset(torch.randn(5 * WORLD, 3))
     set_seed(RANK)
     accelerator = Accelerator(gradient_accumulation_steps=2)
-    model, loader = accelerator.prepare(
-        torch.nn.Linear(3, 1), DataLoader(TensorDataset(torch.randn(5 * WORLD, 3)), batch_size=1)
-    )
+    model, loader = accelerator.prepare(torch.nn.Linear(3, 1), DataLoader(data, batch_size=1))
     found = []
     for (x,) in loader:
         with accelerator.accumulate(model):
