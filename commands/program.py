@@ -62,6 +62,7 @@ def _check_script(script: str) -> None:
         os.stat(script)
     except OSError as error:
         raise _missing(script, error) from None
+    PathFinder.invalidate_caches()  # a folder may be newer than what was read of it
     if os.path.isdir(script) and PathFinder.find_spec("__main__", [script]) is None:
         raise bad_words(
             f"{script!r} is a directory without a __main__.py, not a script",

@@ -20,6 +20,7 @@ from headway.data.order import Draws, Place
 from headway.data.rounds import Offset
 from headway.data.seeds import snapshot
 from headway.distributed.world import rank_and_size
+from headway.errors import UsageError
 
 
 class Pass:
@@ -71,6 +72,7 @@ class Run:
 
     A checkpoint lies between two batches: `mark` notes that one is due, and it is taken when the
     loop that leads asks for its next batch: the first one that has asked since the last `mark`.
+    If loops take turns, so that another one leads before it was taken, any of them takes it.
     After that loop's last batch it is taken when its loader's next pass begins, but for those under
     `torch.no_grad()`, so that what the script does between two epochs is part of it.
 
@@ -94,6 +96,8 @@ class Run:
         self._is_between_epochs = False  # of `count_epochs`, where the run resumes
         self._resumed_over: list[list[int]] | None = None  # until `count_epochs` is called
         self._together: list[Pass] = []  # those that have asked with it
+        self._take_turns = False
+        self._is_counting = False  # whether the script counts epochs
         self._noted_at = self._marked_at = 0
         self._taken_before = 0  # the number of the pass at whose beginning the latest was taken
         self._waiting: list[Pass] = []  # those that were open when the checkpoint was due
@@ -180,12 +184,20 @@ class Run:
     def resume(self, restore: Callable[[], None], *, has_trained: bool) -> None:
         """Resume where a run was saved; `restore` gives generators the states that they had."""
         self._restore, self.due = restore if has_trained else _nothing, None
+        self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()
         restore()
 
     def count_epochs(self, total: int, epochs: Sequence[Epochs]) -> Iterator[int]:
         """Yield the numbers of the epochs that are to be trained."""
+        if self._is_counting:
+            raise UsageError(
+                "run.epochs() counts all epochs of a run, and was called before",
+                where="the script's run.epochs(...)",
+                fix="write one loop over run.epochs(n), and choose by the number of the epoch",
+            )
+        self._is_counting = True
         for number in range(self.epoch or 0, total):
             self.epoch, over = number, self._resumed_over or [[] for _ in epochs]
             for one, ordinals in zip(epochs, over, strict=True):
@@ -221,11 +233,13 @@ class Run:
 
     def mark(self, take: Callable[[], object]) -> bool:
         """Note that a checkpoint is due; False if there is no loop that could take it."""
+        before = self._leader
         self.note_leader()
         leader, trained = self._leader, self.progress.num_trained
         if leader is None or leader.is_over or (leader.rounds < 2 and trained != self._noted_at):
             self.due = None
             return False
+        self._take_turns = self.due is not None and leader is not before
         self._waiting, self.due, self._marked_at = [*self.open], take, trained
         if len(self.open) > 1:
             self._states = snapshot()
@@ -242,17 +256,27 @@ class Run:
 
     def ask(self, one: Pass) -> None:
         """Take the checkpoint that is due, if it waits for this pass, which wants a batch."""
-        leader, is_at_end = self._leader, any(each.is_at_end for each in self._together)
+        leader = self._leader
+        others = self._waiting if self._take_turns else self._together
+        is_at_end = any(each.is_at_end for each in others)
+        has_turn = one is leader or (self._take_turns and one in self._waiting)
         if leader is not None and (
-            not is_at_end if one is leader else leader.is_over and one in self._waiting
+            not is_at_end if has_turn else leader.is_over and one in self._waiting
         ):
+            if one is not leader and self._has_drawn:
+                self.tell(_CHOSEN)
             self.take()
         elif one is leader:
             self._marked_at = -1  # what other loops ask for from now on, the next step takes
         elif one not in self._waiting:
             return
-        elif self.progress.num_trained == self._marked_at and snapshot() != self._states:
+        elif self._has_drawn:
             self.tell(_CHOSEN)
+
+    @property
+    def _has_drawn(self) -> bool:
+        """Whether random numbers were drawn since the checkpoint was due, and nothing trained."""
+        return self.progress.num_trained == self._marked_at and snapshot() != self._states
 
     def take(self) -> None:
         """Take the checkpoint that is due, if any."""
@@ -296,7 +320,7 @@ class Epochs:
         self._samples += one.samples
         if one.ordinal:
             self.over.append(one.ordinal)
-        if not (one.is_complete or is_with_others):
+        if not (one.is_exhausted or is_with_others):
             self._note_left(one.place.taken.batches + one.rounds * self.num_batches)
 
     def _note_left(self, batches: int) -> None:

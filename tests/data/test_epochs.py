@@ -16,6 +16,7 @@ from headway import Accelerator
 from headway.contract.progress import Progress
 from headway.data.loader import PreparedDataLoader
 from headway.data.passes import Run
+from headway.errors import UsageError
 from headway.utils import set_seed
 
 
@@ -190,3 +191,10 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "has kept" in steps(loader, cycle(loader))
     loader = prepared()
     assert "has kept" in steps(loader, cycle([*loader]))
+
+
+def test_epochs_of_a_run_are_counted_in_one_loop() -> None:
+    run = Run(Progress())
+    assert [*run.count_epochs(2, [])] == [0, 1]
+    with pytest.raises(UsageError, match="was called before"):
+        next(run.count_epochs(2, []))
