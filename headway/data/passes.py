@@ -125,7 +125,7 @@ class Run:
         self.attribute()
         place = owner.place
         outer = [one for one in self.open if one.owner is owner]
-        if len(outer) > place.depth:
+        if len(outer) > place.depth:  # within the loop whose epoch began at the place
             place = Place(outer[-1].place.epoch)
         elif len(outer) == len(self.open) and not self.has_trained:
             self._restore()
@@ -176,6 +176,8 @@ class Run:
         for one in {one.owner: one for one in passes}.values():
             one.has_trained = one.owner.has_trained = True
             one.owner.place = one.following
+            if one.is_over and self.counts_training:
+                one.owner.end(one, is_with_others=True)
         self._trained = self.progress.num_trained
         self._closed.clear()
 
@@ -232,11 +234,16 @@ class Run:
     # ------------------------------------------------------------------ checkpoints
 
     def mark(self, take: Callable[[], object]) -> bool:
-        """Note that a checkpoint is due; False if there is no loop that could take it."""
+        """Note that a checkpoint is due, in place of one that waits.
+
+        False: there is no loop that could take it, and the caller has to at once.
+        """
         before = self._leader
         self.note_leader()
         leader, trained = self._leader, self.progress.num_trained
-        if leader is None or leader.is_over or (leader.rounds < 2 and trained != self._noted_at):
+        # a loop that has given one batch, with which several steps were trained, may not ask again
+        is_kept = leader is not None and leader.rounds < 2 and trained != self._noted_at
+        if leader is None or leader.is_over or is_kept:
             self.due = None
             return False
         self._take_turns = self.due is not None and leader is not before
@@ -255,23 +262,24 @@ class Run:
             self.leaders.add(loops[0].owner)
 
     def ask(self, one: Pass) -> None:
-        """Take the checkpoint that is due, if it waits for this pass, which wants a batch."""
+        """Take the checkpoint that is due, if it waits for this pass, which wants a batch.
+
+        Not while a loop that the leading one goes with is at its end, as the shorter one of a zip.
+        """
         leader = self._leader
+        if leader is None or (one is not leader and one not in self._waiting):
+            return
         others = self._waiting if self._take_turns else self._together
         is_at_end = any(each.is_at_end for each in others)
-        has_turn = one is leader or (self._take_turns and one in self._waiting)
-        if leader is not None and (
-            not is_at_end if has_turn else leader.is_over and one in self._waiting
-        ):
-            if one is not leader and self._has_drawn:
-                self.tell(_CHOSEN)
-            self.take()
-        elif one is leader:
-            self._marked_at = -1  # what other loops ask for from now on, the next step takes
-        elif one not in self._waiting:
-            return
-        elif self._has_drawn:
+        if one is not leader and self._has_drawn:
             self.tell(_CHOSEN)
+        if one is leader or self._take_turns:
+            if not is_at_end:
+                self.take()
+            elif one is leader:
+                self._marked_at = -1  # the other loops now ask for the next step
+        elif leader.is_over:
+            self.take()
 
     @property
     def _has_drawn(self) -> bool:
@@ -318,7 +326,7 @@ class Epochs:
         """Count a pass that is an epoch and gives no more."""
         self.place = one.following
         self._samples += one.samples
-        if one.ordinal:
+        if one.ordinal and self.run.epoch is not None:
             self.over.append(one.ordinal)
         if not (one.is_exhausted or is_with_others):
             self._note_left(one.place.taken.batches + one.rounds * self.num_batches)

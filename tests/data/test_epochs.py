@@ -198,3 +198,12 @@ def test_epochs_of_a_run_are_counted_in_one_loop() -> None:
     assert [*run.count_epochs(2, [])] == [0, 1]
     with pytest.raises(UsageError, match="was called before"):
         next(run.count_epochs(2, []))
+
+
+def test_a_pass_for_each_step_counts_its_samples_and_nothing_else() -> None:
+    loader = prepared()
+    loader.run.counts_training = True
+    for _ in range(3):
+        next(iter(loader))
+        loader.run.progress.num_trained += 1
+    assert (loader.epoch, loader.samples, loader.epochs.over) == (3, 6, [])
