@@ -320,7 +320,7 @@ class Epochs:
         self.empty: list[int] = []
         self._samples = 0  # in epochs that are over
         self._left_after = 0  # batches, where the latest epoch that was left early was left
-        self._is_cut = False  # whether a run resumed within an epoch
+        self._num_compared = 2  # epochs that were left early, since a run resumed within one
 
     def end(self, one: Pass, *, is_with_others: bool) -> None:
         """Count a pass that is an epoch and gives no more."""
@@ -328,13 +328,15 @@ class Epochs:
         self._samples += one.samples
         if one.ordinal and self.run.epoch is not None:
             self.over.append(one.ordinal)
-        if not (one.is_exhausted or is_with_others):
-            self._note_left(one.place.taken.batches + one.rounds * self.num_batches)
+        taken = one.place.taken.batches
+        if (taken and self._left_after) or not (one.is_exhausted or is_with_others):
+            self._note_left(taken + one.rounds * self.num_batches)
 
     def _note_left(self, batches: int) -> None:
         """Report a script that counts batches by itself: a resumed run leaves elsewhere."""
-        if self._is_cut and self._left_after not in (0, batches):
+        if self._num_compared < 2 and self._left_after not in (0, batches):
             self.run.tell(_LEFT)
+        self._num_compared += 1
         self._left_after = batches
 
     def skip_empty(self) -> bool:
@@ -353,7 +355,7 @@ class Epochs:
         """Stand where a run was saved."""
         self.place, self._samples = place, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
-        self._is_cut = place.taken.batches > 0
+        self._num_compared = 0 if place.taken.batches else 2
 
     @property
     def current(self) -> Pass | None:

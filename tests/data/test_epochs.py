@@ -147,11 +147,11 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
         return {}
 
     position = left_after(2, prepared())
-    for before, count in ((2, 1), (4, 0)):
+    for before, at, count in ((2, 2, 1), (4, 2, 0), (2, 9, 1), (0, 9, 0)):  # 4 of 6, or all
         loader = prepared()
         loader.seek(position | {"left_after": before})
-        left_after(2, loader)  # 4 of this epoch
-        assert notes(capsys).count("its count began anew") == count, before
+        left_after(at, loader)
+        assert notes(capsys).count("its count began anew") == count, (before, at)
 
 
 def test_what_is_left_of_an_epoch_and_dropped_is_the_beginning_of_the_next() -> None:
