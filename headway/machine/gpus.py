@@ -19,7 +19,7 @@ from headway.machine.facts import (
     MigSlice,
 )
 from headway.machine.masks import shown_by_cuda
-from headway.machine.source import Source
+from headway.machine.source import HANGS, Source
 
 KFD = "sys/class/kfd/kfd/topology/nodes"
 _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
@@ -116,7 +116,7 @@ class _NvidiaSmi:
     def ask(self) -> dict[str, Any]:
         """Return the fields of the machine that nvidia-smi reports, or why it reports none."""
         answers, fault = self._query()
-        if not answers:
+        if not answers and not fault.startswith(HANGS):
             found = [re.match(_SMI_GPU, line) for line in self._lines("-L")[0]]
             answers = [{"name": one[1], "uuid": one[2]} for one in found if one is not None]
         gpus = tuple(self._gpu(answer, fault) for answer in answers)

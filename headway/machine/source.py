@@ -6,8 +6,14 @@ Sources on cgroups, v1 and v2: the kernel's cgroup-v2.rst, sched-bwc.rst and cgr
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+HANGS = "no answer"
+"""How the error about a tool that hangs begins."""
 
 
 class Source:
@@ -52,21 +58,27 @@ class Source:
             return ""
         return Source("/").read(os.path.join(spec.submodule_search_locations[0], "version.py"))
 
-    def output_of(self, command: Sequence[str]) -> str:
+    def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
         """Return what a tool prints, even if it fails; OSError if it does not start, or hangs."""
         import subprocess
 
-        limit_s = 120 if command[0] == sys.executable else 30  # to import torch; of a tool
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=limit_s
-            )
-        except subprocess.TimeoutExpired:
-            raise OSError(f"no answer after {limit_s} s") from None
-        if done.returncode and not done.stdout.strip():
-            last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        if limit_s is None:  # to import torch; of a tool
+            limit_s = 120 if command[0] == sys.executable else 30
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        own: dict[str, Any] = {"start_new_session": True}  # a wrapper's children end with it
+        with subprocess.Popen(command, text=True, errors="replace", **pipes, **own) as tool:
+            try:
+                output, errors = tool.communicate(timeout=limit_s)
+            except BaseException as error:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(tool.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise OSError(f"{HANGS} after {limit_s} s") from None
+                raise
+        if tool.returncode and not output.strip():
+            last = errors.strip().splitlines() or [f"exit code {tool.returncode}"]
             raise OSError(last[-1])
-        return done.stdout
+        return str(output)
 
     def bytes_in(self, path: str) -> tuple[int, int] | None:
         """Return the size and the free space of the file system at `path`, in bytes."""

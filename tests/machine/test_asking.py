@@ -37,7 +37,7 @@ class Counted(Recorded):
 
     asked = 0
 
-    def output_of(self, command: Sequence[str]) -> str:
+    def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
         self.asked += command[0] == sys.executable
         return super().output_of(command)
 

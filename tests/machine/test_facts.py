@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from tests.machines.recorded import (
     Recorded,
     Recording,
     changed,
+    h100s,
     linux,
+    server,
     snapshot,
     torch,
 )
@@ -283,3 +286,30 @@ def test_the_memory_killers_count_is_read_from_either_cgroup_version(tmp_path: P
     }
     root = record(tmp_path, **files)
     assert count_memory_kills(root) == 3
+
+
+@pytest.mark.processes
+def test_nothing_is_left_of_a_tool_that_hangs(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\nsleep 60 &\necho $! > child\nwait\n")
+    tool.chmod(0o755)
+    with pytest.raises(OSError, match="no answer after"):
+        Source("/").output_of([str(tool)], limit_s=1.5)
+    child = int(Path("child").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_nvidia_smi_that_hangs_is_waited_for_once() -> None:
+    calls = []
+
+    class Hanging(Recorded):
+        def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
+            if command[0] == "nvidia-smi":
+                calls.append(command)
+                raise OSError("no answer after 30 s")
+            return super().output_of(command)
+
+    machine = detect_machine({}, Hanging(server(h100s(2))))
+    assert len(calls) == 1
+    assert "no answer" in machine.gpus_reason

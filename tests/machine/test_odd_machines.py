@@ -46,7 +46,7 @@ class Tools(Recorded):
         super().__init__(odd.recording)
         self.odd = odd
 
-    def output_of(self, command: Sequence[str]) -> str:
+    def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
         tool = "python" if command[0] == sys.executable else command[0]
         if tool in self.odd.failures:
             raise self.odd.failures[tool]

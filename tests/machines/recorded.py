@@ -65,7 +65,7 @@ class Recorded(Source):
     def torch_version_file(self) -> str:
         return self.recording.torch
 
-    def output_of(self, command: Sequence[str]) -> str:
+    def output_of(self, command: Sequence[str], limit_s: float | None = None) -> str:
         words = [word.partition("=")[0] for word in command]
         if command[0] == sys.executable:
             words = ["python"]
