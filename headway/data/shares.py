@@ -166,7 +166,21 @@ class Indices:
 
     def __iter__(self) -> Iterator[Any]:
         self.given = deque()
+        if not self.can_miss:
+            return self._alone(self._order.draw(self.start.place, self.start.sums), self.given)
         return self._ahead(self.rounds(self.start), self.given)
+
+    def _alone(self, batches: Iterator[Any], given: deque[GlobalBatch]) -> Iterator[Any]:
+        """Yield the batches of the only rank, without the cost of dividing them."""
+        size, to_load, is_batched = self._size, self._order.loading(), self.is_batched
+        usual = GlobalBatch(size, size, size)
+        following = next(batches, None)
+        while following is not None:
+            one, following = following, next(batches, None)
+            self.has_more = following is not None
+            samples = len(one) if is_batched else 1
+            given.append(usual if samples == size else GlobalBatch(samples, samples, size))
+            yield one if to_load is None else to_load(one)
 
     def rounds(self, start: Pass) -> Iterator[Round]:
         """Yield the rounds of a pass."""
