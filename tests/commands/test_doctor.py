@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from headway.machine.detection import detect_machine
 from headway.machine.devices import parse_devices
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
+from headway.machine.source import Source
 from headway.settings.layers import environment_layer
 from headway.settings.resolve import resolve
 from tests.distributed.launching import environment
@@ -121,19 +122,13 @@ def test_an_error_makes_the_exit_code_1_and_json_holds_machine_and_checks(
     assert "skipped" in capsys.readouterr().out
 
 
-class Answered(NamedTuple):
-    """What a child Python said about torch."""
-
-    stdout: str = ""
-    stderr: str = ""
-    returncode: int = 0
-
-
 def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: Any) -> str:
     """Return the findings of the live checks as text; the child Python answers as told."""
     gpus = [{"name": "one"}] * torch.get("count", 0)
-    answer = torch.pop("answered", Answered(answer_of(*gpus, error=torch.get("error", ""))))
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    answer: Any = torch.pop("answered", answer_of(*gpus, error=torch.get("error", "")))
+    is_error = isinstance(answer, OSError)
+    said: Any = failing(answer) if is_error else lambda *_, **__: answer
+    monkeypatch.setattr(Source, "output_of", said)
     findings = doctor._live_checks(load_machine(str(FOLDER / f"{machine}.json")))
     return "\n".join(f"{one.status.value} {one.check} {one.what} {one.fix}" for one in findings)
 
@@ -154,7 +149,7 @@ def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.Mon
         ("mac_m2", {"error": "not linked with mps"}, "use MPS on this Mac: not linked with mps"),
         (
             "laptop_cpu",
-            {"answered": Answered(stderr="x\nImportError: libcudart", returncode=1)},
+            {"answered": OSError("ImportError: libcudart")},
             "torch does not answer: ImportError: libcudart",
         ),
     ],
