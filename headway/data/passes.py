@@ -222,8 +222,10 @@ class Run:
             self.tell(_SEVERAL)
         if self.keeps_batches:
             self.tell(_KEPT)
-        is_between = self.epoch is not None and not any(one.num_begun for one in epochs)
-        return [self.epoch, [[*one.over] for one in epochs], led, is_between]
+        if self._resumed_over is not None:  # the run has not come to its loop over epochs
+            return [self.epoch, self._resumed_over, led, self._is_between_epochs]
+        is_within = self.epoch is None or any(one.num_begun or one.over for one in epochs)
+        return [self.epoch, [[*one.over] for one in epochs], led, not is_within]
 
     def resume_epochs(self, saved: list[Any], epochs: Sequence[Epochs]) -> None:
         """Resume in the epoch of `counted_epochs`: its passes that are over are empty."""

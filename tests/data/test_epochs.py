@@ -122,6 +122,33 @@ def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> N
         assert begun[: first - 1] + rest == whole, stop
 
 
+def saved_before_its_first_batch(folder: Path) -> None:
+    """Resume, and save at once: what a job does that is stopped twice."""
+    set_seed(3)
+    accelerator = Accelerator(cpu=True, project_dir=folder)
+    model = torch.nn.Linear(1, 1)
+    data: Any = torch.arange(8.0)[:, None]
+    accelerator.prepare(
+        *(model, torch.optim.SGD(model.parameters(), lr=1e-3)),
+        *(DataLoader(data[:size], 2, shuffle=True) for size in (8, 6)),
+    )
+    accelerator.resume()
+    accelerator.checkpoint()
+    accelerator.end_training()
+
+
+def test_a_run_that_is_stopped_again_before_its_first_batch_resumes_at_the_same_place(
+    tmp_path: Path,
+) -> None:
+    whole = two_loops(tmp_path / "whole", seed=1)
+    for stop in (4, 7, 9):
+        folder = tmp_path / str(stop)
+        begun = two_loops(folder, 1, stop)
+        saved_before_its_first_batch(folder)
+        rest = two_loops(folder, 2)
+        assert begun[: rest[0][0] - 1] + rest == whole, stop
+
+
 def notes(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
