@@ -194,7 +194,7 @@ class Indices:
             yield self._division.of_batches(batches, self._size)
 
     def _ahead(self, rounds: Iterator[Round], given: deque[GlobalBatch]) -> Iterator[Any]:
-        rank, to_load, is_first = self._rank, self._order.loading(), self.can_miss
+        rank, to_load, is_first = self._rank, self._order.loading(), True
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
