@@ -147,6 +147,10 @@ class Agent(LocalElasticAgent):
     def is_stopping(self) -> bool:
         return self._ranks is not None and self._ranks.is_stopping
 
+    def defers(self, stop: SignalException) -> bool:
+        """Return whether `stop` is raised later: once the rank that is being started is known."""
+        return self._ranks is not None and self._ranks.defer(stop)
+
     def end_grace_period(self) -> None:
         """End the grace period of ranks that are being stopped; any thread may call it."""
         if self._ranks:

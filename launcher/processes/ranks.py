@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import (
     LogsSpecs,
     PContext,
     RunProcsResult,
+    SignalException,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -39,6 +40,7 @@ from headway.launcher.processes.starter import Starter, cannot_start
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
 
+_ANSWER_S = 1.0  # for a server that has imported torch to answer
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 
 
@@ -89,6 +91,9 @@ class RankProcesses(PContext):
         self._is_cut_short = False  # set by another thread, or a signal's handler
         self.are_victims = False  # the run has failed on another machine
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
+        self._is_starting = False
+        self._stop_amid_start: SignalException | None = None
+        self._asked_to_stop_at = float("inf")
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
     def pids(self) -> dict[int, int]:
@@ -96,29 +101,53 @@ class RankProcesses(PContext):
 
     def start(self) -> None:
         """Start the ranks; unlike torch's, this leaves the launcher's signal handlers alone."""
-        self._output.begin(self._attempt, self._ranks.values())
-        for local_rank, env in self.envs.items():
-            rank = self._ranks[local_rank]
-            try:
-                streams = _Streams(
-                    has_stdin=rank == (self._debug_rank or 0),
-                    is_debugged=rank == self._debug_rank,
-                    is_prefixed=env["WORLD_SIZE"] != "1",
-                )
-            except OSError as error:
-                raise cannot_start(error) from None
-            try:
-                pid = self._starter.start(env, streams.theirs)
-            finally:
-                for fd in streams.theirs:
-                    os.close(fd)
-            self._terminals += streams.terminals
-            self.handles[local_rank] = ProcessHandle(pid)
-            self.local_ranks[pid] = local_rank
-            self._output.add(rank, streams.pipes)
-            self._watch.add(rank, pid, streams.channel)
+        self._is_starting = True
+        try:
+            self._output.begin(self._attempt, self._ranks.values())
+            for local_rank, env in self.envs.items():
+                if self._stop_amid_start is None:
+                    self._start_rank(local_rank, env)
+        finally:
+            self._is_starting = False
+            if self._stop_amid_start is not None:
+                raise self._stop_amid_start
 
     _start = start
+
+    def defer(self, stop: SignalException) -> bool:
+        """Raise `stop` only after the rank that is being started is known here; else False.
+
+        Called by a signal's handler: without this, a rank that the server has started already would
+        not be stopped with the others.
+        """
+        if self._is_starting and self._stop_amid_start is None:
+            self._stop_amid_start, self._asked_to_stop_at = stop, time.monotonic()
+        return self._is_starting
+
+    def _raise_deferred(self) -> None:
+        if self._stop_amid_start and time.monotonic() > self._asked_to_stop_at + _ANSWER_S:
+            raise self._stop_amid_start
+
+    def _start_rank(self, local_rank: int, env: dict[str, str]) -> None:
+        rank = self._ranks[local_rank]
+        try:
+            streams = _Streams(
+                has_stdin=rank == (self._debug_rank or 0),
+                is_debugged=rank == self._debug_rank,
+                is_prefixed=env["WORLD_SIZE"] != "1",
+            )
+        except OSError as error:
+            raise cannot_start(error) from None
+        try:
+            pid = self._starter.start(env, streams.theirs, self._raise_deferred)
+        finally:
+            for fd in streams.theirs:
+                os.close(fd)
+        self._terminals += streams.terminals
+        self.handles[local_rank] = ProcessHandle(pid)
+        self.local_ranks[pid] = local_rank
+        self._output.add(rank, streams.pipes)
+        self._watch.add(rank, pid, streams.channel)
 
     def collect(self, timeout_s: float = 0) -> None:
         """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""

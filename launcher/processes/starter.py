@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -110,19 +110,20 @@ class Starter:
             *program.args,
         ]
 
-    def start(self, env: Mapping[str, str], fds: tuple[int, ...]) -> int:
+    def start(self, env: Mapping[str, str], fds: tuple[int, ...], check: Callable[[], None]) -> int:
         """Start one rank and return its pid.
 
         `env` has the variables that differ from rank to rank; `fds` are its stdin, stdout, stderr
-        and status channel, which the caller closes. Raises LaunchError where the system refuses, or
-        the server is that of another version, and ServerEnded.
+        and status channel, which the caller closes. `check` is called while the server does not
+        answer, and may raise. Raises LaunchError where the system refuses, or the server is that of
+        another version, and ServerEnded.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | LaunchError | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
             with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
-                pid = self._next_start()
+                pid = self._next_start(check)
         if isinstance(pid, LaunchError):
             raise pid
         if pid is None:
@@ -130,10 +131,11 @@ class Starter:
             raise ServerEnded
         return pid
 
-    def _next_start(self) -> int | LaunchError | None:
+    def _next_start(self, check: Callable[[], None]) -> int | LaunchError | None:
         while True:
             with suppress(queue.Empty):
                 return self._started.get(timeout=_CHECK_EVERY_S)
+            check()
 
     def restart_server(self) -> None:
         """Start another server if the last one has ended on its own."""

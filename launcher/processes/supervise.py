@@ -178,7 +178,9 @@ def _signals(agent: Agent) -> Iterator[None]:
         if ends_grace:
             agent.end_grace_period()
         elif not is_repeated:
-            raise SignalException(f"stopped by signal {number}", signal.Signals(number))
+            stopped = SignalException(f"stopped by signal {number}", signal.Signals(number))
+            if not agent.defers(stopped):
+                raise stopped
 
     def forward(number: int, _: FrameType | None) -> None:
         agent.forward(number)

@@ -159,6 +159,43 @@ def test_a_stop_signal_while_the_ranks_are_started_is_no_success(
     assert done.stderr == f"headway: {words}\n"
 
 
+AMID_A_START = """
+import os, signal, sys, time
+from headway.launcher.processes.starter import Starter
+usual = Starter._next_start
+def interrupted(*args):
+    pid = usual(*args)
+    if os.path.exists("second"):
+        while not (os.path.exists("up_0") and os.path.exists("up_1")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+    open("second", "w").close()
+    return pid
+Starter._next_start = interrupted
+sys.argv = ["headway", "launch", "-q", "--cpu", "--num-processes", "2", "script.py"]
+from headway.commands.main import run_command
+run_command()
+"""
+SAVES = """
+import os, signal, time
+def save(*_):
+    open("saved_" + os.environ["RANK"], "w").close()
+    os._exit(0)
+signal.signal(signal.SIGINT, save)
+open("up_" + os.environ["RANK"], "w").close()
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_rank_that_starts_while_the_run_is_stopped_is_stopped_like_the_others() -> None:
+    script(SAVES)
+    done = run_python(AMID_A_START)
+    assert done.returncode == 130, done.stderr
+    assert Path("saved_0").exists()
+    assert Path("saved_1").exists()
+
+
 SWALLOWED = """
 import os, signal
 from types import SimpleNamespace
@@ -167,6 +204,7 @@ from headway.launcher.processes.supervise import _signals
 agent = SimpleNamespace(
     is_stopping=False,
     forwards_interrupt=lambda: False,
+    defers=lambda _: False,
     end_grace_period=lambda: print("end_grace_period"),
     handler=SimpleNamespace(tell_stop=lambda _, ends_grace: None, forwards_stop=False),
 )

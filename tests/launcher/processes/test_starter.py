@@ -36,7 +36,7 @@ def error_of_start(code: str, monkeypatch: pytest.MonkeyPatch) -> Exception:
     starter = starting.Starter(plan, os.environ)
     try:
         with pytest.raises((LaunchError, starting.ServerEnded)) as raised:
-            starter.start({}, ())
+            starter.start({}, (), lambda: None)
     finally:
         starter.close()
     return raised.value
