@@ -5,7 +5,6 @@ Only export needs torch.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.contract.notes import say
+from headway.contract.paths import is_absent
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
@@ -92,12 +92,12 @@ def make_parser() -> Parser:
 def _holder(folder: Path) -> Path:
     """Return the folder that holds the checkpoints: this one, or the one in a project's folder."""
     below = folder / PROJECT_FOLDER
-    return below if below.is_dir() and not own_checkpoints_in(folder) else folder
+    return folder if is_absent(below) or own_checkpoints_in(folder) else below
 
 
 def _meant_by(folder: Path) -> list[Path]:
     """Return the checkpoint in this folder, or all checkpoints if it is a project's folder."""
-    if os.path.lexists(folder / NAME):
+    if not is_absent(folder / NAME):
         return [folder]
     return [one.path for one in candidates(folder)] or [folder]
 
@@ -134,12 +134,13 @@ def _verify(folders: Sequence[Path]) -> int:
         try:
             recover(folder)
             manifest = verify(folder)
-        except CheckpointError as error:
+            others = unlisted_files(folder, manifest)
+        except (CheckpointError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             exit_code = CheckpointError.exit_code
             continue
         print(f"{shown(str(folder))}: ok, {len(manifest.files)} files of step {manifest.step}")
-        for path in unlisted_files(folder, manifest):
+        for path in others:
             print(f"{shown(str(folder))}: {shown(path)} was added later")
     return exit_code
 

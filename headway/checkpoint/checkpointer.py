@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from headway.checkpoint.folders import FOLDER, newest_in, next_number, numbered_folder, prune
+from headway.checkpoint.folders import (
+    FOLDER,
+    NUMBERED,
+    keep_newest,
+    newest_in,
+    next_number,
+    numbered_folder,
+)
 from headway.contract.notes import say_once
+from headway.contract.paths import is_absent
 from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
@@ -71,7 +78,7 @@ class Checkpointer:
                 target,
                 allow_pickle,
                 wait=wait,
-                then=lambda: None if keep is None else prune(folder, keep),
+                then=lambda: None if keep is None else keep_newest(folder, NUMBERED, keep),
             )
         project.iteration += 1
         return str(target)
@@ -249,7 +256,7 @@ class Checkpointer:
         if not self.project.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
         folder = numbered_folder(self.project_folder("save_state"), self.project.iteration)
-        if os.path.lexists(folder):
+        if not is_absent(folder):
             raise CheckpointError(
                 "there is a checkpoint of this number, of another run or of an earlier one",
                 where=str(folder),

@@ -9,7 +9,9 @@ A project has checkpoints in its folder, and in `checkpoints` below it.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import re
 import shutil
 import stat
 import sys
@@ -23,18 +25,25 @@ from typing import NamedTuple
 from headway.checkpoint.manifest import (
     NAME,
     Manifest,
+    fail,
     files_below,
     read_manifest,
     unlisted_files,
     verify,
 )
+from headway.contract.notes import say
+from headway.contract.paths import is_absent
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 FOLDER = "checkpoints"
 """Below a project's folder, for checkpoints that the script does not name."""
 
-_NUMBERED, _STEP = "checkpoint_", "step_"
+NUMBERED, STEP = "checkpoint_", "step_"
+"""Begin the names that Headway gives: a number follows, of a step with eight digits."""
+
+_DIGITS = {NUMBERED: 1, STEP: 8}
+_LEFT = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
@@ -114,7 +123,7 @@ def _give_name(pending: Path, target: Path) -> None:
     If the new name cannot be flushed to disk, the old state is restored.
     """
     old = None
-    if not os.path.lexists(target):
+    if is_absent(target):
         os.rename(pending, target)
     elif not target.is_dir() or target.is_symlink():
         raise OSError(0, "what has this name is not a folder")
@@ -151,11 +160,11 @@ def keep_unlisted(target: Path, pending: Path) -> None:
         manifest = read_manifest(target)
     except CheckpointError:
         manifest = None
-    others = files_below(target) if manifest is None else unlisted_files(target, manifest)
     try:
+        others = files_below(target) if manifest is None else unlisted_files(target, manifest)
         for path in others:
             kept = pending / path
-            if not os.path.lexists(kept):
+            if is_absent(kept):
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(target / path, kept)
     except OSError as error:
@@ -189,14 +198,17 @@ def recover(target: Path) -> None:
 
     The newest whole folder of the two takes the name.
     """
-    if os.path.lexists(target) or not _siblings(target, "old"):
+    if not is_absent(target) or not _siblings(target, "old"):
         return
-    whole = []
+    whole, problem = [], None
     for candidate in [*_siblings(target, "tmp"), *_siblings(target, "old")]:
-        with suppress(CheckpointError):
+        try:
             whole.append((verify(candidate).saved_at, candidate))
-    if not whole:
-        return
+        except CheckpointError as error:
+            problem = error.problems[0]
+    if problem and not whole:  # that of the checkpoint that was to be replaced
+        fix = f"move {candidate} away to use the checkpoints before it, if any"
+        raise CheckpointError(problem.what, where=problem.where, fix=fix)
     try:
         os.rename(max(whole)[1], target)
         _flush(target.parent)
@@ -224,7 +236,7 @@ def remove(path: Path) -> bool:
             trash.unlink()
         else:
             shutil.rmtree(trash, ignore_errors=True)
-    return not (os.path.lexists(path) or os.path.lexists(trash))
+    return is_absent(path) and is_absent(trash)
 
 
 def prune(folder: Path, keep: int) -> dict[Path, bool]:
@@ -238,8 +250,7 @@ def prune(folder: Path, keep: int) -> dict[Path, bool]:
 
 def leftovers_in(folder: Path) -> list[Path]:
     """Return what interrupted saves have left in a folder, sorted."""
-    kinds = (".tmp-", ".old-", ".trash-")
-    return sorted(one for one in paths_in(folder) if one.name.startswith(kinds))
+    return sorted(one for one in paths_in(folder) if _LEFT.fullmatch(one.name))
 
 
 # ---------------------------------------------------------------------- look
@@ -247,16 +258,16 @@ def leftovers_in(folder: Path) -> list[Path]:
 
 def step_folder(project: Path, step: int) -> Path:
     """Return the folder for a step's checkpoint; the names sort by step."""
-    return project / FOLDER / f"{_STEP}{step:08d}"
+    return project / FOLDER / _name(STEP, step)
 
 
 def numbered_folder(project: Path, number: int) -> Path:
-    return project / FOLDER / f"{_NUMBERED}{number}"
+    return project / FOLDER / _name(NUMBERED, number)
 
 
 def next_number(project: Path) -> int:
     """Return the number after all used ones, including those of damaged checkpoints."""
-    numbers = (_number(path.name, _NUMBERED) for path in paths_in(project / FOLDER))
+    numbers = (_number(path.name, NUMBERED) for path in paths_in(project / FOLDER))
     return 1 + max((one for one in numbers if one is not None), default=-1)
 
 
@@ -292,10 +303,11 @@ def paths_in(folder: Path) -> list[Path]:
         ) from None
 
 
-def keep_newest_steps(project: Path, keep: int) -> None:
-    found = own_checkpoints_in(project / FOLDER)
-    named = [one.path for one in found if _number(one.path.name, _STEP) is not None]
-    for path in named[:-keep]:
+def keep_newest(folder: Path, start: str, keep: int) -> None:
+    """Remove all but the newest checkpoints whose names Headway has made with this start."""
+    found = own_checkpoints_in(folder)
+    named = [one.path for one in found if _number(one.path.name, start) is not None]
+    for path in named[: -max(keep, 1)]:
         remove(path)
 
 
@@ -304,9 +316,15 @@ def saves_in(project: Path) -> dict[float, Path]:
     return {one.manifest.saved_at: one.path for one in own_checkpoints_in(project / FOLDER)}
 
 
+def _name(start: str, number: int) -> str:
+    return f"{start}{number:0{_DIGITS[start]}d}"
+
+
 def _number(name: str, start: str) -> int | None:
+    """Return the number in a name that `_name` gives; None for any other name."""
     digits = name.removeprefix(start)
-    return int(digits) if name.startswith(start) and digits.isdecimal() else None
+    is_own = digits.isdecimal() and digits.isascii() and name == _name(start, int(digits))
+    return int(digits) if is_own else None
 
 
 def candidates(project: Path) -> list[Candidate]:
@@ -331,7 +349,7 @@ def resolve_checkpoint(path: Path) -> Path:
 
     Any other path is returned unchanged: reading it raises the error.
     """
-    found = [] if os.path.lexists(path / NAME) else candidates(path)
+    found = candidates(path) if is_absent(path / NAME) else []
     return found[-1].path if found else path
 
 
@@ -345,18 +363,29 @@ def _candidates_of(paths: Iterable[Path]) -> Iterator[Candidate]:
             manifest = read_manifest(path)
             yield Candidate(manifest.saved_at, path, manifest)
         except CheckpointError:
-            with suppress(FileNotFoundError):  # it has been removed meanwhile
-                yield Candidate(path.stat().st_mtime, path)
+            if not is_absent(path):  # else it has been removed meanwhile
+                yield Candidate(_time_of(path), path)
+
+
+def _time_of(path: Path) -> float:
+    """Return when a folder was changed; if that cannot be read, later than any other."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Return whether a folder has a manifest, or a name that Headway gives and is closed to us."""
+    """Return whether a folder has a manifest, or may have one that cannot be read.
+
+    A folder that is closed to us counts if it has a name that Headway gives.
+    """
     try:
         os.lstat(path / NAME)
     except PermissionError:
-        return any(_number(path.name, start) is not None for start in (_STEP, _NUMBERED))
+        return any(_number(path.name, start) is not None for start in _DIGITS)
     except OSError:
-        return False
+        return not is_absent(path / NAME)
     return True
 
 
@@ -380,16 +409,23 @@ def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointEr
 
 
 def remove_abandoned(project: Path) -> None:
-    """Remove what interrupted saves of earlier runs have left; one run at a time saves."""
-    for left in leftovers_in(project / FOLDER):
-        remove(left)
+    """Remove what interrupted saves of earlier runs have left; one run at a time saves.
+
+    What cannot be removed is reported: no run fails for it.
+    """
+    try:
+        left = [one for one in leftovers_in(project / FOLDER) if not remove(one)]
+    except CheckpointError as error:
+        left = [Path(error.problems[0].where)]
+    if left:
+        say(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
 
 
 class State(str, Enum):
     """A checkpoint's state by its manifest and the sizes of its files, not by their bytes.
 
     INCOMPLETE: files are missing or have other sizes, or its save has not finished. UNREADABLE:
-    its manifest cannot be read; verifying the checkpoint gives the reason.
+    its manifest or a file cannot be read; verifying the checkpoint gives the reason.
     """
 
     COMPLETE = "complete"
@@ -416,17 +452,16 @@ def listed_in(folder: Path) -> list[Listed]:
 def _look_at(path: Path) -> Listed:
     try:
         manifest = read_manifest(path)
-    except CheckpointError:
+        is_whole = all(_has_size(path / file.path, file.size) for file in manifest.files)
+    except (CheckpointError, OSError):
         return Listed(path, State.UNREADABLE, None)
-    is_whole = all(_has_size(path / file.path, file.size) for file in manifest.files)
     return Listed(path, State.COMPLETE if is_whole else State.INCOMPLETE, manifest)
 
 
 def _has_size(path: Path, size: int) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
+    if is_absent(path):
         return False
+    status = os.lstat(path)
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
@@ -447,7 +482,7 @@ def _siblings(target: Path, kind: str) -> list[Path]:
 
 
 def _flush_folders(folder: Path) -> None:
-    for parent, _, _ in os.walk(folder, topdown=False):
+    for parent, _, _ in os.walk(folder, topdown=False, onerror=fail):
         _flush(Path(parent))
 
 

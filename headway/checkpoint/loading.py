@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from headway.checkpoint.manifest import NAME, Manifest, read_manifest, take_anot
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
+from headway.contract.paths import is_absent
 from headway.contract.typed import parse
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
@@ -46,7 +46,7 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
     manifest = on_rank_0(lambda: verify(folder))
 
     def require_the_same() -> None:
-        is_there = os.path.lexists(folder / NAME)
+        is_there = not is_absent(folder / NAME)
         if not is_there or read_manifest(folder) != manifest:
             raise CheckpointError(
                 "the checkpoint was replaced while it was loaded, or this rank sees another folder"

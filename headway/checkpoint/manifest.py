@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headway.contract.paths import is_absent
 from headway.contract.records import shown
 from headway.contract.typed import parse, plain, read
 from headway.errors import CheckpointError
@@ -140,9 +141,9 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
     path = folder / NAME
     if isinstance(error, PermissionError):
         return _closed(path, error)
-    is_folder = os.path.isdir(folder)
-    if is_folder and not isinstance(error, FileNotFoundError):
+    if not is_absent(path):
         return _damaged(path, getattr(error, "strerror", None) or str(error))
+    is_folder = os.path.isdir(folder)
     return CheckpointError(
         "the checkpoint has no manifest" if is_folder else "there is no checkpoint",
         where=shown(str(path if is_folder else folder)),
@@ -218,9 +219,14 @@ def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
     return sorted({*files_below(folder)} - listed)
 
 
+def fail(error: OSError) -> None:
+    """Raise an error of os.walk(), which would skip the folder."""
+    raise error
+
+
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield the paths of all files below a folder, with slashes."""
-    for parent, folders, names in os.walk(folder):
+    """Yield the paths of all files below a folder, with slashes; OSError if it cannot be read."""
+    for parent, folders, names in os.walk(folder, onerror=fail):
         below = Path(parent).relative_to(folder)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
         yield from ((below / name).as_posix() for name in [*names, *links])

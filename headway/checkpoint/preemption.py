@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +15,11 @@ from weakref import ref
 
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.folders import (
+    FOLDER,
+    STEP,
     Candidate,
     candidates,
-    keep_newest_steps,
+    keep_newest,
     newest_whole,
     remove_abandoned,
     resolve_checkpoint,
@@ -28,6 +29,7 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import NAME, read_manifest, read_plain
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
+from headway.contract.paths import is_absent
 from headway.contract.run import LATEST, NEWEST, is_restart
 from headway.contract.typed import parse
 from headway.data.passes import Run
@@ -421,7 +423,7 @@ class Preemption:
                     f"note: another run saves to {project} as well ({other}), and each removes"
                     " the other's checkpoints; give each a project_dir of its own"
                 )
-        keep_newest_steps(project, keep)
+        keep_newest(project / FOLDER, STEP, keep)
 
 
 def _take_at_end(of_run: ref[Run]) -> None:
@@ -516,7 +518,7 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     def look() -> tuple[bool, bool, Path | None]:
         others = [one for one in candidates(project) if one.path != path]
         is_whole = newest_whole([Candidate(0.0, path)])[0] is not None
-        is_there = os.path.lexists(path / NAME)
+        is_there = not is_absent(path / NAME)
         return is_there, is_whole, None if is_whole else newest_whole(others)[0]
 
     is_there, is_whole, other = on_rank_0(look)

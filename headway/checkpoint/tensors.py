@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import stat
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -164,11 +166,7 @@ class SavedTensors:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._index = _index_in(folder)
-        self.facts = {
-            name: torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
-            for name, entry in self._index.tensors.items()
-        }
+        self._index, self.facts = _index_in(folder)
 
     def load(self, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return new tensors with the saved values; every rank calls this.
@@ -274,16 +272,49 @@ def _metadata_of(index: Index) -> Metadata:
 
 
 def _dtype(entry: Entry) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, entry.dtype)
+    dtype = getattr(torch, entry.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{entry.dtype!r} is not a dtype")
     return dtype
 
 
-def _index_in(folder: Path) -> Index:
+def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
+    """Return the index of a folder, and each tensor without data."""
     path = folder / INDEX
     try:
-        return read(Index, parse(path.read_bytes()))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from None
+        index = read(Index, parse(path.read_bytes()))
+        facts = {name: _fact(name, entry) for name, entry in index.tensors.items()}
+        size = sum(_size_of(folder, name) for name in _files_of(index))
+        if (needed := sum(one.nbytes for one in facts.values())) > size:
+            raise ValueError(f"its tensors need {needed} bytes, and its files have {size}")
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
+        raise _damaged(path, why) from None
+    return index, facts
+
+
+def _fact(name: str, entry: Entry) -> torch.Tensor:
+    """Return a tensor without data, if its parts have all its elements."""
+    fact = torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
+    for part in entry.parts:
+        places = zip(part.offsets, part.sizes, entry.shape, strict=True)
+        if any(min(at, size) < 0 or at + size > whole for at, size, whole in places):
+            raise ValueError(f"a part of {name} is outside of it")
+    if (found := sum(math.prod(part.sizes) for part in entry.parts)) != fact.numel():
+        raise ValueError(f"the parts of {name} have {found} elements, not {fact.numel()}")
+    return fact
+
+
+def _files_of(index: Index) -> set[str]:
+    return {part.file for entry in index.tensors.values() for part in entry.parts}
+
+
+def _size_of(folder: Path, name: str) -> int:
+    """Return the size of a file, which is no link and no pipe, and in this folder itself."""
+    status = os.lstat(folder / name)
+    if os.path.basename(name) != name or not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{name!r} is not a file beside it")
+    return status.st_size
 
 
 def _damaged(where: Path, why: str) -> CheckpointError:

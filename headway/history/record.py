@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from headway.contract.paths import is_absent
 from headway.contract.records import Figures, Kept
 from headway.contract.typed import parse, read
 from headway.errors import ConfigError, did_you_mean
@@ -164,13 +165,21 @@ def read_all() -> tuple[list[RunRecord], list[str]]:
     """Return all runs, the newest last, and the errors of unreadable ones."""
     folder = runs_folder()
     found, refused = [], []
-    for name in names_in(folder):
+    for name in _names_in(folder):
         try:
             found.append(read_record(os.path.join(folder, name)))
         except ConfigError as error:
-            if os.path.lexists(os.path.join(folder, name, FILE)):  # it has not just begun
+            if not is_absent(os.path.join(folder, name, FILE)):  # else it has just begun
                 refused.append(error.problems[0].what)
     return sorted(found, key=lambda one: (one.start.began_at, one.name)), refused
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return names_in(folder)
+    except OSError as error:
+        what = f"the records of runs cannot be read: {error.strerror}"
+        raise ConfigError(what, where=folder, fix="see that you may read the folder") from None
 
 
 def find(word: str | None) -> RunRecord:
@@ -179,7 +188,7 @@ def find(word: str | None) -> RunRecord:
     Raises ConfigError if no run or several match, or its record cannot be read.
     """
     folder = runs_folder()
-    names = names_in(folder)
+    names = _names_in(folder)
     if word is None:
         found, _ = read_all()
         if not found:

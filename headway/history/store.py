@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from headway.contract.paths import is_absent
 from headway.contract.user_folders import user_folder
 
 FORMAT = 1
@@ -50,10 +51,11 @@ def lost(error: OSError) -> str:
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names of the runs in a folder, the newest last."""
-    with suppress(OSError), os.scandir(folder) as entries:
+    """Return the names of the runs in a folder, the newest last; OSError if it cannot be read."""
+    if is_absent(folder):
+        return []
+    with os.scandir(folder) as entries:
         return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
-    return []
 
 
 def prune(folder: str) -> None:

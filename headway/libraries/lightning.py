@@ -7,7 +7,7 @@ import inspect
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -169,5 +169,7 @@ class _Fit:
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
             for old in {*path.parent.glob(f"{_OWN}*{LIGHTNING}")} - {path}:
-                old.unlink()
+                if old.stem.removeprefix(_OWN).isdecimal():
+                    with suppress(OSError):  # the job stops all the same
+                        old.unlink()
         self.stopping.leave(trainer.global_step, str(path))

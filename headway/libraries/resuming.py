@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say, say_once
+from headway.contract.paths import is_absent
 from headway.contract.progress import process_progress
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.contract.typed import parse, plain, read
@@ -101,7 +102,7 @@ def select_start(
 
 def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[Listed]:
     listed = [one for one in read_list(path) if is_complete(Path(one.path))]
-    if not listed and not path.exists():
+    if not listed and is_absent(path):
         raise CheckpointError(
             "there is no checkpoint",
             where=f"{path}, asked for by {run.origins.get('resume', 'resume')}",
@@ -128,7 +129,7 @@ def read_list(folder: Path) -> list[Listed]:
             fix="remove it, and pass the checkpoint to resume from: --resume FOLDER",
         ) from None
     found = (one._replace(path=os.path.join(folder, one.path)) for one in listed)
-    return [one for one in found if os.path.exists(one.path)]
+    return [one for one in found if not is_absent(one.path)]
 
 
 def add_to_list(folder: Path, checkpoint: Listed) -> None:

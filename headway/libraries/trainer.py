@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from headway.contract.paths import is_absent
 from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
@@ -65,7 +66,7 @@ def join(module: ModuleType) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    return (checkpoint / STATE).exists()
+    return not is_absent(checkpoint / STATE)
 
 
 @contextmanager

@@ -122,7 +122,8 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
     device = os.stat(folder).st_dev
     while True:
         path = os.path.join(folder, PROJECT_FILE)
-        if os.path.lexists(path):
+        # nobody's profile can be read in a folder that this user may not enter
+        if os.access(folder, os.X_OK) and is_there(path):
             if trusted is None or os.path.realpath(trusted) != os.path.realpath(path):
                 _refuse_distrusted(path)
             return path

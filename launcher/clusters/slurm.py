@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
+from math import prod
 from shutil import which
 from typing import NamedTuple, NoReturn
 
@@ -37,6 +38,8 @@ def read_nodelist(text: str) -> list[str]:
         if not pattern or any(char in part for part in parts for char in "[]"):
             raise ValueError(f"{text!r} is not a list of nodes")
         choices = [list(_numbers(part)) if odd % 2 else [part] for odd, part in enumerate(parts)]
+        if len(nodes) + prod(map(len, choices)) > _MAX_NODES:
+            raise ValueError(f"{text[:60]!r} is a list of more than {_MAX_NODES} nodes")
         nodes += map("".join, product(*choices))
     return nodes
 
@@ -50,19 +53,21 @@ def read_repeated(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         match = _REPEATED.fullmatch(part)
-        if match is None or int(match[2] or 1) > _MAX_NODES:
-            raise ValueError(f"{text!r} is not a list of numbers for nodes")
+        if match is None or len(numbers) + int(match[2] or 1) > _MAX_NODES:
+            raise ValueError(f"{text[:60]!r} is not a list of numbers for nodes")
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
 
 
 def _numbers(ranges: str) -> Iterator[str]:
     """Yield 03, 04, 7 for 03-04,7: with as many digits as the start of the range."""
+    left = _MAX_NODES
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
-        if not 0 <= int(last) - int(first) < _MAX_NODES:
-            raise ValueError(f"{ranges!r} is not a list of numbers or ranges")
+        if not 0 <= int(last) - int(first) < left:
+            raise ValueError(f"{ranges[:60]!r} is not a list of numbers or ranges")
+        left -= int(last) - int(first) + 1
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}}"
 

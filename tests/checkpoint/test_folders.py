@@ -12,8 +12,9 @@ import pytest
 
 from headway.checkpoint import folders, manifest
 from headway.checkpoint.folders import (
+    STEP,
     checkpoints_in,
-    keep_newest_steps,
+    keep_newest,
     newest_in,
     next_time,
     prune,
@@ -117,7 +118,7 @@ def test_prune_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
     (folder / "step_00000009").symlink_to("step_00000003")
     (folder / "best").symlink_to(tmp_path / "elsewhere")
     assert [path.name for path in prune(folder, 2)] == ["step_00000001"]
-    keep_newest_steps(tmp_path, 1)
+    keep_newest(folder, STEP, 1)
     assert sorted(path.name for path in folder.iterdir()) == [
         *("best", "step_00000003", "step_00000009", "zlatest")
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,37 @@ def test_what_is_not_an_index_is_refused(text: str | None, saved: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
         SavedTensors(saved)
     assert str(saved / INDEX) in caught.value.problems[0].where
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("model.weight", 1), [10**6, 10**6]),
+        (("model.weight", 1), [-4, -3]),
+        (("model.weight", 1), [0, 10**30]),
+        (("model.weight", 2), []),
+        (("model.weight", 2, 0, 0), [0, 1]),
+        (("model.weight", 2, 0, 2), "/etc/passwd"),
+        (("model.weight", 2, 0, 2), "pipe"),
+        (("model.weight", 0), "load"),
+        ((), 1000),
+    ],
+)
+def test_an_index_that_its_files_do_not_back_is_refused(
+    place: tuple[Any, ...], value: Any, saved: Path
+) -> None:
+    os.mkfifo(saved / "pipe")
+    index = json.loads((saved / INDEX).read_text())
+    at = index[0]
+    for key in place[:-1]:
+        at = at[key]
+    if place:
+        at[place[-1]] = value
+    else:
+        at |= {f"more {number}": at["model.weight"] for number in range(value)}
+    (saved / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        SavedTensors(saved)
 
 
 def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:

@@ -1,0 +1,138 @@
+"""An error of the disk is not an absence: what cannot be read is named, and nothing is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from headway import Accelerator  # noqa: E402
+from headway.checkpoint import folders  # noqa: E402
+from headway.checkpoint.folders import NUMBERED, STEP, State, keep_newest, listed_in  # noqa: E402
+from headway.checkpoint.manifest import NAME, files_below  # noqa: E402
+from headway.commands.checkpoint import main  # noqa: E402
+from headway.contract.paths import is_absent  # noqa: E402
+from headway.errors import CheckpointError, HeadwayError  # noqa: E402
+from headway.history import record, store  # noqa: E402
+from headway.libraries.resuming import Listed, add_to_list, read_list  # noqa: E402
+from headway.settings.profile_files import find_project_profile  # noqa: E402
+from tests.checkpoint.saved import save  # noqa: E402
+
+
+@contextmanager
+def broken(at: Path, number: int) -> Iterator[None]:
+    """Make the system fail for a path and all below it."""
+
+    def failing(call: Any) -> Any:
+        def called(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            text = "" if isinstance(path, int) else os.fsdecode(path)
+            if Path(text).absolute().is_relative_to(at):
+                raise OSError(number, os.strerror(number), text)
+            return call(path, *args, **kwargs)
+
+        return called
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("lstat", "stat", "open", "listdir", "scandir"):
+            patch.setattr(os, name, failing(getattr(os, name)))
+        yield
+
+
+def train(project: Path, steps: int = 0, *, fall_back: bool = False) -> int:
+    accelerator = Accelerator(cpu=True, project_dir=project)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    run = accelerator.resume(fall_back=fall_back)
+    for _ in range(steps):
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        accelerator.checkpoint()
+    accelerator.end_training()
+    return run.step
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBADMSG, errno.ESTALE])
+@pytest.mark.parametrize("what", ["", NAME, "values.json", "tensors"])
+def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
+    what: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, 3)
+    folder = tmp_path / "checkpoints"
+    newest = folder / "step_00000003"
+    with broken(newest / what, number):
+        with pytest.raises(CheckpointError, match=os.strerror(number)) as caught:
+            train(tmp_path)
+        assert str(newest) in caught.value.problems[0].where
+        assert "step_00000002" in caught.value.problems[0].fix
+        assert [one.state for one in listed_in(folder)] == [State.COMPLETE, State.UNREADABLE]
+        assert main(["verify", str(tmp_path)]) == 1
+        assert str(newest) in capsys.readouterr().err
+        assert train(tmp_path, fall_back=True) == 2
+    assert newest in [one.path for one in listed_in(folder)]
+
+
+def test_a_rotation_removes_only_names_that_it_gives(tmp_path: Path) -> None:
+    others = ["best", "step_7", "step_00000001_best", "checkpoint_01", "checkpoint_x", "step_٣"]
+    own = {start: [f"{start}{number:08}" for number in range(3)] for start in (STEP,)}
+    own[NUMBERED] = ["checkpoint_9", "checkpoint_10", "checkpoint_11"]
+    left = [".tmp-mine", ".old-mine-1234", ".trash-can", ".tmp-a-0123abcd", ".trash-0123abcd"]
+    folder = tmp_path / "checkpoints"
+    for name in (*others, *own[STEP], *own[NUMBERED]):
+        save(folder / name)
+    for name in left:
+        (folder / name).mkdir()
+    keep_newest(folder, STEP, 2)
+    keep_newest(folder, NUMBERED, 1)
+    folders.remove_abandoned(tmp_path)
+    kept = [*others, *own[STEP][1:], *own[NUMBERED][2:], *left[:3]]
+    assert sorted(os.listdir(folder)) == sorted(kept)
+
+
+def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, 3)
+    left = tmp_path / "checkpoints" / ".trash-0123abcd"
+    left.mkdir()
+    with broken(left, errno.EIO):
+        assert train(tmp_path) == 3
+    assert f"cannot be removed: {left}" in capsys.readouterr().err
+
+
+def test_a_save_that_was_cut_off_and_cannot_be_read_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints" / "a")
+    old = (tmp_path / "checkpoints" / "a").rename(tmp_path / "checkpoints" / ".old-a-0123abcd")
+    with broken(old, errno.EIO), pytest.raises(CheckpointError) as caught:
+        folders.candidates(tmp_path)
+    assert f"move {old} away" in caught.value.problems[0].fix
+
+
+def test_no_other_place_takes_an_error_for_an_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "checkpoint-3").mkdir()
+    add_to_list(tmp_path, Listed(str(tmp_path / "checkpoint-3")))
+    os.makedirs(store.runs_folder())
+    (tmp_path / "headway.yaml").write_text("")
+    with broken(tmp_path, errno.EIO):
+        for call in (
+            lambda: [*files_below(tmp_path)],
+            lambda: store.names_in(store.runs_folder()),
+            record.read_all,
+            lambda: find_project_profile(str(tmp_path / "a")),
+        ):
+            with pytest.raises((OSError, HeadwayError), match=os.strerror(errno.EIO)):
+                call()
+    with broken(tmp_path / "checkpoint-3", errno.EIO):
+        assert [one.path for one in read_list(tmp_path)] == [str(tmp_path / "checkpoint-3")]
+    assert is_absent(tmp_path / "none")
+    assert is_absent(tmp_path / "headway.yaml" / "none")
+    assert is_absent("a\0b")
