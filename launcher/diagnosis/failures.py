@@ -109,24 +109,6 @@ class Failure(NamedTuple):
         """The code that the launcher ends with; a rank that left by os._exit(0) gives 1."""
         return shell_code(self.first.code) or 1
 
-    def as_json(self) -> Mapping[str, object]:
-        crash = {} if self.first.crash is None else self.first.crash._asdict()
-        crash.pop("groups", None)
-        return {
-            "reason": self.reason.name,
-            "cause": self.cause,
-            "rank": self.first.rank,
-            "pid": self.first.pid,
-            "exit_code": self.exit_code,
-            "time": self.first.time,
-            "exception": crash or None,
-            "victims": list(self.victims),
-            "killed": [end.rank for end in self.killed],
-            "last_lines": list(self.last_lines),
-            "divergence": list(self.evidence.divergence),
-            "fix": self.fix,
-        }
-
 
 def find_failure(
     exits: Iterable[RankExit],
@@ -250,6 +232,3 @@ class ServerDeath(NamedTuple):
     @property
     def exit_code(self) -> int:
         return shell_code(self.evidence.code) or 1
-
-    def as_json(self) -> Mapping[str, object]:
-        return {"reason": "server_ended", "cause": self.cause, "exit_code": self.exit_code}

@@ -19,7 +19,6 @@ from headway.contract.records import (
     ProgressSnapshot,
     shown,
 )
-from headway.contract.typed import plain
 from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
     Stack,
@@ -172,16 +171,6 @@ class Hang(NamedTuple):
     @property
     def details(self) -> str:
         return "\n".join(explain(self.statuses)[1:])
-
-    def as_json(self) -> Mapping[str, object]:
-        return {
-            "reason": "hang",
-            "cause": self.cause,
-            "explanation": explain(self.statuses),
-            "ranks": plain(self.statuses),
-            "exit_code": self.exit_code,
-            "fix": self.fix,
-        }
 
 
 def describe_stacks(statuses: Sequence[RankStatus]) -> str:

@@ -44,7 +44,7 @@ class Reason(NamedTuple):
     that there is to say.
     """
 
-    name: str  # in failure.json
+    name: str  # identifies it
     holds: Callable[[Evidence], bool]
     cause: str
     fix: str

@@ -407,7 +407,7 @@ class Coordinator:
         """Notify all machines of the failure, and machine 0, which reports it, of all details."""
         self.is_ended = True
         self._ended_by = failed
-        brief = failed._replace(details=details_for_all, record="")
+        brief = failed._replace(details=details_for_all)
         for one in self.machines.values():
             self.outbox.append((one.peer, brief if one.rank else failed))
 

@@ -22,7 +22,6 @@ PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated
 MAX_LINE = 2**20  # bytes
 MAX_DETAILS = 50_000  # characters
-MAX_RECORD = 200_000  # characters
 _TAG_BYTES = 16  # half of SHA-256's output: RFC 2104, section 5
 _TAG_CHARS = 22  # in base64
 _GREETING = re.compile(rb"headway-channel/(\d{1,9}) ([0-9a-f]{32}) (keyed|open)")
@@ -77,7 +76,6 @@ class Failed(NamedTuple):
     doubt: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
     ago_s: float = 0.0  # when it happened, before the message was sent
     is_final: bool = False  # a restart would not help
-    record: str = ""  # failure.json of that machine, for machine 0
 
 
 class Done(NamedTuple):

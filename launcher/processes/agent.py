@@ -38,13 +38,13 @@ from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.processes.failure_record import place_of, record_here
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
 from headway.settings.problems import missing_ranks
+from headway.settings.profile_files import shown
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
@@ -55,6 +55,14 @@ _torch_log.addHandler(logging.NullHandler())
 _torch_log.propagate = False
 
 _MAX_DELAY_S = 60  # longer would waste the machines once their fault is over
+
+
+def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
+    """Return where a run failed on this machine, and the folder of its log files."""
+    place = socket.gethostname()
+    if isinstance(failure, Failure):
+        place = f"process {failure.first.pid} on {place}"
+    return place if folder is None else f"{place}; logs in {shown(folder)}"
 
 
 class Restarts:
@@ -189,25 +197,23 @@ class Agent(LocalElasticAgent):
             raise
 
     def _describe_failure(self) -> Failed:
-        from headway.launcher.machines.messages import MAX_DETAILS, MAX_RECORD, Failed
+        from headway.launcher.machines.messages import MAX_DETAILS, Failed
 
         if self._ranks is not None:
             self._ranks.collect()
-        failure, folder = self.find_failure(), self.output.folder
+        failure = self.find_failure()
         assert failure is not None, "torch has seen it"
         of_rank = failure if isinstance(failure, Failure) else None
-        record = record_here(failure, self.handler.machine, folder) if folder else ""
         return Failed(
             machine=self.handler.machine,
             host=socket.gethostname(),
             cause=failure.cause,
-            where=place_of(failure, folder),
+            where=place_of(failure, self.output.folder),
             details=failure.details[-MAX_DETAILS:],
             fix=failure.fix,
             exit_code=failure.exit_code,
             doubt=of_rank.doubt if of_rank else 0,
             ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
-            record=record if len(record) < MAX_RECORD else "",
         )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:

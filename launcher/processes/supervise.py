@@ -26,14 +26,8 @@ from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.processes.agent import Agent
+from headway.launcher.processes.agent import Agent, place_of
 from headway.launcher.processes.ending import Ending, Outcome, ending_of
-from headway.launcher.processes.failure_record import (
-    place_of,
-    record_elsewhere,
-    record_here,
-    write_record,
-)
 from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.starter import ServerEnded, Starter
 from headway.launcher.rank.debugging import leave_prompt, lent_terminal
@@ -200,12 +194,8 @@ def _signals(agent: Agent) -> Iterator[None]:
 
 
 def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
-    """Record and print how the run ended; raises WorkerFailed where a failure is to be reported."""
+    """Print how the run ended; raises WorkerFailed where a failure is to be reported."""
     failure, elsewhere = ending.failure, ending.elsewhere
-    if folder is not None and failure is not None:
-        write_record(record_here(failure, agent.handler.machine, folder), folder)
-    if folder is not None and elsewhere is not None:
-        write_record(record_elsewhere(elsewhere), folder)
     if ending.line:
         say(ending.line)
         return

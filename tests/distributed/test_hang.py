@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -60,7 +59,7 @@ def ended(way: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_rank_that_sleeps_is_named_with_collective_number_and_line(
     method: str, timeout: str
 ) -> None:
-    options = ["--hang-timeout", timeout, "--set", f"start_method={method}", "--log-dir", "logs"]
+    options = ["--hang-timeout", timeout, "--set", f"start_method={method}"]
     done = ended("sleep", *options)
     assert done.returncode == 124
     behind = f"rank 1 has not entered all_reduce #6, at {line_of('sleeps')}"
@@ -68,8 +67,6 @@ def test_a_rank_that_sleeps_is_named_with_collective_number_and_line(
     assert f"error: no progress for {timeout} s: {behind}" in done.stderr
     assert waiting in done.stderr
     assert done.stderr.count("ranks 0, 2-3, most recent call last:") == 1
-    (report,) = Path("logs").glob("*/failure.json")
-    assert json.loads(report.read_text())["explanation"] == [behind, waiting]
 
 
 def test_a_rank_that_left_is_named_and_not_the_one_that_lost_it() -> None:

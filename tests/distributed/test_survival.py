@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import signal
@@ -177,11 +176,10 @@ KINDS = {  # what the rank does: what the report says, and the exit code
 def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
     fault, words, code = KINDS[kind]
     name = script(GROUP.format(rank=rank, fault=fault))
-    done = launch("-q", "--cpu", "--num-processes", "4", "--log-dir", "logs", name)
+    done = launch("-q", "--cpu", "--num-processes", "4", name)
     assert done.returncode == code
     report = done.stderr[done.stderr.rindex("error: ") :].splitlines()
     assert report[0].startswith(f"error: rank {rank} of 4 {words}")
-    others = [other for other in range(4) if other != rank]
     assert f"stopped after rank {rank} failed" in report[0], report[0]
     assert len(report) <= 25
     if kind == "exception":
@@ -190,10 +188,6 @@ def test_a_crash_names_the_rank_that_failed_first(kind: str, rank: int) -> None:
         assert "headway" not in "\n".join(report[:-2])
     if kind == "out of memory":
         assert "batch smaller" in report[-1]
-    (copy,) = Path("logs").glob("*/failure.json")
-    told = json.loads(copy.read_text())
-    assert (told["rank"], told["exit_code"]) == (rank, code)
-    assert set(told["victims"]) <= set(others)
 
 
 def test_ranks_that_all_leave_by_os_exit_are_noticed() -> None:

@@ -187,12 +187,12 @@ def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait
     assert not run.lines
 
 
-def test_machine_0_alone_is_told_the_whole_record_of_a_failure() -> None:
+def test_machine_0_alone_is_told_the_details_of_a_failure() -> None:
     run = Run(3, 3)
     run.begin(3)
-    run.take(3, failed()._replace(details="Traceback", record="{}"))
+    run.take(3, failed()._replace(details="Traceback"))
     ends = [message for _, message in run.sent() if isinstance(message, Failed)]
-    assert [(end.details, end.record) for end in ends] == [("Traceback", "{}"), ("", ""), ("", "")]
+    assert [end.details for end in ends] == ["Traceback", "", ""]
 
 
 def test_a_machine_that_does_not_come_ends_the_wait_of_all() -> None:
