@@ -141,15 +141,6 @@ def set_title(title: str) -> None:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def set_name(name: str) -> None:
-    """Set the name of this process, of at most 15 characters, which `top` and `killall` use.
-
-    Source: proc(5), /proc/self/comm.
-    """
-    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
-        file.write(name)
-
-
 def open_pidfd(pid: int) -> int | None:
     """Return a descriptor of this process, readable once it has ended.
 

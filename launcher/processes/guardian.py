@@ -20,7 +20,6 @@ from headway.contract.forking import (
     adopt_orphans,
     reap,
     resume_with_parents_end,
-    set_name,
     set_title,
     wake_on_child_end,
 )
@@ -48,7 +47,6 @@ def fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     signals.outlive(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     # not Headway's or the script's: `pkill -f` of either is no reason to leave processes behind
     set_title(f"guardian of process {os.getppid()}")
-    set_name("guardian")
     status = _wait(server, launcher, grace_s)
     if status != 0:
         end_descendants(0)

@@ -42,7 +42,7 @@ from headway.devices.table import is_kind, kind_of
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.guardian import fork_below_guardian
 from headway.launcher.processes.process_cleanup import end_descendants, has_children
-from headway.launcher.rank import preloaded, rank_monitor, worker
+from headway.launcher.rank import import_hooks, rank_monitor, worker
 
 
 class Job(NamedTuple):
@@ -81,7 +81,7 @@ def main() -> None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
     rank_monitor.start(rank.fds[3])
-    preloaded.hand_out_torch()
+    import_hooks.hand_out_torch()
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
 

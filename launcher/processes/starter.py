@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from headway.contract.forking import ProcessHandle, adopt_orphans
 from headway.contract.notes import say, waiting_for
-from headway.contract.records import Ended, NotStarted, Refused, Serving, Started, decode_record
+from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.process_cleanup import end_descendants, end_processes, is_running
@@ -115,8 +115,7 @@ class Starter:
 
         `env` has the variables that differ from rank to rank; `fds` are its stdin, stdout, stderr
         and status channel, which the caller closes. `check` is called while the server does not
-        answer, and may raise. Raises LaunchError where the system refuses, or the server is that of
-        another version, and ServerEnded.
+        answer, and may raise. Raises LaunchError where the system refuses, and ServerEnded.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
         pid: int | LaunchError | None = None
@@ -189,9 +188,7 @@ class Starter:
         with suppress(OSError), self._socket.makefile("rb") as answers:
             for line in answers:
                 record = decode_record(line)
-                if isinstance(record, Refused):
-                    self._started.put(self._changed_meanwhile(record))
-                elif isinstance(record, Serving):
+                if isinstance(record, Serving):
                     self._server_pid = record.pid
                     self._server = ProcessHandle(record.pid)
                 elif isinstance(record, Started):
@@ -212,13 +209,6 @@ class Starter:
         self._started.put(None)
         for pid in alive:  # the server died, and all ranks with it
             self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
-
-    def _changed_meanwhile(self, record: Refused) -> LaunchError:
-        return LaunchError(
-            f"the process that starts the ranks belongs to another Headway: {record.reason}",
-            where=f"{self._plan.python[0]}, where Headway was changed after this launch began",
-            fix="start the launch again",
-        )
 
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end

@@ -16,7 +16,7 @@ from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
-from headway.history.recorder import TAIL_LINES
+from headway.history.record import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import Watch
@@ -31,11 +31,10 @@ from headway.launcher.processes.ending import Ending, Outcome, ending_of
 from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.starter import ServerEnded, Starter
 from headway.launcher.rank.debugging import leave_prompt, lent_terminal
-from headway.settings.setting import AUTO, OFF, Seconds
-from headway.settings.table import RAW
+from headway.settings.table import OFF, RAW
 
 if TYPE_CHECKING:
-    from headway.history.recorder import Recorder
+    from headway.history.record import Recorder
 
 # the last for the rank that has the terminal
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
@@ -68,8 +67,7 @@ def supervise(
     figures = RunFigures()
     status = None
     if settings.status != OFF and not is_debugged and not is_raw:
-        every_s = None if settings.status == AUTO else float(Seconds(1)(settings.status))
-        status = StatusLine(console, figures.line, every_s)
+        status = StatusLine(console, figures.line)
         figures.tell = console.warn
     output = Output(console, folder=folder, status=status)
     watch = Watch(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import faulthandler
 import fcntl
-import importlib.util
 import os
 import resource
 import select
@@ -17,15 +16,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from headway.contract import process_groups
 from headway.contract.process_groups import keep_groups_apart
 from headway.contract.progress import Channel, Progress, identity, process_progress
 from headway.contract.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
+from headway.launcher.rank.import_hooks import AfterImport
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_FRAMES = 200  # of each thread, in an answer
@@ -175,32 +174,6 @@ def _calls(frame: FrameType | None) -> tuple[Frame, ...]:
         calls.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
     return tuple(reversed(calls))
-
-
-class AfterImport:
-    """Import hook that calls a function with one module after its import, and removes itself."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
-        if name != self._name:
-            return None
-        with suppress(ValueError):  # the script may have removed it
-            sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        loader: Any = spec and spec.loader
-        if loader is None:
-            return spec
-        execute = loader.exec_module
-
-        def execute_and_call(module: ModuleType) -> None:
-            execute(module)
-            self._then(module)
-
-        loader.exec_module = execute_and_call
-        return spec
 
 
 def read_groups() -> tuple[Group, ...]:

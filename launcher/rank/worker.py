@@ -28,7 +28,7 @@ from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.diagnosis.reasons import is_of_communication
 from headway.launcher.plan.program import RUNTIMES
-from headway.launcher.rank import library_hooks, rank_monitor
+from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Blocked while a rank's process is started, so that none is lost or runs the parent's handler."""
@@ -113,9 +113,9 @@ def run_program(
 
         replace_accelerate()
     if process_progress().is_connected:
-        library_hooks.see_steps()
+        import_hooks.see_steps()
     if run is not None and run.library_hooks:
-        library_hooks.install()
+        import_hooks.hook_libraries()
     sys.argv = [name, *args]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})

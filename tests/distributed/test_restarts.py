@@ -70,7 +70,7 @@ def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
 
     def has_server() -> bool:
         children = psutil.Process(process.pid).children()
-        guardians = [one for one in children if one.name() == "guardian"]
+        guardians = [one for one in children if "guardian of" in " ".join(one.cmdline())]
         servers[:] = [child for one in guardians for child in one.children()]
         return bool(servers)
 

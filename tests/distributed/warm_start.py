@@ -31,9 +31,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from headway.launcher.processes import server, starter
-from headway.launcher.rank import preloaded
+from headway.launcher.rank import import_hooks
 
-_READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *preloaded.READ_AT_IMPORT)
+_READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *import_hooks.READ_AT_IMPORT)
 _CORES = str(len(os.sched_getaffinity(0))) if sys.platform == "linux" else ""
 _PROGRAMS = ("-c", "-m")
 _POSSIBLE = {"env", "cwd", "stdin", "stdout", "stderr", "text"}  # options of Popen

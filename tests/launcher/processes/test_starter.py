@@ -42,20 +42,6 @@ def error_of_start(code: str, monkeypatch: pytest.MonkeyPatch) -> Exception:
     return raised.value
 
 
-OTHER_VERSION = """
-import socket, sys
-launcher = socket.socket(fileno=int(sys.argv[1]))
-launcher.sendall(b'["Serving", 1, "of a later version"]\\n')
-launcher.recv(9)
-"""
-
-
-def test_a_server_of_another_version_is_an_error_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert "has 2 values, not 1" in str(error_of_start(OTHER_VERSION, monkeypatch))
-
-
 def test_a_server_has_the_standard_streams_of_a_launcher_that_opened_them_for_itself_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

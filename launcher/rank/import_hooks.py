@@ -1,20 +1,24 @@
-"""Provides the torch that the fork server imported when the script imports torch.
+"""What happens when the script imports torch or a training library; nothing before.
 
-Until its `import torch`, no module of torch is in `sys.modules`. torch and OpenMP have already read
-their environment variables: if the script changes one before its own `import torch`, which works
-under plain python, a note is printed.
+The torch that the fork server imported is provided when the script imports it: until then no module
+of torch is in `sys.modules`. torch and OpenMP have already read their environment variables: if the
+script changes one before its own `import torch`, which works under plain python, a note is printed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from headway.contract.notes import say
+from headway.launcher.plan.program import HOOKS
 
 READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "MKLDNN_", "ONEDNN_", "DNNL_"),
@@ -78,3 +82,55 @@ def _warn_of_changes(variables: Mapping[str, str]) -> None:
 
 def _read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(READ_AT_IMPORT)}
+
+
+def hook_libraries() -> None:
+    """Join the training libraries of `HOOKS`, once the script imports them."""
+    for hook in HOOKS:
+        _join_after_import(hook.module, hook.joins, "it does not save when the job has to stop")
+
+
+def see_steps() -> None:
+    """Observe the steps of a script that trains by torch alone, after its import."""
+    _join_after_import("torch", "headway.strategies.plain_steps", "its steps are not seen")
+
+
+def _join_after_import(module: str, joins: str, otherwise: str) -> None:
+    join = partial(_join, joins, otherwise)
+    if (there := sys.modules.get(module)) is not None:
+        join(there)
+    else:
+        sys.meta_path.insert(0, AfterImport(module, join))
+
+
+def _join(joins: str, otherwise: str, library: ModuleType) -> None:
+    try:
+        importlib.import_module(joins).join(library)
+    except Exception as error:  # noqa: BLE001  another version of the library, which works alone
+        say(f"note: {library.__name__} is not joined: {type(error).__name__}: {error}; {otherwise}")
+
+
+class AfterImport:
+    """Import hook that calls a function with one module after its import, and removes itself."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
+        if name != self._name:
+            return None
+        with suppress(ValueError):  # the script may have removed it
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec and spec.loader
+        if loader is None:
+            return spec
+        execute = loader.exec_module
+
+        def execute_and_call(module: ModuleType) -> None:
+            execute(module)
+            self._then(module)
+
+        loader.exec_module = execute_and_call
+        return spec
