@@ -10,8 +10,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import ConfigError, Problem
 from headway.migration.listing import MISSING, Row, rows_of
-from headway.migration.reading import Script
-from headway.migration.scripts import find_scripts, read_script, replace_script, rewritten
+from headway.migration.scripts import Script, find_scripts, read_script, replace_script, rewritten
 
 _LISTED = 5  # lines of one name
 SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"

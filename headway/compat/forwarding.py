@@ -16,7 +16,7 @@ from headway.migration.topics import raise_missing
 
 _NAMES = """
 big_modeling checkpointing commands hooks inference launchers local_sgd logging memory_utils
-optimizer parallelism_config state test_utils tracking
+optimizer parallelism_config scheduler state test_utils tracking
 utils.ao utils.bnb utils.constants utils.dataclasses utils.deepspeed utils.environment
 utils.imports utils.launch utils.megatron_lm utils.memory utils.modeling
 utils.offload utils.operations utils.other utils.random utils.rich utils.torch_xla utils.tqdm

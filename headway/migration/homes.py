@@ -29,21 +29,9 @@ HOMES: dict[str, dict[str, str]] = {
         "Accelerator": "headway.compat.accelerator.Accelerator",
         "find_executable_batch_size": _BATCH_SIZE["find_executable_batch_size"],
     },
-    "accelerator": {
-        "LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS",
-        **{
-            name: f"headway.checkpoint.files.{name}"
-            for name in (
-                *("SAFE_WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME"),
-                *("WEIGHTS_INDEX_NAME", "WEIGHTS_NAME"),
-            )
-        },
-    },
-    "launchers": {
-        "debug_launcher": "headway.notebook.debug_launcher",
-        "notebook_launcher": "headway.notebook.notebook_launcher",
-    },
+    "accelerator": {"LOGGER_TYPE_TO_CLASS": "headway.trackers.choice.LOGGER_TYPE_TO_CLASS"},
     "optimizer": {"AcceleratedOptimizer": "headway.training.optimizer.PreparedOptimizer"},
+    "scheduler": {"AcceleratedScheduler": "headway.compat.accelerator.AcceleratedScheduler"},
     "state": {"DistributedType": "headway.distributed.world.DistributedType"},
     "memory_utils": _BATCH_SIZE,
     "utils": {

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import NamedTuple
 
 from headway.migration.homes import COMPAT, has, is_module, module_for
-from headway.migration.reading import ACCELERATOR, Lines, Script, inside, shown
+from headway.migration.scripts import ACCELERATOR, Lines, Script, inside, shown
 from headway.migration.topics import Topic, topic_of_member, topic_of_module, topic_of_name
 
 MISSING, DIFFERS, SAME = "missing", "differs", "same"

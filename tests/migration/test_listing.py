@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from headway.migration.listing import DIFFERENCES, DIFFERS, MISSING, SAME, Row, rows_of
-from headway.migration.reading import Script
+from headway.migration.scripts import Script
 
 # what public scripts take from Accelerate most often
 WANTED = """

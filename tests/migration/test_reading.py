@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.migration.reading import Script, shown
+from headway.migration.scripts import Script, shown
 
 
 def names(text: str) -> dict[str, list[int]]:

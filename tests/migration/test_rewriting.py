@@ -7,8 +7,7 @@ from pkgutil import walk_packages
 
 import pytest
 
-from headway.migration.reading import Script
-from headway.migration.scripts import rewritten
+from headway.migration.scripts import Script, rewritten
 
 pytest.importorskip("torch")
 
