@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from headway.commands.elsewhere import Moved, Request, moved, refuse_everywhere, words_elsewhere
@@ -16,10 +18,11 @@ from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.contract.run import CODE_VARIABLE
 from headway.contract.secrets import masked_command, masked_line, masked_pairs
+from headway.contract.typed import plain
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
-from headway.history.beginning import script_path
-from headway.history.code import files_of, read_commit, take
+from headway.history.code import COPIED_FROM, Commit, git, read_commit
+from headway.history.store import script_path
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
 from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
@@ -33,6 +36,7 @@ from headway.settings.resolve import resolve
 from headway.settings.setting import job_seconds, read_job_time
 from headway.settings.table import OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
+_MAX_BYTES = 50 * 2**20  # of the code that a job runs a copy of
 _FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
 _SAID_BY_SLURM = OF_MACHINES[1:]
 _SAVING_S = 90  # before the time limit, beside the grace period
@@ -100,13 +104,13 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
         )
         return Moved(program, {})
     name = os.path.relpath(os.path.realpath(script), commit.root)
-    if script and name not in [*files_of(commit.root)]:
+    if script and name not in _files_of(commit.root):
         _note(request, "git does not know the script: the job runs what is there when it starts")
         return Moved(program, {})
     if request.parsed.dry_run:
         _note(request, "the job will run a copy of the code, taken when it is submitted")
         return Moved(program, {})
-    code = take(commit, os.path.dirname(into), into)
+    code = _copy(commit, os.path.dirname(into), into)
     said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
     frozen = moved(program, folder, commit.root, code)
     in_place = "--set snapshot=off: in place"
@@ -116,6 +120,58 @@ def _frozen(request: Request, settings: Settings, into: str, written: Mapping[st
         f"{shown(code)} ({in_place})",
     )
     return frozen._replace(variables={**said, **frozen.variables, CODE_VARIABLE: code})
+
+
+def _copy(commit: Commit, without: str, into: str) -> str:
+    """Copy the code of a repository into a new folder, and return its path there.
+
+    The folder `without` is skipped, even if git does not ignore it. Raises ConfigError if the code
+    is too large.
+    """
+    root = commit.root
+    left_out = os.path.relpath(without, root) + os.sep
+    sizes = {
+        name: os.lstat(os.path.join(root, name)).st_size
+        for name in _files_of(root)
+        if not name.startswith(left_out)
+    }
+    if (total := sum(sizes.values())) > _MAX_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise ConfigError(
+            f"the code of the job would be {total >> 20} MiB in {len(sizes)} files; a snapshot "
+            f"takes {_MAX_BYTES >> 20}. The largest: {largest} ({sizes[largest] / 2**20:.1f} MiB)",
+            where=root,
+            fix="name what is no code in .gitignore, or run what is there when the job starts: "
+            "--set snapshot=off",
+        )
+    code = os.path.join(into, "code")
+    try:
+        os.makedirs(code)
+        for name in sizes:
+            target = os.path.join(code, name)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with suppress(FileNotFoundError):  # it has just been removed
+                shutil.copy2(os.path.join(root, name), target, follow_symlinks=False)
+        with open(os.path.join(into, COPIED_FROM), "w", encoding="utf-8") as file:
+            json.dump(plain(commit), file)
+    except OSError as error:
+        shutil.rmtree(into, ignore_errors=True)
+        raise MachineError(
+            f"the code could not be copied for the job: {error.strerror}",
+            where=error.filename or into,
+            fix="free some space, or submit with --set snapshot=off",
+        ) from None
+    return code
+
+
+def _files_of(root: str) -> list[str]:
+    """Return the files that git tracks or does not ignore, and those tracked in submodules."""
+    words = ("ls-files", "-z")
+    tracked = git(root, *words, "--recurse-submodules") or ""
+    others = git(root, *words, "--others", "--exclude-standard") or ""
+    names = dict.fromkeys((tracked + others).split("\0")[:-1])
+    paths = {name: os.path.join(root, name) for name in names}
+    return [name for name, at in paths.items() if os.path.islink(at) or os.path.isfile(at)]
 
 
 def _note(request: Request, text: str) -> None:

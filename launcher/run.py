@@ -19,8 +19,8 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
 if TYPE_CHECKING:
-    from headway.history.beginning import Launch
-    from headway.history.recorder import Recorder
+    from headway.history.record import Recorder
+    from headway.history.store import Launch
     from headway.launcher.diagnosis.run_socket import RunSocket
     from headway.launcher.processes.starter import Starter
 
@@ -129,8 +129,7 @@ def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
 
 def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> dict[str, str]:
     """Write the record of a process without a launcher; return the variable that names it."""
-    from headway.history.beginning import begin
-    from headway.history.store import lost, new_path
+    from headway.history.store import begin, lost, new_path
 
     path = new_path(environ)
     try:
@@ -150,7 +149,7 @@ def _recorded(
         yield None
         return
     from headway.contract.secrets import secrets_among
-    from headway.history.recorder import Recorder
+    from headway.history.record import Recorder
     from headway.history.store import new_path
 
     secrets = secrets_among(changed(plan, environ), plan.program.args)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from headway.history.beginning import Launch
 from headway.history.record import RunRecord
+from headway.history.store import Launch
 
 _NOT_OF_THE_RUN = ("record", "log_dir", "output", "sbatch", "snapshot")
 """Settings that change nothing of what is computed."""
@@ -99,11 +98,10 @@ def _code(before: RunRecord, after: RunRecord) -> Iterator[Change]:
     earlier, later = _by_file(was.diff), _by_file(now.diff)
     for name in dict.fromkeys([*earlier, *later]):
         old, new = earlier.get(name, ""), later.get(name, "")
-        if old and new and old != new:
-            yield Change("code", name, "edited", "edited otherwise", _diff(old, new))
-        elif old != new:
+        if old != new:
             was_edited, is_edited = ("edited" if text else "as committed" for text in (old, new))
-            yield Change("code", name, was_edited, is_edited, _cut((old or new).splitlines()))
+            is_edited += " otherwise" * bool(old and new)
+            yield Change("code", name, was_edited, is_edited, _cut((new or old).splitlines()))
 
 
 def _by_file(diff: str) -> dict[str, str]:
@@ -113,11 +111,6 @@ def _by_file(diff: str) -> dict[str, str]:
         part.partition("\n")[0].rpartition(" b/")[2]: part[part.find("\n@@") + 1 :]
         for part in parts
     }
-
-
-def _diff(old: str, new: str) -> str:
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
-    return _cut([line for line in lines if not line.startswith(("---", "+++"))])
 
 
 def _cut(lines: Sequence[str]) -> str:

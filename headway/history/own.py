@@ -30,7 +30,6 @@ class _Process:
     def __init__(self) -> None:
         self.series = Series()
         self.has_joined = False
-        self.error: object = None  # the last unhandled one before that
         self.has_trained = False
         self.has_ended = False
 
@@ -52,7 +51,6 @@ def join(progress: Progress) -> None:
     if _process.has_joined or not path():
         return
     _process.has_joined = True
-    _process.error = getattr(sys, "last_value", None)
     atexit.register(_end_of_python, progress)
     progress.report_to(partial(_process.series.note, 0))
 
@@ -64,7 +62,7 @@ def note_end_of_training() -> None:
 
 def _end_of_python(progress: Progress) -> None:
     error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException) and error is not _process.error:
+    if isinstance(error, BaseException):
         import traceback
 
         code = 130 if isinstance(error, KeyboardInterrupt) else 1

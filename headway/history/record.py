@@ -1,19 +1,23 @@
-"""The record of a run, as its file holds it, and the records that there are."""
+"""The record of a run: its file, who writes it beside the ranks, and the records that there are."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from headway.contract.notes import say
 from headway.contract.paths import is_absent
 from headway.contract.records import Figures, Kept
-from headway.contract.typed import parse, read
+from headway.contract.secrets import masked_output
+from headway.contract.typed import parse, plain, read
 from headway.errors import ConfigError, did_you_mean
-from headway.history.beginning import Launch
+from headway.history import store
 from headway.history.code import Commit
-from headway.history.store import FILE, FORMAT, names_in, runs_folder
+from headway.history.store import FILE, FORMAT, Launch, names_in, runs_folder
 
 _FIX = "`headway runs` lists the runs that have a record"
 
@@ -25,6 +29,13 @@ _SUMMED = (  # figures of a row that stands for several
     *("num_steps", "seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s"),
     *("stolen_s", "samples"),
 )
+
+
+TAIL_LINES = 200
+"""Kept of each rank."""
+_EVERY_S = 60.0
+_CLOSE_WITHIN_S = 2.0
+_TAIL_CHARS = 2**18  # of all ranks together
 
 
 class Outcome(NamedTuple):
@@ -125,6 +136,73 @@ def _together(rows: Sequence[Figures]) -> Figures:
     )
 
 
+class Recorder:
+    """Writes one record in its own thread, in which `start` is called, too.
+
+    No rank and no launch ever waits for it. Secrets in recorded output are masked.
+    """
+
+    def __init__(self, path: str, start: Callable[[], Launch], secrets: Sequence[str] = ()) -> None:
+        self.path = path
+        self.exit_code = 1
+        self.report = ""  # why the run has failed, as it is printed
+        self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
+        self.kept: Callable[[], Iterable[Kept]] = tuple  # by the ranks
+        self.step: Callable[[], int] = int  # the last one that a rank has reported; 0: none has
+        self._secrets = secrets
+        self._series = Series()
+        self._kept: list[Kept] = []
+        self._tails: Mapping[int, Sequence[str]] = {}
+        self._end: Outcome | None = None
+        self._has_news = threading.Event()
+        self._thread = threading.Thread(
+            target=self._write, args=(start,), name="headway-record", daemon=True
+        )
+        self._thread.start()
+
+    def note(self, rank: int, figures: Figures) -> None:
+        """Add figures of a rank; they are written periodically."""
+        self._series.note(rank, figures)
+
+    def keep(self, what: str, path: str) -> None:
+        self._kept.append(Kept(what, os.path.abspath(path)))
+        self._has_news.set()
+
+    def close(self) -> None:
+        """Record the outcome of the run; takes at most some seconds."""
+        self._kept += self.kept()
+        self._tails = _cut(self.tails(), self._secrets)
+        report = masked_output(self.report[-MAX_TEXT:], self._secrets)
+        self._end = Outcome(time.time(), self.exit_code, report, self.step())
+        self._has_news.set()
+        self._thread.join(_CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            say(f"note: the record of this run is not complete: {self.path} does not answer")
+
+    def _write(self, start: Callable[[], Launch]) -> None:
+        try:
+            record = store.begin(self.path, start())
+            while record["end"] is None:
+                self._has_news.wait(_EVERY_S)
+                self._has_news.clear()
+                record["end"] = plain(self._end)  # set after all the rest
+                record["kept"] = plain(self._kept)
+                record["ranks"] = plain(self._series.ranks(self._tails))
+                store.write(self.path, record)
+        except OSError as error:
+            say(store.lost(error))
+
+
+def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:
+    """Return the last lines of all ranks, limited to the maximal size."""
+    most = _TAIL_CHARS // max(len(tails), 1)
+    cut = {}
+    for rank, lines in tails.items():
+        text = "\n".join(lines[-TAIL_LINES:])
+        cut[rank] = masked_output(text, secrets)[-most:].split("\n")
+    return cut
+
+
 def decode(text: bytes) -> RunRecord:
     """Return the record that a text holds, or raise ValueError with a predicate."""
     try:
@@ -207,15 +285,7 @@ def find(word: str | None) -> RunRecord:
 
 def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
     """Return the last other run of the same script that succeeded before this one started."""
-    good = [
-        one
-        for one in others
-        if one.has_ended_well
-        and _script(one) == _script(record)
-        and one.start.began_at < record.start.began_at
-    ]
+    script, began_at = record.start.script or record.start.program, record.start.began_at
+    same = [one for one in others if (one.start.script or one.start.program) == script]
+    good = [one for one in same if one.has_ended_well and one.start.began_at < began_at]
     return good[-1] if good else None
-
-
-def _script(record: RunRecord) -> str:
-    return record.start.script or record.start.program

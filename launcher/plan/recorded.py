@@ -13,8 +13,8 @@ from functools import partial
 from headway._version import __version__
 from headway.contract.run import CODE_VARIABLE
 from headway.contract.secrets import masked, masked_command
-from headway.history.beginning import Launch, script_path, variables_of
 from headway.history.code import copied_commit
+from headway.history.store import Launch, script_path, variables_of
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
 from headway.settings.table import TABLE
@@ -57,7 +57,7 @@ def start_of(
         python=tuple(plan.python),
         settings={name: text_of(settings.values[name].value) for name in TABLE},
         origins={
-            name: settings.origin(name).brief for name in TABLE if settings.origin(name).is_user_set
+            name: str(settings.origin(name)) for name in TABLE if settings.origin(name).is_user_set
         },
         environment={
             name: change.value or ""

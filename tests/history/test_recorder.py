@@ -15,11 +15,9 @@ import pytest
 from headway.contract.progress import Progress
 from headway.contract.run import RECORD_VARIABLE
 from headway.history import own, store
-from headway.history.beginning import begin, packages, variables_of
 from headway.history.code import read_commit
-from headway.history.record import find, read_all, read_record
-from headway.history.recorder import Recorder
-from headway.history.store import new_path, runs_folder
+from headway.history.record import Recorder, find, read_all, read_record
+from headway.history.store import begin, new_path, packages, runs_folder, variables_of
 from tests.history.runs import START, figures
 
 pytestmark = pytest.mark.processes  # git
@@ -94,7 +92,7 @@ def test_a_home_folder_that_does_not_answer_is_not_waited_for(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(store, "write", lambda *_: answers.wait())
-    monkeypatch.setattr("headway.history.recorder._CLOSE_WITHIN_S", 0.1)
+    monkeypatch.setattr("headway.history.record._CLOSE_WITHIN_S", 0.1)
     recorder = Recorder(new_path(), lambda: START)
     began = time.monotonic()
     recorder.close()
