@@ -27,7 +27,7 @@ from headway.launcher.plan.plan import LaunchPlan, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
-from headway.settings.layers import launch_layers, overridden, profile_layers
+from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
@@ -35,7 +35,7 @@ from headway.settings.setting import Seconds
 from headway.settings.table import ON, TABLE, TOPICS, Settings
 
 if TYPE_CHECKING:
-    from headway.history.beginning import Launch
+    from headway.history.store import Launch
 
 FOREVER = "forever"  # --wait without a number
 _PLACING = [
@@ -178,8 +178,18 @@ def _make_plan(launch: _Launch) -> None:
         task=None if problems else task_of(launch.environ, settings),
         job="" if problems else job_in(launch.environ, settings),
     )
-    stronger = overridden(launch.profiles) if parsed.profile else []
+    stronger = _overridden(launch.profiles) if parsed.profile else []
     launch.plan = plan._replace(notes=(*plan.notes, *stronger))
+
+
+def _overridden(layers: Sequence[Entries]) -> list[str]:
+    """Return a sentence for each value of the first layer that a later layer overrides."""
+    return [
+        f"{name} of {entry.origin} is overridden by {stronger[name].origin}"
+        for name, entry in (layers[0] if layers else {}).items()
+        for stronger in layers[1:]
+        if name in stronger and stronger[name].raw != entry.raw and name != "env"
+    ]
 
 
 def _print_plan(launch: _Launch) -> int | None:

@@ -56,7 +56,7 @@ def _as_json(settings: Settings) -> str:
             name: {
                 "value": str(value) if isinstance(value, DeviceSpec) else value,
                 "layer": origin.layer.label,
-                "origin": origin.brief,
+                "origin": str(origin),
             }
             for name, (value, origin) in settings.values.items()
         },

@@ -37,20 +37,25 @@ class Origin(NamedTuple):
 
     layer: Layer
     file: str = ""  # with ~ for the home folder
-    line: int | None = None  # of the key in the file, from 1, as the column is
-    column: int | None = None
+    line: int | None = None  # of the key in the file, from 1
     variable: str = ""  # of the environment
     flag: str = ""  # of a command line
     reason: str = ""  # why the value was chosen, or a remark on its source
 
     def __str__(self) -> str:
-        column = "" if self.column is None else f", column {self.column}"
-        return self._shown(column)
-
-    @property
-    def brief(self) -> str:
-        """The origin without its column, for a table."""
-        return self._shown("")
+        if self.file:
+            line = "" if self.line is None else f", line {self.line}"
+            place = f"{self.layer.label} {self.file}{line}"
+        elif self.flag:
+            place = f"flag {self.flag}"
+        elif self.layer is Layer.DETECTED:
+            return f"detected: {self.reason}"
+        elif self.variable:
+            is_own = self.layer is Layer.ENVIRONMENT
+            place = f"environment {self.variable}" if is_own else self.variable
+        else:
+            return self.reason or self.layer.label
+        return f"{place} ({self.reason})" if self.reason else place
 
     @property
     def is_user_set(self) -> bool:
@@ -64,21 +69,6 @@ class Origin(NamedTuple):
 
     def because(self, reason: str) -> Origin:
         return self._replace(reason=f"{self.reason}; {reason}" if self.reason else reason)
-
-    def _shown(self, column: str) -> str:
-        if self.file:
-            line = "" if self.line is None else f", line {self.line}"
-            place = f"{self.layer.label} {self.file}{line}{column}"
-        elif self.flag:
-            place = f"flag {self.flag}"
-        elif self.layer is Layer.DETECTED:
-            return f"detected: {self.reason}"
-        elif self.variable:
-            is_own = self.layer is Layer.ENVIRONMENT
-            place = f"environment {self.variable}" if is_own else self.variable
-        else:
-            return self.reason or self.layer.label
-        return f"{place} ({self.reason})" if self.reason else place
 
 
 DEFAULT = Origin(Layer.DEFAULT)

@@ -10,10 +10,7 @@ from typing import NamedTuple
 from headway.settings.setting import Count, Raw, read_text
 
 _HOST = r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:\[\],]+))(:(?P<count>[^:\s]+))?$"
-_ADDRESS = (
-    r"(?P<scheme>[a-z][a-z0-9+.-]*://)?(?P<user>[^\s@/]+@)?"
-    r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<name>[^\s:/@,\[\]]+))(?P<port>:\d+)?(?P<path>/\S*)?"
-)
+_NAME = r"[^\s:/@,\[\]]+"
 _NONE = "none"
 
 
@@ -37,31 +34,14 @@ class Hosts(tuple[Host, ...]):
         return ",".join(map(str, self)) or _NONE
 
 
-class Mistaken(ValueError):
-    """A value that means another one, which the fix names."""
-
-    def __init__(self, reason: str, meant: str) -> None:
-        super().__init__(reason)
-        self.meant = meant
-
-
 def read_host(raw: Raw) -> str:
     """Read the name or the IP address of a host; [::1] is ::1."""
-    host = text = read_text(raw).strip()
-    parts = re.fullmatch(_ADDRESS, text)
-    if parts is not None:
-        host = parts["bracketed"] or parts["name"]
-        for name in ("scheme", "user", "port", "path"):
-            if parts[name]:
-                more = ", which is main_port" if name == "port" else ""
-                raise Mistaken(f"in which {parts[name]!r} is a {name}{more}", host)
-    elif not _is_ip_address(host):
-        first = re.match(r"[^\s\[\],]+", re.sub(r"\[(\d+)[^]]*\]", r"\1", text))
-        if first is not None and re.search(r"[,\[]", text):
-            raise Mistaken("which is a list, and not the one address of machine 0", first[0])
-        raise ValueError("which is neither a host name nor an IP address")
-    if not host.isprintable():
-        raise ValueError("which is neither a host name nor an IP address")
+    text = read_text(raw).strip()
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()
+    if not (is_name or _is_ip_address(host)):
+        more = "; its port is main_port" if re.search(r":\d+$", text) else ""
+        raise ValueError(f"which is neither a host name nor an IP address{more}")
     if host in ("0.0.0.0", "::"):
         raise ValueError("which is every address of a machine, and not one that others reach")
     if host.lower().startswith("fe80:") and "%" not in host:

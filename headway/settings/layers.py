@@ -70,16 +70,6 @@ def profile_layers(
     return layers
 
 
-def overridden(layers: Sequence[Entries]) -> list[str]:
-    """Return a sentence for each value of the first layer that a later layer overrides."""
-    return [
-        f"{name} of {entry.origin} is overridden by {stronger[name].origin}"
-        for name, entry in (layers[0] if layers else {}).items()
-        for stronger in layers[1:]
-        if name in stronger and stronger[name].raw != entry.raw and name != "env"
-    ]
-
-
 def launch_layers(
     profiles: Sequence[Entries], environ: Mapping[str, str], flags: Entries | None = None
 ) -> list[Entries]:

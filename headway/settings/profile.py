@@ -17,7 +17,6 @@ from headway.settings.setting import Raw
 
 VERSION = 1
 _NULLS = ("", "~", "null", "Null", "NULL")
-_DEEPEST = 20
 _FIX = "write one `key: value` on each line"
 
 
@@ -58,7 +57,7 @@ def compose(text: str, source: Origin) -> Any:
     import yaml  # 20 ms, spent only where there is a file
 
     loader: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    depth, line, column = 0, None, None
+    line = None
     try:
         events: Iterable[Any] = yaml.parse(text, Loader=loader)
         for event in events:
@@ -67,10 +66,6 @@ def compose(text: str, source: Origin) -> Any:
                 refused = "anchors (&) and aliases (*) are not supported"
             elif getattr(event, "tag", None):
                 refused = f"tags are not supported: {event.tag!r}"
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:  # nodes are made by recursion
-                refused = "it is nested too deeply"
             if refused:
                 raise yaml.MarkedYAMLError(problem=refused, problem_mark=event.start_mark)
         return yaml.compose(text, Loader=loader)
@@ -78,11 +73,11 @@ def compose(text: str, source: Origin) -> Any:
         what = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or error.context_mark
         if mark is not None:
-            line, column = mark.line + 1, mark.column + 1
+            line = mark.line + 1
     except yaml.YAMLError as error:  # a character that YAML forbids; it has no mark
         what = str(error).splitlines()[0]
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
-    at = source._replace(line=line, column=column)
+    at = source._replace(line=line)
     raise ConfigError(
         f"the file cannot be read as YAML: {what}", where=str(at), fix=f"{_FIX}, indented by spaces"
     )
@@ -160,8 +155,7 @@ class _Reader:
         return text
 
     def _at(self, node: Any) -> Origin:
-        mark = node.start_mark
-        return self.source._replace(line=mark.line + 1, column=mark.column + 1)
+        return self.source._replace(line=node.start_mark.line + 1)
 
     def _error(self, what: str, node: Any, fix: str) -> ConfigError:
         problem = Problem(what, str(self._at(node)), fix, code=Code.BAD_FILE)

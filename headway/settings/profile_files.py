@@ -54,7 +54,7 @@ def choose_profile(
         name, chosen_by = environ[VARIABLE], f"environment {VARIABLE}"
         way_out = f"; or `unset {VARIABLE}`"
     if is_path(name):
-        return ProfileChoice(name, _absolute(name, chosen_by), chosen_by)
+        return ProfileChoice(name, os.path.abspath(os.path.expanduser(name)), chosen_by)
     if not _is_name(name):
         raise ConfigError(
             f"invalid profile name {name!r}",
@@ -72,17 +72,6 @@ def trusted_profile(
     if not is_path(chosen.name) and is_there(chosen.path):
         _refuse_distrusted(chosen.path)
     return chosen
-
-
-def _absolute(name: str, chosen_by: str) -> str:
-    try:
-        return os.path.abspath(os.path.expanduser(name))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{name!r} is in the working directory, which has been removed",
-            where=chosen_by,
-            fix="`cd` to a folder that exists, or pass an absolute path",
-        ) from None
 
 
 def is_path(name: str) -> bool:

@@ -81,7 +81,7 @@ def try_resolve(
             if _is_auto(answers[name]):
                 value, origin = detect(Settings(values), machine, environ)
             if asked.layer is not Layer.DEFAULT:
-                origin = origin.because(f"auto from {asked.brief}")
+                origin = origin.because(f"auto from {asked}")
             values[name] = Value(value, origin)
             if unread:  # it may depend on an invalid value
                 unread.add(name)
@@ -140,7 +140,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
 def _merged(old: Value, new: Value) -> Value:
     """Merge maps (`env`) across layers; any other value replaces the old one."""
     if isinstance(new.value, dict) and old.value:
-        origin = new.origin.because(f"and {old.origin.brief}")
+        origin = new.origin.because(f"and {old.origin}")
         return Value({**old.value, **new.value}, origin)
     return new
 
@@ -152,7 +152,6 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     raw = " ".join(masked) if row.shape is Shape.MAP and isinstance(masked, list) else str(masked)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
-    example = getattr(error, "meant", example)
     is_optional = row.default is None
     fix = {
         Layer.FLAG: f"pass `{row.as_flag(example)}`" + ", or leave it out" * is_optional,

@@ -32,9 +32,6 @@ AUTO = "auto"
 """The value that is replaced by one detected from the machine."""
 
 
-OFF = "off"
-
-
 class Value(NamedTuple):
     value: Any
     origin: Origin
@@ -286,16 +283,6 @@ class Seconds(Count):
         parts = zip(match.groups(default="0"), _UNITS.values(), strict=True)
         seconds = sum(int(part[: _MAX_DIGITS + 1].rstrip("hms")) * unit for part, unit in parts)
         return self._checked(str(seconds))
-
-
-def read_status(raw: Raw) -> str:
-    """Read off, or an interval; return that in seconds: 60s."""
-    if read_text(raw).strip().lower() in (OFF, "no", "false"):
-        return OFF
-    try:
-        return f"{Seconds(1)(raw)}s"
-    except ValueError as error:
-        raise ValueError(f"{error}, or off, or auto") from None
 
 
 def read_job_time(raw: Raw) -> str:

@@ -36,7 +36,6 @@ from headway.settings.setting import (
     read_options,
     read_path,
     read_ranks,
-    read_status,
     read_variables,
 )
 
@@ -250,12 +249,11 @@ class Settings:
         "saves and exits when the job has to stop; no leaves it alone",
         has_flag=False,
     )
-    status = Setting[str](
-        read_status,
+    status = Setting(
+        Choice(OFF, same={"no": OFF, "false": OFF}, or_auto=True),
         AUTO,
         "how the run is doing, where ranks tell of optimizer steps: a line below the output of a "
-        "terminal, and elsewhere one each minute (auto); a line after each time like 60s; or off",
-        metavar="off|auto|60s",
+        "terminal, and elsewhere one each minute (auto); or off",
         obeyed_by=Obeyer.LAUNCHER,
     )
     log_dir = Setting[str | None](

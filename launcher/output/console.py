@@ -189,18 +189,15 @@ class Console:
 class StatusLine:
     """Shows how the run is doing in one line, at its times: what `describe` returns, if anything.
 
-    It is a line of its own every `every_s` seconds; with None it is below the output of a terminal
-    from the tenth second on, and comes once a minute elsewhere. The thread that reads the ranks'
-    output calls it.
+    It is below the output of a terminal from the tenth second on, and comes once a minute
+    elsewhere. The thread that reads the ranks' output calls it.
     """
 
-    def __init__(
-        self, console: Console, describe: Callable[[], str], every_s: float | None
-    ) -> None:
+    def __init__(self, console: Console, describe: Callable[[], str]) -> None:
         self._console = console
         self._describe = describe
-        self._is_below = every_s is None and console.has_terminal
-        self._every_s = _BELOW_EVERY_S if self._is_below else every_s or _LINE_EVERY_S
+        self._is_below = console.has_terminal
+        self._every_s = _BELOW_EVERY_S if self._is_below else _LINE_EVERY_S
         self.due = time.monotonic() + (_BELOW_FROM_S if self._is_below else self._every_s)
 
     def show_due(self, now: float) -> None:

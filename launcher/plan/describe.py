@@ -64,7 +64,7 @@ def settings_table(settings: Settings, with_origin: bool = True) -> str:
     rows = []
     for name in TABLE:
         value, origin = settings.values[name]
-        rows.append((name, text_of(value), origin.brief if with_origin else ""))
+        rows.append((name, text_of(value), str(origin) if with_origin else ""))
     return "\n".join(_columns(rows))
 
 
@@ -90,15 +90,15 @@ def _port(plan: LaunchPlan) -> tuple[str, str]:
     if not plan.is_rank:
         return "none", "one process has no process group"
     if plan.is_one_machine and plan.task is None:
-        return f"any free port on {LOOPBACK}", plan.settings.origin("main_port").brief
+        return f"any free port on {LOOPBACK}", str(plan.settings.origin("main_port"))
     address = f"{plan.settings.main_address or LOOPBACK}:{plan.settings.main_port}"
-    return address, plan.settings.origin("main_address").brief
+    return address, str(plan.settings.origin("main_address"))
 
 
 def _changed(name: str, change: Value) -> tuple[str, str, str]:
     if change.value is None:
-        return f"- {name}", "", change.origin.brief
-    return f"+ {name}", change.value, change.origin.brief
+        return f"- {name}", "", str(change.origin)
+    return f"+ {name}", change.value, str(change.origin)
 
 
 def _columns(rows: list[tuple[str, str, str]]) -> list[str]:

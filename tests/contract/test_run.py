@@ -12,7 +12,7 @@ from headway.errors import LaunchError, UsageError
 
 ORIGINS = {
     "device": Origin(Layer.FLAG, flag="--cpu"),
-    "mixed_precision": Origin(Layer.USER_PROFILE, "~/default.yaml", 3, 1),
+    "mixed_precision": Origin(Layer.USER_PROFILE, "~/default.yaml", 3),
 }
 RUN = RunContract("cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60)
 

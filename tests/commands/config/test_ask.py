@@ -204,7 +204,6 @@ def test_in_a_folder_that_has_been_removed_the_questions_are_asked_all_the_same(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert main(["config", "--yes", "--profile", "./mine.yaml"]) == 2
     typed(monkeypatch, ENTERS)
     assert main(["config"]) == 0
     assert profile() == CPU

@@ -217,26 +217,23 @@ class Console:
 
 
 @pytest.mark.parametrize(
-    ("has_terminal", "every_s", "line", "below", "lines"),
+    ("has_terminal", "line", "below", "lines"),
     [
-        (True, None, "step 1", 111, 0),
-        (False, None, "step 1", 0, 2),
-        (False, 30.0, "step 1", 0, 4),
-        (True, 30.0, "step 1", 0, 4),
-        (False, 30.0, "", 0, 0),  # no rank tells of steps
+        (True, "step 1", 111, 0),
+        (False, "step 1", 0, 2),
+        (False, "", 0, 0),  # no rank tells of steps
     ],
 )
 def test_the_line_is_below_a_terminal_from_the_tenth_second_and_once_a_minute_in_a_file(
     monkeypatch: pytest.MonkeyPatch,
     has_terminal: bool,
-    every_s: float | None,
     line: str,
     below: int,
     lines: int,
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     console = Console(has_terminal=has_terminal)
-    status = StatusLine(console, lambda: line, every_s)  # type: ignore[arg-type]
+    status = StatusLine(console, lambda: line)  # type: ignore[arg-type]
     for second in range(121):
         status.show_due(float(second))
     assert (len(console.below), len(console.lines)) == (below, lines)
