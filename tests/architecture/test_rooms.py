@@ -65,7 +65,7 @@ READ_ENVIRON = {
     "estimate.child.ranks",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
     "distributed.environment",  # what the script asks for, or sets for a while
-    "launcher.rank.preloaded",  # what the script changes in its own
+    "launcher.rank.import_hooks",  # what the script changes in its own
 }
 
 ENVIRON = ("environ", "getenv", "putenv")  # attributes of os
