@@ -221,6 +221,10 @@ def _print_plan(launch: _Launch) -> int | None:
 def _run(launch: _Launch) -> int:
     from headway.launcher.run import run
 
+    if os.getpid() == 1:
+        from headway.launcher.pid_1 import leave_pid_1
+
+        leave_pid_1()
     plan, environ = launch.plan, launch.environ
     is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
     start = None

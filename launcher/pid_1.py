@@ -1,0 +1,50 @@
+"""A launcher that is PID 1, as in a container: it stays as a small init above the run.
+
+The kernel gives PID 1 no default action for a signal, so a script without handlers would ignore
+SIGTERM, and orphans of the container would stay zombies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from headway.contract import signals
+from headway.contract.forking import reap
+
+_NOT_FORWARDED = {
+    signal.SIGCHLD,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP),
+}
+
+
+def leave_pid_1() -> None:
+    """Return in a child; this process forwards signals to it and reaps orphans until it ends.
+
+    The child has a process group of its own, the terminal's foreground one: Ctrl-C reaches it once.
+    """
+    forwarded = signal.valid_signals() - _NOT_FORWARDED
+    awaited = {*forwarded, signal.SIGCHLD}
+    signals.do_as_usual(signal.SIGCHLD)  # ignored, it would not be sent
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        if sys.__stdin__ is not None and sys.__stdin__.isatty():
+            with signals.trapped(signal.SIG_IGN, signal.SIGTTOU), suppress(OSError):
+                os.tcsetpgrp(0, os.getpid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    while True:
+        number = signal.sigwait(awaited)
+        if number != signal.SIGCHLD:
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
+            continue
+        for pid, status in reap():
+            if pid == child:
+                os._exit(signals.shell_code(os.waitstatus_to_exitcode(status)))
