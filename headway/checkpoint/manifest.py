@@ -19,7 +19,7 @@ from headway.contract.typed import parse, plain, read
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
-FORMAT = 5
+FORMAT = 6
 """The version of the layout of checkpoints. A checkpoint of any other is refused."""
 
 _BLOCK = 2**20

@@ -30,6 +30,7 @@ from headway.checkpoint.manifest import NAME, read_manifest, read_plain
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
 from headway.contract.paths import is_absent
+from headway.contract.progress import Progress
 from headway.contract.run import LATEST, NEWEST, is_restart
 from headway.contract.typed import parse
 from headway.data.passes import Run
@@ -155,6 +156,7 @@ class Preemption:
         self._has_told_of_others = False
         self._exit_code: int | None = None  # with which this process has been told to leave
         self._at_end: Any = None  # what atexit calls, once a checkpoint is due
+        self._report: Callable[[], object] = bool  # at the end of a run that was resumed
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
 
@@ -214,7 +216,16 @@ class Preemption:
             for line in (*lines, _start_of(run, project)):
                 say(line)
             remove_abandoned(project)
+            self._report_at_end(path)
         return run
+
+    def _report_at_end(self, path: str | None) -> None:
+        """Let the end of the run report that there was nothing left to train, if so."""
+        atexit.unregister(self._report)
+        if path is not None and self._training.optimizers:
+            progress = self._training.progress
+            report = partial(_report_no_step, progress, progress.num_trained, path)
+            self._report = atexit.register(report)
 
     def _load(self, path: Path, project: Path, allow_pickle: bool) -> None:
         from headway.checkpoint.saving import on_rank_0
@@ -231,6 +242,8 @@ class Preemption:
         """Take the checkpoint that is due, and let signals do what they did before."""
         self._training.run.take()
         atexit.unregister(self._at_end)
+        self._report()
+        atexit.unregister(self._report)
         if self._signals is not None:
             self._signals.release()
 
@@ -354,6 +367,8 @@ class Preemption:
         self._schedule.look_at_once()
         tell_stopped(self._request, step, folder, self._hint())
         self._signals = None
+        atexit.unregister(self._report)
+        self._report = bool
         signals.leave()
         self._end()
         raise SystemExit(self._exit_code)
@@ -431,6 +446,13 @@ def _take_at_end(of_run: ref[Run]) -> None:
     run = of_run()
     if run is not None and getattr(sys, "last_type", None) is None:
         run.take()
+
+
+def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:
+    """Report a run that ends, and does not fail, without a step after its resume."""
+    has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
+    if progress.num_trained == num_trained and not has_failed:
+        say(f"note: nothing was left to train: no optimizer step after the resume from {path}")
 
 
 def _start_of(run: ResumedRun, project: Path) -> str:

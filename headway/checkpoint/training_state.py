@@ -33,6 +33,7 @@ from headway.distributed.rng import (
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
+from headway.training.hyperparameters import Groups, of_optimizer, of_scheduler, replaced
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.training import Training
 
@@ -182,6 +183,7 @@ class _Objects(_Part):
     """A part that consists of several objects, in a certain order."""
 
     noun: ClassVar[str]
+    way: ClassVar[str] = ""  # code that sets a hyperparameter
 
     def live(self) -> Sequence[Any]:
         raise NotImplementedError
@@ -202,11 +204,18 @@ class _Objects(_Part):
         for _ in self.pairs(checkpoint):
             pass
 
+    def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
+        """Report the script's hyperparameters that are replaced, and note those before them."""
+        for line in replaced(one.hyperparameters, before, loaded, self.way):
+            self._training.run.tell(line)
+        one.hyperparameters = before
+
 
 class Optimizers(_Objects):
     """What optimizers remember, and how often they have stepped."""
 
     name, noun = "optimizers", "optimizer"
+    way = 'for group in optimizer.param_groups: group["{name}"] = {value!r}'
 
     def live(self) -> list[PreparedOptimizer]:
         return self._training.optimizers
@@ -220,6 +229,7 @@ class Optimizers(_Objects):
                 "state": one.state_dict(),
                 "steps": one.step_count,
                 "skipped": one.step_was_skipped,
+                "hyperparameters": one.hyperparameters,
             }
             for one in self.live()
         ]
@@ -242,12 +252,15 @@ class Optimizers(_Objects):
             yield name
             optimizer.load_state_dict(saved["state"])
             optimizer.step_count, optimizer.step_was_skipped = saved["steps"], saved["skipped"]
+            loaded = of_optimizer(optimizer.optimizer)
+            self._report_replaced(optimizer, saved["hyperparameters"], loaded)
 
 
 class Schedulers(_Objects):
     """The state of learning-rate schedulers."""
 
     name, noun = "schedulers", "scheduler"
+    way = "scheduler.scheduler.{name} = {value!r}"
 
     def live(self) -> list[PreparedScheduler]:
         return self._training.schedulers
@@ -258,6 +271,7 @@ class Schedulers(_Objects):
                 "kind": kind_of(one),
                 "state": one.scheduler.state_dict(),
                 "seen_steps": one.seen_steps,
+                "hyperparameters": one.hyperparameters,
             }
             for one in self.live()
         ]
@@ -267,6 +281,8 @@ class Schedulers(_Objects):
             yield name
             scheduler.scheduler.load_state_dict(saved["state"])
             scheduler.seen_steps = saved["seen_steps"]
+            loaded = of_scheduler(scheduler.scheduler)
+            self._report_replaced(scheduler, saved["hyperparameters"], loaded)
 
 
 class Objects(_Objects):

@@ -13,6 +13,7 @@ from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
 from headway.training.accumulation import Accumulation
+from headway.training.hyperparameters import of_optimizer, of_scheduler
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -48,6 +49,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._progress = progress or process_progress()
         self.step_count = 0  # steps that changed the weights
         self.step_was_skipped = False  # the last one, for an overflow in fp16
+        self.hyperparameters = of_optimizer(optimizer)  # as given to prepare(), or loaded
         if optimizer.state:  # loaded before the model moved to its device
             optimizer.load_state_dict(optimizer.state_dict())
 
@@ -177,6 +179,7 @@ class PreparedScheduler:
         self._optimizer = optimizer
         self._step_with_optimizer = step_with_optimizer
         self.seen_steps = optimizer.step_count
+        self.hyperparameters = of_scheduler(scheduler)  # as given to prepare(), or loaded
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step, unless the optimizer had to wait; arguments (a metric) go to the scheduler."""

@@ -1,0 +1,119 @@
+"""A resume reports the hyperparameters of the script that the checkpoint replaces."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
+
+from headway import Accelerator
+from headway.checkpoint.preemption import _report_no_step
+from headway.training.hyperparameters import of_optimizer, of_scheduler, replaced
+
+WEIGHTS = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+
+
+def groups(*rates: float) -> list[dict[str, Any]]:
+    return [{"params": [one], "lr": rate} for one, rate in zip(WEIGHTS, rates, strict=False)]
+
+
+def stepped(optimizer: Optimizer, size: int = 5) -> StepLR:
+    return StepLR(optimizer, size)
+
+
+def warmed(optimizer: Optimizer, size: int = 5) -> SequentialLR:
+    warm_up = LambdaLR(optimizer, lambda step: step / size)
+    return SequentialLR(optimizer, [warm_up, StepLR(optimizer, size)], [size])
+
+
+SGDS: list[tuple[Any, Any, Any, list[str]]] = [  # given, given before, loaded
+    (0.1, 0.1, 0.1, []),
+    (0.5, 0.1, 0.1, ["learning rate 0.1 of the checkpoint replaces 0.5 of the script"]),
+    (0.5, 0.5, 0.1, []),  # the script has lowered it
+    (0.5, 0.1, 0.5, []),  # it was set after an earlier resume
+    (torch.tensor(0.5), 0.5, 0.5, []),
+]
+
+
+@pytest.mark.parametrize(("given", "before", "loaded", "expected"), SGDS)
+def test_a_difference_of_optimizers_is_one_line(
+    given: Any, before: Any, loaded: Any, expected: list[str]
+) -> None:
+    all_groups = [of_optimizer(SGD(groups(rate, rate))) for rate in (given, before, loaded)]
+    lines = [*replaced(all_groups[0], all_groups[1], all_groups[2], "")]
+    assert [line.split(";")[0].removeprefix("note: ") for line in lines] == expected
+
+
+@pytest.mark.parametrize("make", [stepped, warmed])
+def test_schedules_are_compared_and_not_where_they_stand(make: Any) -> None:
+    one, other, same = (SGD(groups(0.1)) for _ in range(3))
+    saved = of_scheduler(make(one))
+    assert [*replaced(of_scheduler(make(same)), saved, saved, "")] == []
+    (line,) = replaced(of_scheduler(make(other, 7)), saved, saved, "")
+    assert "step_size 5 of the checkpoint replaces 7 of the script" in line
+    assert of_optimizer(one)[0]["lr"] == 0.1  # also where a warm-up has lowered it
+
+
+class Script:
+    """What the same command runs again, perhaps with other arguments."""
+
+    def __init__(self, lr: float = 0.05, size: int = 2, steps: int = 2) -> None:
+        self.accelerator = Accelerator(cpu=True, project_dir="run")
+        model = torch.nn.Linear(1, 1)
+        optimizer = SGD(model.parameters(), lr=lr, momentum=0.9)
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(
+            model, optimizer, StepLR(optimizer, size)
+        )
+        run = self.accelerator.resume()
+        for _ in range(run.step, steps):
+            self.accelerator.backward(self.model(torch.ones(1, 1)).sum())
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+        self.accelerator.checkpoint()
+
+
+def test_a_resume_reports_what_it_replaces_and_how_to_set_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Script().accelerator.end_training()
+    Script(steps=3).accelerator.end_training()
+    assert "replaces" not in capsys.readouterr().err
+    for steps in (4, 5):  # as long as it is not set
+        script = Script(0.0001, 7, steps)
+        lines = [one for one in capsys.readouterr().err.splitlines() if "replaces" in one]
+        assert len(lines) == 2
+        assert "learning rate 0.05 of the checkpoint replaces 0.0001 of the script" in lines[0]
+        assert "step_size 2 of the checkpoint replaces 7 of the script" in lines[1]
+        script.accelerator.end_training()
+    for line in lines:
+        exec(line.split("afterwards: ")[1], vars(script).copy())  # noqa: S102
+    assert script.optimizer.param_groups[0]["lr"] == 0.0001
+    assert script.scheduler.scheduler.step_size == 7
+
+
+def test_a_resume_without_a_step_says_that_nothing_was_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Script(steps=2).accelerator.end_training()
+    Script(steps=3).accelerator.end_training()
+    said = "nothing was left to train"
+    assert said not in capsys.readouterr().err
+    script = Script(steps=1)
+    progress = script.accelerator.parts.training.progress
+    report = partial(_report_no_step, progress, progress.num_trained, "run")
+    with monkeypatch.context() as failed:
+        failed.setattr(sys, "last_type", ValueError, raising=False)
+        report()
+    try:
+        raise ValueError
+    except ValueError:
+        report()
+    assert said not in capsys.readouterr().err
+    script.accelerator.end_training()
+    assert capsys.readouterr().err.count(said) == 1
