@@ -6,8 +6,8 @@ import importlib
 import inspect
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +16,9 @@ from typing import Any
 import torch
 
 from headway.contract import signals
-from headway.contract.notes import say_once
 from headway.contract.run import Ranks, RunContract, read_ranks, read_run
 from headway.data.workers import with_lasting_workers
 from headway.libraries.resuming import (
-    LIGHTNING,
     Start,
     Stopping,
     add_to_list,
@@ -55,33 +53,26 @@ def join(module: ModuleType) -> None:
         given = bound.arguments.get("ckpt_path")
         start = select_start(run, Path(self.default_root_dir), given, Path.exists)
         bound.arguments["ckpt_path"] = given or start.path
-        with _joined(callback_class(self, run, start), seed_workers):
-            return fit(*bound.args, **bound.kwargs)
+
+        def process_dataloader(process: Callable[[Any], Any], loader: Any) -> Any:
+            loader = process(loader)
+            seed_workers(loader, self.global_rank)  # if it has no `worker_init_fn`
+            return with_lasting_workers(loader)
+
+        callback = callback_class(self, run, start)
+        self.callbacks.append(callback)
+        try:
+            with (
+                replaced(self, save_checkpoint=callback.save_and_list),
+                replaced(self.strategy, process_dataloader=process_dataloader),
+            ):
+                return fit(*bound.args, **bound.kwargs)
+        finally:
+            if callback in self.callbacks:
+                self.callbacks.remove(callback)
+            callback.stopping.release()
 
     trainer_class.fit = joined_fit
-
-
-@contextmanager
-def _joined(callback: Any, seed_workers: Callable[[Any, int], None]) -> Iterator[None]:
-    """Join a training. `seed_workers` is Lightning's, for loaders without `worker_init_fn`."""
-    trainer = callback.trainer
-
-    def process_dataloader(process: Callable[[Any], Any], loader: Any) -> Any:
-        loader = process(loader)
-        seed_workers(loader, trainer.global_rank)
-        return with_lasting_workers(loader)
-
-    trainer.callbacks.append(callback)
-    try:
-        with (
-            replaced(trainer, save_checkpoint=callback.save_and_list),
-            replaced(trainer.strategy, process_dataloader=process_dataloader),
-        ):
-            yield
-    finally:
-        if callback in trainer.callbacks:
-            trainer.callbacks.remove(callback)
-        callback.stopping.release()
 
 
 class _Fit:
@@ -106,8 +97,6 @@ class _Fit:
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         announce("Lightning's Trainer", self._start, self._folder)
-        if self._start.path is not None:
-            self._note_repeated_batches()
         self._step = trainer.global_step
         signals.put_back({signal.SIGTERM: self._handler})  # Lightning's ends a rank by itself
         self.stopping.begin(self._step, self._total())
@@ -123,18 +112,6 @@ class _Fit:
     def on_train_epoch_end(self, *_: Any) -> None:
         if self.stopping.request and not self._is_over():
             self._save_and_exit()
-
-    def _note_repeated_batches(self) -> None:
-        """Print how Lightning resumes within an epoch, if that is not exact."""
-        loop = self.trainer.fit_loop
-        loaders = loop._combined_loader.flattened
-        is_stateful = all(hasattr(loader, "load_state_dict") for loader in loaders)
-        if loop.epoch_loop.batch_progress.current.ready and not is_stateful:
-            say_once(
-                "note: Lightning completes the interrupted epoch with its first batches, in a new"
-                " order; a loader with a state_dict(), such as torchdata's StatefulDataLoader,"
-                " resumes at the next batch"
-            )
 
     def _read_loss(self, outputs: Any) -> None:
         if time.monotonic() - self._loss_read_at < _LOSS_EVERY_S:
@@ -165,10 +142,10 @@ class _Fit:
         trainer = self.trainer
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         path = Path(folder or self._folder / "checkpoints")
-        path /= f"{_OWN}{trainer.global_step}{LIGHTNING}"
+        path /= f"{_OWN}{trainer.global_step}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            for old in {*path.parent.glob(f"{_OWN}*{LIGHTNING}")} - {path}:
+            for old in {*path.parent.glob(f"{_OWN}*.ckpt")} - {path}:
                 if old.stem.removeprefix(_OWN).isdecimal():
                     with suppress(OSError):  # the job stops all the same
                         old.unlink()

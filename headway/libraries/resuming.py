@@ -34,7 +34,6 @@ from headway.errors import CheckpointError
 LIST = "_headway-checkpoints.json"  # `_`: Trainer's push_to_hub uploads no such file
 STATE = "trainer_state.json"
 """What transformers' Trainer writes last."""
-LIGHTNING = ".ckpt"
 
 _trainings: Counter[str] = Counter()  # of this process, by the folder of their output
 

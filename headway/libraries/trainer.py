@@ -8,8 +8,7 @@ ranks are on their disk, and has that file, which is removed before a folder is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -59,34 +58,20 @@ def join(module: ModuleType) -> None:
         folder = Path(self.args.output_dir)
         start = select_start(run, folder, resume_from_checkpoint, is_complete)
         announce("transformers' Trainer", start, folder)
-        with _joined(self, _Callback(self, run, start)):
-            return train(self, resume_from_checkpoint or start.path, *args, **kwargs)
+        callback = _Callback(self, run, start)
+        self.add_callback(callback)
+        try:
+            with replaced(self, **callback.wrappers()):
+                return train(self, resume_from_checkpoint or start.path, *args, **kwargs)
+        finally:
+            self.remove_callback(callback)
+            callback.stopping.release()
 
     trainer_class.train = joined_train
 
 
 def is_complete(checkpoint: Path) -> bool:
     return not is_absent(checkpoint / STATE)
-
-
-@contextmanager
-def _joined(trainer: Any, callback: _Callback) -> Iterator[None]:
-    """Join a training: wrap also the methods for which Trainer has no callback."""
-    wrappers: dict[str, Any] = {
-        "_save_checkpoint": callback.save_whole,
-        "_save_rng_state": callback.complete,
-        "_run_epoch": callback.run_epoch,
-        "get_train_dataloader": _with_lasting_workers,
-        "get_eval_dataloader": _with_lasting_workers,
-    }
-    there = {name: wrapper for name, wrapper in wrappers.items() if hasattr(trainer, name)}
-    trainer.add_callback(callback)
-    try:
-        with replaced(trainer, **there):
-            yield
-    finally:
-        trainer.remove_callback(callback)
-        callback.stopping.release()
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
@@ -102,6 +87,17 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         self._folder = Path(trainer.args.output_dir)
         self._loss: float | None = None
         self._is_stopping = False
+
+    def wrappers(self) -> dict[str, Callable[..., Any]]:
+        """Return what wraps the methods for which Trainer has no callback."""
+        wrappers: dict[str, Callable[..., Any]] = {
+            "_save_checkpoint": self.save_whole,
+            "_save_rng_state": self.complete,
+            "_run_epoch": self.run_epoch,
+            "get_train_dataloader": _with_lasting_workers,
+            "get_eval_dataloader": _with_lasting_workers,
+        }
+        return {name: one for name, one in wrappers.items() if hasattr(self._trainer, name)}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         handler = self._trainer.callback_handler

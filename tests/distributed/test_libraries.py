@@ -95,4 +95,3 @@ def test_lightning_exits_after_the_step_when_the_job_is_asked_to_stop_and_resume
     again = launch("--cpu", "--resume", "latest", WORKER, "lightning", str(cut), *words, "0")
     assert (again.returncode, steps(cut)) == (0, [*range(1, 29)]), again.stderr
     assert done(cut)["step"] == done(whole)["step"]
-    assert "completes the interrupted epoch with its first batches" in again.stderr
