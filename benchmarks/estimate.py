@@ -246,16 +246,15 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from headway.estimate.child import torch_patches
+    from headway.estimate.child import stand_ins
     from headway.estimate.child.ledger import Ledger
-    from headway.estimate.child.ranks import shard
     from headway.strategies.units import checkpoint_activations, units_of
 
     dist.init_process_group("gloo")
     trained: list[int] = []
     _stop_after_two_steps(trained)
     ledger = Ledger(torch.device("cpu"))
-    torch_patches.replace_resizing(ledger.resized)
+    stand_ins.replace_resizing(ledger.resized)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     made = torch.optim.AdamW.__init__
 
@@ -265,7 +264,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
         units = units_of(net)
         if checkpointed:
             checkpoint_activations(units)
-        shard(net, units, [self], mesh)
+        stand_ins.shard(net, units, [self], mesh)
         ledger.start_anew()
 
     torch.optim.AdamW.__init__ = init  # type: ignore[assignment, method-assign]

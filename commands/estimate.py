@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from headway.commands.flags import Parser
 from headway.commands.program import program_from, require_torch
 from headway.contract.notes import waiting_for
 from headway.contract.precisions import PRECISIONS
 from headway.contract.run import ACCELERATE
+from headway.contract.sizes import size
+from headway.contract.strategies import DDP
 from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import Attempt, Judged, Planner, Row, rows_for
-from headway.estimate.report import Report, last_lines, show
+from headway.estimate.planner import (
+    MARGIN_BYTES,
+    MARGIN_SHARE,
+    Attempt,
+    Judged,
+    Outcome,
+    Planner,
+    Row,
+    rows_for,
+)
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
+from headway.settings.table import YES
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
 """The settings of a launch that count for memory, beside those of the strategies."""
@@ -25,6 +38,11 @@ _WAITED_FOR = "the script's first two optimizer steps, without memory"
 _TIME_LIMIT_S = 300.0
 _MOST_SECONDS = 1e9  # timers of every system can be set to as much
 
+CHECKED = "checked against CPU runs only"
+_LONGEST_LINE = 300  # characters of a script's output
+
+_VERDICTS = {None: "unknown", True: "fits", False: "does not fit"}
+
 EXAMPLES = """
 The script runs unmodified up to its second optimizer step, without memory, GPU or network: its
 tensors have shapes and no values. It changes no file, starts no program and reaches no network.
@@ -32,7 +50,7 @@ tensors have shapes and no values. It changes no file, starts no program and rea
   headway estimate --devices 8xH100-80GB train.py
   headway estimate --devices 2x8xA100-40GB --mixed-precision bf16 train.py --bs 8
 
-DEVICES are [MACHINESx][COUNTx]NAME[-MEMORY]: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 24GB, 4xcpu.
+DEVICES are [MACHINESx][COUNTx]NAME[-MEMORY]: 8xH100-80GB, 2x8xA100-40GB, 24GB, 4xcpu.
 """
 
 
@@ -63,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         found = planner.judge(rows, attempt, devices)
     first = found[0].outcome
     if first.failed_at:
-        said = last_lines(first)
+        said = _last_lines(first)
         raise UsageError(
             f"the script could not be followed: {first.failed_at}",
             where=f"{program.name}; its last lines:\n{said}" if said else program.name,
@@ -71,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
             " what failed there",
         )
     _require_use_of_gpu(found, devices, program)
-    show(Report(attempt, devices, found))
+    _show(Report(attempt, devices, found))
     return 0
 
 
@@ -131,3 +149,87 @@ def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Prog
             fix="let the script move its model, by model.to('cuda') or accelerator.prepare(model); "
             "or pass --devices cpu for the memory that it takes there",
         )
+
+
+class Report(NamedTuple):
+    attempt: Attempt  # the script and its arguments
+    devices: Devices  # what it is to be trained on
+    rows: Sequence[Judged]  # by strategy, cheapest first
+
+    @property
+    def chosen(self) -> Judged | None:
+        return next((one for one in self.rows if one.fits), None)
+
+    def launch_line(self, judged: Judged) -> str:
+        devices, attempt = self.devices, self.attempt
+        words = ["headway", "launch"]
+        if devices.kind == "cpu":
+            words.append("--cpu")
+        if devices.machines > 1:
+            words += ["--num-machines", str(devices.machines)]
+        if devices.per_machine > 1:
+            words += ["--num-processes", str(devices.per_machine)]
+        for name, value in judged.row.settings.items():
+            if value != DDP:  # what a launch does by itself
+                words.append(f"--{name.replace('_', '-')}")
+                words += [value] * (value != YES)
+        words += ["-m"] * attempt.is_module
+        return shlex.join([*words, attempt.program, *attempt.args])
+
+
+def _show(report: Report) -> None:
+    first = report.rows[0]
+    program = shlex.join([report.attempt.program, *report.attempt.args])
+    print(f"{program} on {report.devices}, {first.row.name}")
+    _show_peak(report.devices, first)
+    _show_rows(report)
+    _show_launch(report)
+    for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
+        print(f"note: {note}")
+    print(CHECKED)
+
+
+def _show_peak(devices: Devices, judged: Judged) -> None:
+    outcome = judged.outcome
+    share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
+    print(
+        f"\npeak of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
+        f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}"
+    )
+    if outcome.peak_at:
+        print(f"the peak is {outcome.peak_at}")
+    whole = max(sum(outcome.categories.values()), 1)
+    for name, count in outcome.categories.items():
+        print(f"  {name:<13}{size(count):>12}{count / whole:>6.0%}")
+
+
+def _show_rows(report: Report) -> None:
+    rows: list[tuple[str, tuple[str, ...]]] = [("strategy", ("peak", "with margin", "fits"))]
+    for one in report.rows:
+        sizes = [size(one.outcome.peak_bytes), size(one.needed_bytes)]
+        known = ["", ""] if one.outcome.failed_at else sizes
+        rows.append((one.row.name, (*known, _VERDICTS[one.fits])))
+    first = max(len(name) for name, _ in rows)
+    widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
+    print()
+    for name, cells in rows:
+        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        print("  ".join((f"{name:<{first}}", *padded)))
+    for one in report.rows:
+        if one.outcome.failed_at:
+            print(f"{one.row.name} could not be followed: {one.outcome.failed_at}")
+
+
+def _show_launch(report: Report) -> None:
+    chosen = report.chosen
+    print()
+    if chosen is None:
+        print("no strategy is known to fit; take smaller batches, or more devices")
+    else:
+        print(report.launch_line(chosen))
+        if chosen.row.settings != {"strategy": DDP}:
+            print("it needs a script whose model goes through accelerator.prepare()")
+
+
+def _last_lines(outcome: Outcome) -> str:
+    return "\n".join(line[:_LONGEST_LINE] for line in outcome.output.splitlines()[-10:])

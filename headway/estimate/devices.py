@@ -5,24 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError
 from headway.machine.facts import Machine
 
-GB = 10**9
-_UNITS = {"GB": GB, "GIB": 2**30}
-
-KNOWN = {
-    **dict.fromkeys(("T4", "P100"), 16),
-    **dict.fromkeys(("L4", "A10", "A10G", "RTX3090", "RTX4090"), 24),
-    **dict.fromkeys(("A40", "A6000", "L40", "L40S"), 48),
-    "RTX5090": 32,
-    "H100": 80,
-    "H200": 141,
-    "B200": 180,
-    "MI250X": 64,
-    "MI300X": 192,
-}
-"""Memory in GB of a GPU that comes in one size, by the vendors' data sheets (MI250X: each half)."""
+_UNITS = {"GB": 10**9, "GIB": 2**30}
 
 _FORM = re.compile(
     r"(?:(?:(?P<machines>\d+)x)?(?P<count>\d+)x)?(?P<name>[a-z][a-z0-9]*)?"
@@ -56,7 +42,7 @@ class Devices(NamedTuple):
 
 
 def parse_devices(text: str, this_machine: Machine) -> Devices:
-    """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, RTX4090, 4xcpu."""
+    """Return the devices that `--devices` means: 8xH100-80GB, 2x8xA100-40GB, 24GB, 4xcpu."""
     found = _FORM.fullmatch(text.strip().replace(" ", ""))
     if found is None or not (found["name"] or found["memory"]):
         raise ConfigError(
@@ -73,8 +59,13 @@ def parse_devices(text: str, this_machine: Machine) -> Devices:
     name = found["name"] or "GPU"
     if name.lower() == "cpu":
         return Devices("cpu", "CPU", memory or _host_bytes(this_machine), count, machines)
-    shown = f"{name}-{found['memory']}" if found["memory"] else name
-    return Devices("cuda", shown, memory or _known_bytes(name), count, machines)
+    if memory is None:
+        raise ConfigError(
+            f"the memory of {name!r} is not given",
+            where="--devices",
+            fix=f"write it after the name: {name}-40GB",
+        )
+    return Devices("cuda", f"{name}-{found['memory']}", memory, count, machines)
 
 
 def devices_of(machine: Machine) -> Devices:
@@ -105,16 +96,3 @@ def _host_bytes(machine: Machine) -> int:
             fix="say it with the devices: --devices cpu-64GB",
         )
     return min(known)
-
-
-def _known_bytes(name: str) -> int:
-    known = {known.lower(): size for known, size in KNOWN.items()}
-    if name.lower() not in known:
-        close = did_you_mean(name.upper(), KNOWN)
-        raise ConfigError(
-            f"the memory of {name!r} is not known"
-            + (f"; did you mean {close!r}?" if close else ""),
-            where="--devices",
-            fix=f"write it after the name: {name}-40GB",
-        )
-    return known[name.lower()] * GB

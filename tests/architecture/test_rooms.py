@@ -62,7 +62,7 @@ READ_ENVIRON = {
     "trackers.adapters",  # variables that stand for its arguments
     "launcher.processes.starter",  # those of other processes
     "commands.estimate",  # the script's own, for its attempts
-    "estimate.child.ranks",  # those of a rank, in an attempt's process
+    "estimate.child.stand_ins",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
     "distributed.environment",  # what the script asks for, or sets for a while
     "launcher.rank.import_hooks",  # what the script changes in its own

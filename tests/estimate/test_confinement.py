@@ -84,7 +84,6 @@ CHANGES = (
     "os.close(os.open(path, os.O_RDWR | os.O_TRUNC))",
     "shutil.copyfile(__file__, path)",
     "open(path + '.new', 'x').write('new')",
-    "io.FileIO(path, 'w').write(b'changed')",
     "os.symlink(path, path + '.link')  # noted",
     "os.chmod(path, 0)",
     "os.utime(path, (1, 1))",

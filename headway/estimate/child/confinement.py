@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from headway.estimate.child.patching import line_now, replace, replace_wherever_imported
+from headway.estimate.child.patching import line_now, replace
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {
@@ -115,13 +115,8 @@ class Confinement:
                 path = self._for_writing(path) if flags & _WRITING else self._seen(path)
             return open_fd(path, flags, mode, dir_fd=dir_fd)
 
-        class RawFile(io.FileIO):
-            def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-                super().__init__(place_for(file, mode), mode, *args, **kwargs)
-
         builtins.open = io.open = opened
         os.open = opened_fd
-        replace_wherever_imported("FileIO", RawFile)
 
     def _replace_folders(self) -> None:
         make, is_there = os.mkdir, os.path.exists

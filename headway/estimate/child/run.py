@@ -31,7 +31,7 @@ from headway.contract import signals
 from headway.contract.forking import become_new, wake_on_child_end
 from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.notes import say
-from headway.estimate.child import fake_cuda, ranks, torch_patches
+from headway.estimate.child import fake_cuda, stand_ins
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Ledger, Models
@@ -39,7 +39,6 @@ from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Attempt, Outcome
 from headway.strategies.units import checkpoint_activations, units_of
 
-_MARGIN_S = 20.0  # for a script that holds up its own alarm
 _OUTPUT_BYTES = 4000
 
 
@@ -75,7 +74,7 @@ def _outcome(
     attempt: Attempt, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
 ) -> Outcome:
     """Make an attempt in a child process, which prints to `output`."""
-    deadline = time.monotonic() + attempt.time_limit_s + _MARGIN_S
+    deadline = time.monotonic() + attempt.time_limit_s
     server, child = os.getpid(), os.fork()
     if child == 0:
         try:
@@ -87,29 +86,32 @@ def _outcome(
             Run(attempt, scratch).to_the_end()
         finally:
             os._exit(1)
-    status = _wait(child, wake_fds[0], deadline, os.path.join(scratch, _PROGRESS))
+    where = os.path.join(scratch, _PROGRESS)
+    status = _wait(child, wake_fds[0], deadline, where)
     output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
     text = output.read().decode(errors="replace")
     with suppress(OSError, ValueError), open(os.path.join(scratch, OUTCOME), "rb") as file:
         found: Outcome = decode(kinds_of(Outcome), file.read())
         return found._replace(output=text)
-    code = os.waitstatus_to_exitcode(status)
-    ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-    line = line_in(text)
+    if status is None:
+        line = _line_at(where)
+        ended = f"no second optimizer step within {attempt.time_limit_s:g} s (--time-limit)"
+    else:
+        line, code = line_in(text), os.waitstatus_to_exitcode(status)
+        ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
     return Outcome(failed_at=f"{line}: {ended}" if line else ended, output=text)
 
 
-def _wait(child: int, woken: int, deadline: float, progress: str) -> int:
-    """Return the status of the child, which is killed at the deadline; print its progress."""
+def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
+    """Return the status of the child, None if it was killed at the deadline; print its progress."""
     ended = status = 0
-    began = time.monotonic()
+    began = told_at = time.monotonic()
     try:
         while not ended and (left := deadline - time.monotonic()) > 0:
-            ready = select.select([woken, sys.stdin], [], [], min(left, PROGRESS_S + 0.5))[0]
-            if not ready:
-                with suppress(OSError), open(progress) as file:
-                    where = file.read() or "no line of its own"
-                    say(f"after {time.monotonic() - began:.0f} s the script is at {where}")
+            ready = select.select([woken, sys.stdin], [], [], min(left, _LOOK_S))[0]
+            if (now := time.monotonic()) - told_at >= PROGRESS_S:
+                told_at, where = now, _line_at(progress) or "no line of its own"
+                say(f"after {now - began:.0f} s the script is at {where}")
             if sys.stdin in ready:  # there is no second attempt before this one's outcome
                 raise SystemExit
             if woken in ready:
@@ -118,22 +120,24 @@ def _wait(child: int, woken: int, deadline: float, progress: str) -> int:
     finally:
         if not ended:
             os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-    return status
+            os.waitpid(child, 0)
+    return status if ended else None
+
+
+def _line_at(progress: str) -> str:
+    with suppress(OSError), open(progress) as file:
+        return file.read()
+    return ""
 
 
 OUTCOME, _PROGRESS = "outcome", "progress"
 """The files in the scratch folder that have what was found, and where the script is."""
 PROGRESS_S = 10.0  # from one line about that to the next
+_LOOK_S = 1.0  # at where the script is
 
 _STEPS = 2  # of each optimizer, after which the script is stopped
 _MOST_STEPS = 12  # of one optimizer, while another has not made its second
-_MOST_NOTES = 20
 _LONGEST_LINE = 300  # characters of an exception's message
-
-
-class TimeUp(BaseException):
-    """The time limit is over; not an Exception, which scripts catch."""
 
 
 class Run:
@@ -159,7 +163,7 @@ class Run:
     def to_the_end(self) -> NoReturn:
         attempt = self._attempt
         faulthandler.enable()
-        ranks.join(attempt.world_size, attempt.local_world_size)
+        stand_ins.join(attempt.world_size, attempt.local_world_size)
         if attempt.sharded and attempt.world_size > 1:  # before there are fake tensors
             self._mesh = init_device_mesh("cpu", (attempt.world_size,))
         self.replace_calls()
@@ -171,7 +175,7 @@ class Run:
         Confinement(self._scratch, self.note).begin()
         self._began = time.monotonic()
         signals.trap(self._on_alarm, signal.SIGALRM)
-        self._set_alarm(attempt.time_limit_s)
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
         try:
             _run_program(attempt)
         except BaseException as error:  # noqa: BLE001  it is part of the outcome
@@ -188,19 +192,19 @@ class Run:
             fake_cuda.replace_choice_of_optimizers()
         fake_cuda.replace_moves(ledger.see)
         fake_cuda.replace_places_of_loaded(self._device)
-        torch_patches.replace_reading(self._mode)
-        torch_patches.replace_addresses()
-        torch_patches.replace_skipped_steps()
-        torch_patches.replace_files_of_tensors(self._mode)
-        torch_patches.replace_resizing(ledger.resized)
-        torch_patches.replace_loaders(self._mode, ledger.see)
-        torch_patches.replace_saving(self.note)
-        torch_patches.replace_loading(self.note)
-        torch_patches.replace_compilation(self.note)
+        stand_ins.replace_reading(self._mode)
+        stand_ins.replace_addresses()
+        stand_ins.replace_skipped_steps()
+        stand_ins.replace_files_of_tensors(self._mode)
+        stand_ins.replace_resizing(ledger.resized)
+        stand_ins.replace_loaders(self._mode, ledger.see)
+        stand_ins.replace_saving(self.note)
+        stand_ins.replace_loading(self.note)
+        stand_ins.replace_compilation(self.note)
         torch.backends.mha.set_fastpath_enabled(False)  # which nobody trains with
-        ranks.replace_choice_of_strategy(self.note)
-        ranks.replace_data_parallel(None if attempt.sharded else ledger.classify)
-        ranks.replace_object_collectives(attempt.world_size)
+        stand_ins.replace_choice_of_strategy(self.note)
+        stand_ins.replace_data_parallel(None if attempt.sharded else ledger.classify)
+        stand_ins.replace_object_collectives(attempt.world_size)
 
     def _reshape(self, model: torch.nn.Module) -> None:
         model = getattr(model, "module", model)  # of DistributedDataParallel
@@ -213,7 +217,7 @@ class Run:
             checkpoint_activations(units)
         if self._mesh is not None:
             self._models.classify()
-            ranks.shard(model, units, self._models.optimizers(), self._mesh)
+            stand_ins.shard(model, units, self._models.optimizers(), self._mesh)
             gc.collect()  # whole parameters may be in cycles; a launch frees them as it shards
             self._ledger.start_anew()
 
@@ -222,24 +226,13 @@ class Run:
         if min(steps) >= _STEPS or max(steps) >= _MOST_STEPS:
             self._finish_with_peak()
 
-    def _set_alarm(self, left: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, min(left, PROGRESS_S))
-
     def _on_alarm(self, _: int, __: FrameType | None) -> None:
-        """Write the current line for the server; at the time limit, stop the script."""
-        limit = self._attempt.time_limit_s
-        left = limit - (time.monotonic() - self._began)
-        if left <= 0:
-            raise TimeUp(f"no second optimizer step within {limit:g} s (--time-limit)")
+        """Write the current line for the server, which ends the process at the time limit."""
         with suppress(OSError), open(os.path.join(self._scratch, _PROGRESS), "w") as file:
             file.write(line_now())
-        self._set_alarm(left)
 
     def _finish_with_peak(self) -> NoReturn:
         self._models.classify()
-        notes = [*self._notes]
-        if len(notes) > _MOST_NOTES:
-            notes[_MOST_NOTES:] = [f"and {len(notes) - _MOST_NOTES} more"]
         self._finish(
             Outcome(
                 peak_bytes=self._ledger.peak_bytes,
@@ -247,7 +240,7 @@ class Run:
                 categories=self._ledger.parts_of_peak(),
                 steps=max(self._models.steps(), default=0),
                 seconds=time.monotonic() - self._began,
-                notes=tuple(notes),
+                notes=tuple(self._notes),
             )
         )
 
