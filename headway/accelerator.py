@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from headway.checkpoint.checkpointer import Checkpointer, refuse_keywords
 from headway.checkpoint.files import save, save_weights
 from headway.checkpoint.preemption import Preemption, ResumedRun
-from headway.data.active_loader import gather_for_metrics
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
@@ -39,6 +38,7 @@ from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
 from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
 from headway.training.connector import connect, tell
+from headway.training.metrics import gather_for_metrics
 from headway.training.models import extract_model_from_parallel
 from headway.training.preparer import Preparer
 from headway.training.profiling import ProfileKwargs, profiled
@@ -1079,21 +1079,24 @@ class Accelerator(Process):
         """Gather results for samples of the current batch, without repeats, in the data's order.
 
         Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
-        equally many are dropped. `loss.repeat(batch_size)` is cut to as many as the batch has.
+        equally many are dropped. As many rows as a full batch has are cut to the last batch
+        (`loss.repeat(batch_size)`). After a pass, the results for all its samples are gathered
+        rank by rank.
 
         Args:
-            input_data: tensors of shape [samples of this rank's batch, ...], alone or nested; or a
-                list of objects, one for each sample. With `even_batches=False` the ranks without a
-                part of the last batch are not in the loop any more: its results are gathered among
-                the others, of which rank 0 is always one.
-            use_gather_object: gather tensors as objects, too.
+            input_data: tensors with one row, or k rows, for each sample of this rank's last batch,
+                or one for each of the whole pass after its loop; scalars; lists of objects with as
+                many entries; or tuples, mappings and dataclasses of these. With
+                `even_batches=False` the ranks without a part of the last batch are not in the loop
+                any more: its results are gathered among the others, of which rank 0 is always one.
+            use_gather_object: gather tensors and lists of tensors as objects, too.
 
         Returns:
-            The same nesting with tensors of shape [samples of all ranks' batches, ...], or one list
-            of objects, on every rank.
+            The same nesting on every rank, with tensors of shape [rows of all ranks, ...], of shape
+            [world size] for scalars, and lists of objects.
 
         Raises:
-            UsageError: there is something else than tensors, and it is not a list.
+            UsageError: there is something else, which `gather` or `gather_object` gathers.
 
         Examples:
             >>> loader = accelerator.prepare(torch.utils.data.DataLoader(range(3), batch_size=2))

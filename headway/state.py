@@ -272,6 +272,7 @@ class GradientState:
     def _reset_state() -> None:
         """Forget the shared state, for tests."""
         GradientState._shared_state.clear()
+        current_loop().passed = None
 
     @property
     def initialized(self) -> bool:

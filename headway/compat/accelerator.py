@@ -18,6 +18,7 @@ from headway.data.samplers import as_plain, is_plain
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
+from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.preparer import Preparer
 from headway.training.steps import Tensors
@@ -179,6 +180,10 @@ class Accelerator(native.Accelerator):
         return super().free_memory(*objects)
 
     clear = free_memory
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather results, and leave out those of repeated samples where they are for samples."""
+        return gather_for_metrics(input_data, use_gather_object, strict=False)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum over ranks of each tensor, or its `mean` or `max`; see the class."""

@@ -5,17 +5,12 @@ The loops belong to the process, not to an Accelerator: each of several finds th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader
 
-from headway.distributed import collectives
-from headway.distributed import nested as containers
 from headway.distributed.world import rank_and_size
-from headway.errors import UsageError
 
 
 class TrainingLoader(DataLoader[Any]):
@@ -55,6 +50,21 @@ class GlobalBatch(NamedTuple):
     shares: tuple[int, ...] = ()  # those of each rank that has any; empty if all have equally many
     repeated: int = 0  # of this rank's samples, the last ones, where it reads data of its own
 
+    def of_rank(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        """Return how many samples a rank has, and how many of them, the first, are not repeated."""
+        shares = self.shares or (self.padded // num_ranks,) * num_ranks
+        if rank >= len(shares):
+            return 0, 0
+        new = min(max(self.samples - sum(shares[:rank]), 0), shares[rank])
+        return shares[rank] + self.repeated, new
+
+
+class Passed(NamedTuple):
+    """What this rank was given in a pass; the repeated samples are the last ones."""
+
+    samples: int
+    repeated: int
+
 
 class LoaderLoop:
     """One loop over a prepared data loader, as of its current batch."""
@@ -63,49 +73,42 @@ class LoaderLoop:
         self.loader = loader
         self.batch = GlobalBatch()
         self.is_last = False  # whether the current batch is the last one
-        self._num_gathers = 0  # for the current batch
-        self._rows: dict[int, float] = {}  # n-th gather for a batch -> results for a sample
+        self.passed: Passed | None = None  # the pass that has ended in the current batch
+        self._num_alike = 0  # batches up to the current one that are like it
+        self._counted: Passed | None = Passed(0, 0)  # before these; None if it is unknown
+        self.rows: set[int] = set()  # for each sample, of the results gathered for full batches
 
     def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
         """Make `batch` the current one, and this loop the innermost."""
-        self.batch, self.is_last, self._num_gathers = batch, is_last, 0
+        if batch is not self.batch and batch != self.batch:
+            self._counted, self._num_alike = self._count(), 0
+            self.batch = batch
+        self._num_alike += 1
+        self.is_last, self.passed = is_last, None
         if not _loops or _loops[-1] is not self:
-            self.end()
+            self._leave()
             _loops.append(self)
 
     def end(self) -> None:
         """Leave the loop."""
+        self._leave()
+        if self._num_alike:
+            current_loop().passed, self._num_alike = self._count(), 0
+
+    def _leave(self) -> None:
         _loops[:] = [other for other in _loops if other is not self]
 
-    def drop_repeats(self, gathered: Any, num_ranks: int) -> Any:
-        """Return results of all ranks for the current batch without those of repeated samples.
-
-        A result of the usual length for a batch that is shorter than usual
-        (`loss.repeat(batch_size)`) is cut to the batch. Where a length can be understood either
-        way, the number of results for a sample in the first batch decides. What is no list or
-        tensor, in the order of the ranks, is returned as it is.
-        """
-        samples, padded, full, shares, _ = self.batch
-        self._num_gathers += 1
-        is_tensor = isinstance(gathered, torch.Tensor) and gathered.ndim > 0
-        if not padded or not (is_tensor or isinstance(gathered, list)):
-            return gathered
-        entries = len(gathered)
-        is_only_one = self.is_last and entries == full
-        usual = self._rows.setdefault(self._num_gathers, 1 if is_only_one else entries / padded)
-        if usual != int(usual):  # one result for a batch, or for anything else but samples
-            return gathered
-        rows = int(usual)
-        if entries == rows * full > rows * padded:
-            shares = shares or (padded // num_ranks,) * num_ranks
-            starts = range(0, entries, entries // len(shares))
-            kept = [
-                start + one
-                for start, share in zip(starts, shares, strict=True)
-                for one in range(rows * share)
-            ][: rows * samples]
-            return gathered[kept] if is_tensor else [gathered[one] for one in kept]
-        return gathered if entries % padded else gathered[: entries // padded * samples]
+    def _count(self) -> Passed | None:
+        if not self._num_alike or self._counted is None:
+            return self._counted
+        samples, new = self.batch.of_rank(*rank_and_size())
+        is_in_between = new and (self._counted.repeated or (new < samples and self._num_alike > 1))
+        if not samples or is_in_between:  # repeats are not all at the end
+            return None
+        all_of_it, repeated = self._counted
+        return Passed(
+            all_of_it + self._num_alike * samples, repeated + self._num_alike * (samples - new)
+        )
 
 
 _loops: list[LoaderLoop] = []  # the innermost is the last
@@ -120,49 +123,3 @@ def current_loop() -> LoaderLoop:
 def open_loops() -> list[LoaderLoop]:
     """Return the loops that this process is in, from outside in."""
     return [*_loops]
-
-
-def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
-    """Gather results for samples of the current batch; see `Accelerator.gather_for_metrics`."""
-    loop, size = current_loop(), rank_and_size()[1]
-
-    def drop_repeats(gathered: Any) -> Any:
-        return loop.drop_repeats(gathered, size)
-
-    as_objects = use_gather_object or not containers.only_tensors(input_data)
-    if as_objects:
-        _check_one_for_each_sample(input_data)
-    shares, repeated = loop.batch.shares, loop.batch.repeated
-    if repeated:
-        input_data = _without_last(input_data, repeated, shares[rank_and_size()[0]])
-    if shares and len(shares) < size:
-        gathered = collectives.gather_among_first(input_data, len(shares), as_objects)
-    elif as_objects:
-        gathered = collectives.gather_object(input_data)
-    else:
-        gathered = (collectives.gather_uneven if shares else collectives.gather)(input_data)
-    if as_objects:
-        return drop_repeats(gathered)
-    return containers.for_each_tensor(drop_repeats, gathered)
-
-
-def _without_last(data: Any, repeated: int, kept: int) -> Any:
-    """Return results for samples without those for the repeated ones at their end."""
-
-    def cut(rows: Any) -> Any:
-        each, rest = divmod(len(rows), kept + repeated)
-        return rows if rest else rows[: each * kept]
-
-    if isinstance(data, list):
-        return cut(data)
-    return containers.for_each_tensor(lambda one: cut(one) if one.ndim else one, data)
-
-
-def _check_one_for_each_sample(data: Any) -> None:
-    """Raise UsageError if `data` does not hold one object for each sample."""
-    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
-        raise UsageError(
-            f"gather_for_metrics() got a {type(data).__name__} with other things than tensors",
-            where="the script's gather_for_metrics(...)",
-            fix="call it for each entry: with tensors, or a list of one object for each sample",
-        )

@@ -47,6 +47,7 @@ class DispatchedShare(Share):
         self.loader, self.indices = self._source.loader, self._source.indices
         self._rank, self._division, self.reads = rank, division, rank == 0
         self._drop_last = is_plain(loader) and bool(loader.drop_last)
+        self._size = batch_size_of(loader)
         self.has_more = False
 
     @property
@@ -58,7 +59,7 @@ class DispatchedShare(Share):
         if self.reads:
             items, unpack, left_out = self._source.begin(start)
             batches = (unpack(item)[0] for item in islice(items, left_out, None))
-            rounds = _rounds(batches, self._division, self._drop_last)
+            rounds = _rounds(batches, self._division, self._drop_last, self._size)
         return self._received(rounds), lambda part: part, 0
 
     def _received(self, rounds: Iterator[Parts] | None) -> Iterator[tuple[Any, GlobalBatch]]:
@@ -100,12 +101,14 @@ def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, Glob
     return [(part, batch) for part in (*sent, *missing)]
 
 
-def _rounds(batches: Iterator[Any], division: Division, drop_last: bool) -> Iterator[Parts]:
-    """Yield rounds of ready batches, which keep their sizes.
+def _rounds(
+    batches: Iterator[Any], division: Division, drop_last: bool, size: int
+) -> Iterator[Parts]:
+    """Yield rounds of ready batches, which keep their sizes; a full one has `size` samples.
 
     Ranks without a batch in the last round get one of that round again, if all must have one.
     """
-    full = 0
+    full = size
     while taken := list(islice(batches, division.num_batches)):
         if drop_last and len(taken) < division.num_batches:
             return
@@ -115,7 +118,7 @@ def _rounds(batches: Iterator[Any], division: Division, drop_last: bool) -> Iter
             continue
         missing = division.num_ranks - len(taken) if division.even else 0
         ready = [*taken, *islice(cycle(taken), missing)]
-        yield ready, of_ready_batches(tuple(map(size_of, ready)), len(taken))
+        yield ready, of_ready_batches(tuple(map(size_of, ready)), len(taken), size)
 
 
 def _cut(batch: Any, division: Division, full: int) -> Parts:

@@ -97,9 +97,12 @@ def _whole(
     return _slices(sizes), batch
 
 
-def of_ready_batches(sizes: tuple[int, ...], num_new: int) -> GlobalBatch:
-    """Return what a round of ready batches of these sizes is, the first `num_new` not repeated."""
-    return GlobalBatch(sum(sizes[:num_new]), sum(sizes), shares=sizes)
+def of_ready_batches(sizes: tuple[int, ...], num_new: int, size: int) -> GlobalBatch:
+    """Return what a round of batches of these sizes, or usually `size`, is.
+
+    The first `num_new` are not repeated.
+    """
+    return GlobalBatch(sum(sizes[:num_new]), sum(sizes), size * len(sizes), sizes)
 
 
 def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:

@@ -302,6 +302,7 @@ class OwnShare(Share):
 
     def __init__(self, loader: Any, order: Order | None, num_ranks: int) -> None:
         super().__init__(loader)
+        self._full = batch_size_of(loader) * num_ranks
         if order is not None:
             whole = MapShare(loader, order, 0, Division(1))
             self.loader, self.indices = whole.loader, whole.indices
@@ -320,7 +321,7 @@ class OwnShare(Share):
         return self._rounds(batches, start), _as_it_is, 0
 
     def _rounds(self, batches: Iterator[Any], start: Pass) -> Iterator[tuple[Any, GlobalBatch]]:
-        taken, full = start.place.taken.batches, batch_size_of(self.loader) * self._num_ranks
+        taken = start.place.taken.batches
         first: Any = NoBatch
         length = len(self.loader) if self._repeats else 0
         for number in count(taken + 1):
@@ -337,7 +338,7 @@ class OwnShare(Share):
                 first = self._first(start) if first is NoBatch else first
                 batch, size = first, size_of(first)
             total = sum(shares)
-            yield batch, GlobalBatch(total, total, full, shares, size - new)
+            yield batch, GlobalBatch(total, total, self._full, shares, size - new)
 
     def _first(self, start: Pass) -> Any:
         """Return the first batch of an epoch whose data a resumed run has come to the end of."""

@@ -90,7 +90,7 @@ def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
         return same_kind(data, {key: function(one) for key, one in data.items()})
     if isinstance(data, (list, tuple)):
         return honor_type(data, map(function, data))
-    if _is_dataclass(data):
+    if is_dataclass_object(data):
         other = copy.copy(data)  # not replace(): it would call __init__, which may do anything
         for field in fields(data):
             object.__setattr__(other, field.name, function(getattr(data, field.name)))
@@ -102,7 +102,7 @@ def leaves(data: Any) -> Iterator[Any]:
     if not _is_nested(data):
         yield data
         return
-    if _is_dataclass(data):
+    if is_dataclass_object(data):
         data = [getattr(data, field.name) for field in fields(data)]
     for part in data.values() if isinstance(data, Mapping) else data:
         yield from leaves(part)
@@ -113,10 +113,10 @@ def only_tensors(data: Any) -> bool:
 
 
 def _is_nested(data: Any) -> bool:
-    return isinstance(data, (list, tuple, Mapping)) or _is_dataclass(data)
+    return isinstance(data, (list, tuple, Mapping)) or is_dataclass_object(data)
 
 
-def _is_dataclass(data: Any) -> bool:
+def is_dataclass_object(data: Any) -> bool:
     return is_dataclass(data) and not isinstance(data, type)
 
 

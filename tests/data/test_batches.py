@@ -15,7 +15,6 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
 from headway.data.rounds import samples_in
 from headway.distributed.nested import for_each_tensor
-from headway.errors import UsageError
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", ["x", "y"])
@@ -74,12 +73,6 @@ def test_dataclasses_are_gathered() -> None:
         loss: torch.Tensor
 
     assert accelerator.gather_for_metrics(Result(torch.ones(2))).loss.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("data", [{"texts": ["a", "b"]}, "text", Example(torch.ones(2), "a"), 0.5])
-def test_objects_that_are_not_one_for_each_sample_are_refused_as_metrics(data: Any) -> None:
-    with pytest.raises(UsageError):
-        Accelerator(cpu=True).gather_for_metrics(data)
 
 
 def test_samples_of_dataclasses_are_counted_so_that_repeats_can_be_left_out() -> None:

@@ -124,7 +124,7 @@ def run_checks(module: str) -> tuple[dict[str, Any], str]:
     import torch
 
     from headway import Accelerator
-    from headway.state import AcceleratorState
+    from headway.state import AcceleratorState, GradientState
 
     torch.set_num_threads(1)
     __import__(module)
@@ -134,6 +134,7 @@ def run_checks(module: str) -> tuple[dict[str, Any], str]:
         for check, worlds in _checks[module]:
             if WORLD in worlds:
                 AcceleratorState._reset_state(reset_partial_state=True)
+                GradientState._reset_state()
                 seen[check.__name__] = check()
     except Exception as error:  # noqa: BLE001 - any may be the one that a test shows
         shown = traceback.TracebackException.from_exception(error, capture_locals=True)

@@ -1,0 +1,168 @@
+"""Metrics of random evaluations on one, two and three real ranks: each sample counts once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from headway import Accelerator
+from headway.data.configuration import DataLoaderConfiguration
+from headway.errors import UsageError
+from tests.distributed.in_ranks import RANK, WORLD, marks, with_ranks
+
+pytestmark = marks(__name__)
+
+Numbers: Any = range  # a data set that gives each index
+MODES: list[dict[str, Any]] = [
+    *({}, {}, {"split_batches": True}, {"dispatch_batches": True}, {"already_sharded": True}),
+    {"even_batches": False},
+]
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Any:
+        return iter(self.samples)
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class Evaluation:
+    """One pass over a test set, whose results are gathered in one form after each batch."""
+
+    def __init__(self, seed: int) -> None:
+        drawn = random.Random(seed)
+        self.config = drawn.choice(MODES)
+        self.num_samples, self.size = drawn.randint(1, 30), drawn.randint(1, 6)
+        if "already_sharded" in self.config:
+            self.num_samples += 2  # each rank has some
+        self.form = drawn.choice([*FORMS])
+        self.is_stream, self.is_inside = drawn.random() < 0.3, drawn.random() < 0.3
+        self.every = drawn.choice([1, 2, 3, 10])  # batches for a loss for the log
+        self.gather: Any = None
+
+    @property
+    def is_uneven(self) -> bool:
+        return "even_batches" in self.config
+
+    def loader(self) -> Any:
+        data: Any = Numbers(self.num_samples)
+        if "already_sharded" in self.config:
+            data = data[RANK::WORLD]
+        size = self.size * (WORLD if "split_batches" in self.config else 1)
+        return DataLoader(Stream(data) if self.is_stream else data, batch_size=size)
+
+    def run(self) -> list[Any]:
+        accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**self.config))
+        self.gather = accelerator.gather_for_metrics
+        if not self.is_inside or self.is_uneven:
+            return self.results(accelerator)
+        for batch in Accelerator().prepare(DataLoader(Numbers(80 * WORLD), batch_size=40)):
+            results = self.results(accelerator)
+            losses = self.gather(batch.float())
+            assert len(losses) == 40 * WORLD
+            break
+        return results
+
+    def results(self, accelerator: Accelerator) -> list[Any]:
+        given, found = [], []
+        for step, batch in enumerate(accelerator.prepare(self.loader())):
+            if step % self.every == 0 and not self.is_uneven:
+                assert len(self.gather(batch.float().mean())) == WORLD
+            if self.form == "after":
+                given += batch.tolist()
+            else:
+                found += FORMS[self.form](self, batch)
+        if self.form == "after":
+            tensors, texts = self.gather((torch.tensor(given), ([*map(str, given)],)))
+            assert [*map(str, tensors.tolist())] == texts[0]
+            found = tensors.tolist()
+        return found
+
+
+def as_output(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
+    output = evaluation.gather(Output(torch.stack([batch, -batch], 1)))
+    assert output.loss is None
+    return output.logits[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def as_lists(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
+    texts = [f"text {one}" for one in batch.tolist()]
+    predictions, references = evaluation.gather((texts, tuple(texts)))
+    assert predictions == references
+    return [int(one.split()[1]) for one in predictions]
+
+
+def as_tokens(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
+    """As many rows for a sample as the rank's batch needs, in one dimension."""
+    length = 1 + int(batch.max()) % 3
+    tokens = evaluation.gather((4 * batch[:, None] + torch.arange(length)).flatten()).tolist()
+    assert len({*tokens}) == len(tokens)
+    assert {one - 1 for one in tokens if one % 4} <= {*tokens}
+    return [one // 4 for one in tokens if one % 4 == 0]
+
+
+def as_two_rows(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
+    rows = evaluation.gather(torch.stack([batch, batch + 0.5], 1).flatten()).tolist()
+    assert rows[1::2] == [one + 0.5 for one in rows[::2]]
+    return rows[::2]  # type: ignore[no-any-return]
+
+
+def as_losses(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
+    """In the idiom of transformers' run_clm, beside predictions."""
+    losses = evaluation.gather(torch.tensor(0.5).repeat(evaluation.size))
+    found = evaluation.gather({"x": [batch]})["x"][0].tolist()
+    assert len(losses) == len(found)
+    return found  # type: ignore[no-any-return]
+
+
+FORMS: dict[str, Any] = {
+    "tensor": lambda evaluation, batch: evaluation.gather(batch).tolist(),
+    "twice": as_two_rows,
+    "objects": lambda evaluation, batch: evaluation.gather([*batch], use_gather_object=True),
+    "output": as_output,
+    "lists": as_lists,
+    "tokens": as_tokens,
+    "losses": as_losses,
+    "after": None,
+}
+
+
+def differing(evaluation: Evaluation) -> str:
+    """Return what is wrong with the results of an evaluation; empty if nothing is."""
+    found = sorted(map(int, evaluation.run()))
+    expected = [*range(evaluation.num_samples)]
+    is_short = evaluation.is_uneven and RANK and evaluation.form != "after"  # has left the loop
+    if found == expected or (is_short and set(found) <= set(expected)):
+        return ""
+    return f"{vars(evaluation)}: {found}"
+
+
+@with_ranks(1, 2, 3)
+def test_200_random_evaluations_give_what_one_process_gives() -> None:
+    wrong = [text for seed in range(200) if (text := differing(Evaluation(seed)))]
+    assert not wrong, f"{len(wrong)} of 200 evaluations are wrong:\n" + "\n".join(wrong)
+
+
+@with_ranks(1, 2)
+def test_results_that_are_not_for_samples_are_refused_at_the_first_batch() -> None:
+    accelerator = Accelerator()
+    loader = accelerator.prepare(DataLoader(Numbers(8 * WORLD), batch_size=4))
+    for results in (torch.ones(1), torch.ones(6), ["text"], {"loss": 0.5}, "text"):
+        for _ in loader:
+            with pytest.raises(UsageError, match=r"has 4 samples(.|\n)*gather\(...\).*gather_obj"):
+                accelerator.gather_for_metrics(results)
+            break
+    with pytest.raises(UsageError, match="whole pass"):
+        accelerator.gather_for_metrics(torch.ones(3))

@@ -1,0 +1,95 @@
+"""Which results belong to samples of the data set, by their number alone; on one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway.data.active_loader import GlobalBatch, LoaderLoop
+from headway.errors import UsageError
+from headway.training.metrics import gather_for_metrics
+
+FULL, SHORT = GlobalBatch(8, 8, 8), GlobalBatch(1, 2, 8)  # the second of two samples is a repeat
+
+
+def kept(loop: LoaderLoop, *numbers: int) -> list[int]:
+    """Return how many of so many results are left, the same of tensors and of lists."""
+    rows = [torch.arange(one) for one in numbers]
+    as_tensors, as_lists = gather_for_metrics((rows, tuple(one.tolist() for one in rows)))
+    assert [one.tolist() for one in as_tensors] == [*as_lists]
+    return [len(one) for one in as_tensors]
+
+
+@pytest.mark.parametrize(
+    ("of_full", "of_short", "left"),
+    [
+        ([], [2, 4, 6], [1, 2, 3]),
+        ([8], [8], [1]),  # results.repeat(batch_size)
+        ([16, 32], [8], [4]),  # four for each sample
+        ([8, 32], [8], [4]),  # either; they differ
+        ([], [8, 0], [4, 0]),
+    ],
+)
+def test_repeated_samples_lose_their_results(
+    of_full: list[int], of_short: list[int], left: list[int]
+) -> None:
+    loop = LoaderLoop()
+    loop.begin_batch(FULL, is_last=False)
+    assert kept(loop, *of_full) == of_full
+    loop.begin_batch(SHORT, is_last=True)
+    assert kept(loop, *of_short) == left
+    loop.end()
+
+
+def test_equal_results_as_many_as_a_full_batch_are_cut_to_a_shorter_one() -> None:
+    loop = LoaderLoop()
+    loop.begin_batch(SHORT, is_last=True)
+    assert len(gather_for_metrics(torch.tensor(0.5).repeat(8))) == 1
+    assert gather_for_metrics([0.5] * 8, use_gather_object=True) == [0.5]
+    loop.begin_batch(GlobalBatch(3, 3, 8), is_last=True)  # of which eight are no multiple
+    assert gather_for_metrics(torch.arange(8)).tolist() == [0, 1, 2]
+    loop.end()
+
+
+def passed(*batches: GlobalBatch) -> None:
+    loop = LoaderLoop(object())
+    for number, batch in enumerate(batches, start=1):
+        loop.begin_batch(batch, is_last=number == len(batches))
+    loop.end()
+
+
+def test_results_of_a_whole_pass_lose_the_repeats_at_its_end() -> None:
+    outer = LoaderLoop(object())
+    outer.begin_batch(GlobalBatch(7, 7, 7), is_last=False)
+    passed(FULL, FULL, SHORT)
+    assert kept(outer, 18, 7) == [17, 7]
+    outer.begin_batch(GlobalBatch(9, 9, 9), is_last=True)
+    assert kept(outer, 18) == [18]  # two for each sample: the other pass was in an earlier batch
+    passed(SHORT, GlobalBatch(7, 7, 7))  # its repeats are not at its end
+    assert kept(outer, 9) == [9]
+    passed(GlobalBatch(8, 9, 9))
+    with pytest.raises(UsageError, match="of the last batch, or of the pass"):
+        kept(outer, 9)
+    outer.end()
+    assert kept(outer, 16) == [16]
+    with pytest.raises(UsageError, match="whole pass"):
+        kept(outer, 8)
+
+
+@pytest.mark.parametrize("results", [torch.ones(3), ["a"], {"loss": 0.5}, "text", ([1], "a")])
+def test_results_that_are_not_for_samples_are_refused(results: Any) -> None:
+    loop = LoaderLoop()
+    loop.begin_batch(FULL, is_last=False)
+    with pytest.raises(UsageError, match="has 8 samples"):
+        gather_for_metrics(results)
+    loop.end()
+
+
+def test_scalars_none_and_collated_tuples_of_text_are_gathered() -> None:
+    loop = LoaderLoop()
+    loop.begin_batch(SHORT, is_last=True)
+    found = gather_for_metrics({"loss": torch.tensor(1.0), "no": None, "text": ("a", "b")})
+    assert found == {"loss": torch.ones(1), "no": None, "text": ["a"]}
+    loop.end()
