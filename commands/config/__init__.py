@@ -19,7 +19,7 @@ SUBCOMMANDS = {  # name: the function that runs it, its help
     "unset": ("config.edit.unset_keys", "KEY ...: remove these, so that they are detected"),
     "export": (
         "exchange.export_settings.export",
-        "--format env|sh|k8s: print the settings for another tool",
+        "--format k8s: print the Job of a launch for Kubernetes",
     ),
     "import": (
         "exchange.import_settings.import_file",
