@@ -65,8 +65,9 @@ class Parser:
         self._appendix = appendix  # printed unchanged at the end of --help
         self._flags: list[Flag] = []
         self.known = {"--help": _HELP, "-h": _HELP}  # flags by their spellings
+        self.brief: Collection[str] = ()  # the flags that `-h` lists; empty: all
 
-    def format_help(self) -> str:
+    def format_help(self, *, is_brief: bool = False) -> str:
         from argparse import ArgumentParser, HelpFormatter
 
         parser = ArgumentParser(
@@ -76,15 +77,17 @@ class Parser:
             formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
         )
         parser._optionals.title = "flags"
-        headings = dict.fromkeys(flag.heading for flag in self._flags if flag.heading)
+        flags = [one for one in self._flags if not is_brief or one.name in self.brief]
+        headings = dict.fromkeys(flag.heading for flag in flags if flag.heading)
         groups = {heading: parser.add_argument_group(heading) for heading in headings}
-        for flag in self._flags:
+        for flag in flags:
             options, spellings = flag.options, [*filter(None, (flag.short, flag.name))]
             if flag.default_value is not None:
                 spellings = [f"{flag.name}[={options['metavar']}]"]
                 options = {"dest": flag.name, "action": "store_true", "help": options["help"]}
             groups.get(flag.heading, parser).add_argument(*spellings, **options)
-        return parser.format_help() + self._appendix
+        all_flags = f"\n`{self.prog} --help` lists all flags.\n" * is_brief
+        return parser.format_help() + self._appendix + all_flags
 
     def flag(
         self,
@@ -181,7 +184,7 @@ class Parser:
         for word in own:
             spelling, equals, text = word.partition("=")
             if spelling in ("--help", "-h"):
-                print(self.format_help(), end="")
+                print(self.format_help(is_brief=bool(self.brief) and word == "-h"), end="")
                 raise SystemExit(0)
             options = self.known[spelling].options
             value: object = text if equals else True

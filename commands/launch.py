@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from headway.devices.table import kind_of
 from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
-from headway.launcher.plan.plan import LaunchPlan, summary
+from headway.launcher.plan.plan import LaunchPlan, printable, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -42,7 +43,15 @@ _PLACING = [
     TABLE[name].flag for name in (*TOPICS["ranks on this machine"], *TOPICS["several machines"])
 ]
 """Flags that scripts seldom have of their own."""
+_MOST_READ = 2**20  # bytes of a script
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
+
+BRIEF = (
+    *("--dry-run", "--profile", "--cpu", "--devices", "--num-processes", "--mixed-precision"),
+    *("--gradient-accumulation-steps", "--strategy", "--resume", "--hosts", "--submit"),
+    *("--max-restarts", "--hang-timeout", "--log-dir", "--debug-rank"),
+)
+"""What most users need: `-h` lists these alone."""
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -215,6 +224,9 @@ def _print_plan(launch: _Launch) -> int | None:
         say(summary(plan))
         if plan.supervised is None and (note := _misplaced_flags(plan.program, _PLACING)):
             say(f"note: {note}")
+        if not plan.is_rank and _mentions_rank(plan.program):
+            flag = TABLE["num_processes"].as_flag(1)
+            say(f"note: {printable(plan.program.name)} mentions RANK, which {flag} sets")
     return None
 
 
@@ -361,6 +373,7 @@ def make_parser() -> Parser:
     )
     parser.setting_flags()
     submit_flag(parser)
+    parser.brief = BRIEF
     return parser
 
 
@@ -377,6 +390,16 @@ def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
         f"{', '.join(ours)} {stand} after {program.name} and {were} passed to it; "
         "flags of headway launch go before the script"
     )
+
+
+def _mentions_rank(program: Program) -> bool:
+    """Return whether a script may need what torchrun sets: once it runs, nobody can explain it."""
+    if program.kind != "script" or program.is_stream or not os.path.isfile(program.name):
+        return False
+    with suppress(OSError), open(program.name, "rb") as file:
+        text = file.read(_MOST_READ)
+        return b'"RANK"' in text or b"'RANK'" in text
+    return False
 
 
 def _cpu_flag(device: Entry | None) -> Entry:

@@ -151,6 +151,8 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"headway {__version__}")
         return 0
+    if words[0] == "help":
+        return _dispatch([*words[1:2], "--help"])
     name = words[0]
     if name not in COMMANDS:
         close = did_you_mean(name, COMMANDS)

@@ -19,6 +19,7 @@ RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without o
 UNKNOWN = "unknown"
 """How a run ended that nobody saw."""
 _LEAST_STEPS = 20  # of a run in which a rank can be called slow
+_OPTIONAL = ("samples/s", "steps", "began", "ranks")  # a narrow terminal does without
 _HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took")
 
 
@@ -41,7 +42,11 @@ def main(argv: Sequence[str]) -> int:
     if parsed.json:
         print(json.dumps([as_json(record) for record in records], indent=2))
     else:
-        print_table(_HEAD, [_row(record, _script(record, records)) for record in records])
+        rows = [_row(record, _script(record, records)) for record in records]
+        if rows:
+            print_table(_HEAD, rows, _OPTIONAL)
+        else:
+            say("no run has a record yet: `headway launch` writes one")
         if records and (line := command_line(records[-1])):
             say(f"the newest again: {line}")
     for line in refused:

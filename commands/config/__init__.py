@@ -12,6 +12,7 @@ from headway.errors import ConfigError, did_you_mean
 
 SUBCOMMANDS = {  # name: the function that runs it, its help
     "show": ("config.show.show", "print every setting and its value; --origin: and its source"),
+    "get": ("config.show.get", "KEY: print the value that a launch here uses"),
     "path": ("config.show.path", "print the path of your profile: $EDITOR $(headway config path)"),
     "list": ("config.show.list_profiles", "list your profiles, and the one in use"),
     "validate": ("config.check.validate", "check profiles, for CI: exit code 1 if one is invalid"),

@@ -7,15 +7,16 @@ import os
 from collections.abc import Sequence
 
 from headway.commands.config.check import launch_problems
-from headway.commands.flags import Parser, machine_from_flags
+from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.contract.notes import say
 from headway.contract.origin import Layer
 from headway.contract.secrets import masked_value
-from headway.errors import ConfigError
+from headway.errors import ConfigError, Problem, did_you_mean
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.plan.describe import settings_table
 from headway.launcher.plan.plan import printable
+from headway.launcher.plan.recorded import text_of
 from headway.machine.devices import DeviceSpec
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile import read_profile
@@ -29,7 +30,7 @@ from headway.settings.profile_files import (
 )
 from headway.settings.resolve import parse_layers, resolve
 from headway.settings.setting import as_words
-from headway.settings.table import Settings
+from headway.settings.table import TABLE, Settings
 
 
 def show(argv: Sequence[str]) -> int:
@@ -38,16 +39,22 @@ def show(argv: Sequence[str]) -> int:
     parser.flag("--json", help="print one JSON object, with the origins")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
+    settings, problems = _resolved(parsed)
+    # in plain columns: rich would take 80 ms, more than all the rest
+    print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
+    for problem in problems:
+        say(f"note: a launch would be refused: {problem.what}")
+    return 0
+
+
+def _resolved(parsed: Parsed) -> tuple[Settings, Sequence[Problem]]:
+    """Return the settings to show, and why a launch would refuse them."""
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     cluster = cluster_layer(environ, layers)
     settings = resolve(layers, machine, environ, cluster)
     shown = settings if parsed.show_secrets else settings.without_secrets()
-    # in plain columns: rich would take 80 ms, more than all the rest
-    print(_as_json(shown) if parsed.json else settings_table(shown, parsed.origin))
-    for problem in launch_problems(layers, machine, environ, cluster):
-        say(f"note: a launch would be refused: {problem.what}")
-    return 0
+    return shown, launch_problems(layers, machine, environ, cluster)
 
 
 def _as_json(settings: Settings) -> str:
@@ -62,6 +69,22 @@ def _as_json(settings: Settings) -> str:
         },
         indent=2,
     )
+
+
+def get(argv: Sequence[str]) -> int:
+    """Print the value of one setting, as a launch here uses it."""
+    parser = Parser("config get", "Print the value of one setting that a launch here uses.")
+    parser.shared_flags("--show-secrets", "--profile", "--machine")
+    parsed, name = parser.parse_one(argv, "KEY")
+    if name not in TABLE:
+        close = did_you_mean(name or "", TABLE)
+        raise ConfigError(
+            f"{name!r} is not a setting" if name else "which setting?",
+            where="the command line",
+            fix=f"`headway config get {close}`" if close else "`headway config show` lists them",
+        )
+    print(text_of(_resolved(parsed)[0].values[name].value))
+    return 0
 
 
 def path(argv: Sequence[str]) -> int:

@@ -85,6 +85,7 @@ class Settings:
         AUTO,
         "processes on this machine: a number, or auto (one for each GPU, else one)",
         metavar="N",
+        example="2",
     )
     mixed_precision = Setting(
         # false and off are how YAML tools write the unquoted `no` back

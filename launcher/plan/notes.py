@@ -10,7 +10,7 @@ from headway.contract.run import ACCELERATE, RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import kind_of
-from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings
 
@@ -114,6 +114,12 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
         yield f"{gpus} not used: {reason}; fix: {'; or '.join(how_to_use_gpus(plan.machine))}"
 
 
+def _of_cores(plan: LaunchPlan) -> Iterator[str]:
+    processes, cores = plan.settings.num_processes, plan.machine.cores
+    if processes > cores:
+        yield f"{processes} processes share {counted(cores, 'core', 'cores')}, and slow down"
+
+
 def _of_debugging(plan: LaunchPlan) -> Iterator[str]:
     settings = plan.settings
     if None not in (settings.debug_rank, settings.log_dir, plan.supervised):
@@ -139,6 +145,7 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
     _of_selection,
     _unused_gpus,
+    _of_cores,
     _of_debugging,
     _too_late,
     _removed,

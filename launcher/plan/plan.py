@@ -10,7 +10,7 @@ from headway.contract.run import Ranks
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.setting import Value
-from headway.settings.table import NO_CLUSTER, TABLE, Settings
+from headway.settings.table import NO_CLUSTER, Settings
 
 
 class LaunchPlan(NamedTuple):
@@ -83,20 +83,13 @@ def summary(plan: LaunchPlan) -> str:
     parts.append(counted(settings.threads_per_process, "thread", "threads") + each)
     if plan.supervised is not None and settings.debug_rank is not None:
         parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
-    return f"{printable(plan.program.name)}: {', '.join(parts)}{_without_rank(plan)}"
+    return f"{printable(plan.program.name)}: {', '.join(parts)}"
 
 
 def place_of(settings: Settings) -> str:
     if settings.machine_rank is None:
         return f"one of {settings.num_machines} machines"
     return f"machine {settings.machine_rank} of {settings.num_machines}"
-
-
-def _without_rank(plan: LaunchPlan) -> str:
-    """Explain what a script for torchrun lacks; nothing can, once it has replaced the launcher."""
-    if plan.is_rank:
-        return ""
-    return f"; no RANK, LOCAL_RANK, ... ({TABLE['num_processes'].flag} 1 sets them)"
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -25,7 +25,7 @@ def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["checkpoint", "ls", str(FOLDER)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[:3] for line in lines] == [
         [f"checkpoint_{step}", "complete", str(step)] for step in (9, 10, 11)
     ]
@@ -34,7 +34,7 @@ def test_checkpoints_are_listed_from_the_oldest_to_the_newest(
 def test_a_list_says_of_how_many_ranks_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(FOLDER / "checkpoint_10", lambda fields: fields.update(world_size=8))
     assert main(["checkpoint", "ls", str(FOLDER)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[1:]
     ranks = [re.split("  +", line)[4] for line in lines]
     assert ranks == ["1", "8", "1"]
 
@@ -50,7 +50,7 @@ def test_a_list_says_which_checkpoints_lack_something(capsys: pytest.CaptureFixt
     for kind in ("tmp", "old", "trash"):
         (FOLDER / f".{kind}-checkpoint_14-00000000").mkdir()
     assert main(["checkpoint", "ls", str(FOLDER.parent)]) == 0
-    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert {name: (state, step) for name, state, step, *_ in listed} == {
         "checkpoint_9": ("incomplete", "9"),
         "checkpoint_10": ("incomplete", "10"),

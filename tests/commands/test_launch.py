@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands.main import main
 from tests.commands.running import python, run
 from tests.distributed import launching
 from tests.distributed.launching import environment
@@ -264,6 +268,28 @@ def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_not
     last = done.stderr.splitlines()[-1]
     expected = f"note: {note}; flags of headway launch go before the script"
     assert last == expected if note else "note:" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["import os; os.getenv('RANK')", "print('LOCAL_RANK')"])
+def test_one_process_that_may_read_rank_is_noted_before_it_starts(text: str) -> None:
+    mentions = "'RANK'" in text
+    for words in ([], ["--num-processes", "1"]):
+        done = headway("launch", "--cpu", *words, script(text))
+        note = "headway: note: script.py mentions RANK, which --num-processes 1 sets\n"
+        assert (note in done.stderr) == (mentions and not words)
+
+
+def run_help(*words: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main(words)
+    return printed.getvalue()
+
+
+def test_the_brief_help_has_fifteen_flags_and_help_is_a_command() -> None:
+    brief, whole = run_help("launch", "-h"), run_help("launch", "--help")
+    assert len(re.findall("^  --", brief, re.MULTILINE)) == 15
+    assert {*re.findall("^  (--[a-z-]+)", brief, re.MULTILINE)} < {*re.findall("--[a-z-]+", whole)}
+    assert run_help("help", "launch") == whole
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import io
 import json
 import os
 import re
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands.main import main
 from headway.contract.records import METRICS, Kept
 from headway.history import store
 from headway.history.store import runs_folder
@@ -53,6 +56,23 @@ def test_without_a_record_there_is_said_how_to_get_one() -> None:
     assert code == 2
     assert "no run has a record" in text
     assert run("runs", "--json")[1].strip() == "[]"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_name_of_a_run_is_not_wrapped_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = write_run(rows=[(0, figures(20))], script="/work/a_rather_long_folder/train.py")
+    for columns in (60, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with contextlib.redirect_stdout(Terminal()) as printed:
+            assert main(["runs"]) == 0
+        assert record.name in printed.getvalue()
+        assert ("samples/s" in printed.getvalue()) == (columns == 200)
 
 
 def test_why_prints_the_report_and_what_has_changed() -> None:

@@ -127,6 +127,10 @@ def test_another_machines_profile_and_settings_are_shown_here(
     recorded = str(FOLDER / "gpu_8_h100.json")
     assert main(["config", "show", "--machine", recorded, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_processes"]["value"] == 8
+    assert main(["config", "get", "num_processes", "--machine", recorded]) == 0
+    assert capsys.readouterr().out == "8\n"
+    assert main(["config", "get", "num_proceses"]) == 2
+    assert "`headway config get num_processes`" in capsys.readouterr().err
     assert main(["config", "--yes", "--machine", recorded]) == 0
     assert "num_processes: 8" in Path(choose_profile().path).read_text()
 

@@ -367,11 +367,9 @@ def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
     assert "RANK" not in set_by(several)
 
 
-def test_the_summary_says_which_flag_gives_one_process_a_rank() -> None:
-    assert "--num-processes 1" in summary(plan())
-    assert "--num-processes 1" in summary(plan(in_process=True))
-    for launch in (plan(num_processes="1"), plan(supervise=True), plan(num_processes="2")):
-        assert "--num-processes 1" not in summary(launch)
+def test_more_processes_than_cores_are_noted() -> None:
+    assert plan(num_processes="9").notes == ("9 processes share 8 cores, and slow down",)
+    assert not plan(num_processes="8").notes
 
 
 def test_the_summary_is_one_line_with_all_that_matters() -> None:
