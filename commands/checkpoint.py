@@ -1,4 +1,4 @@
-"""`headway checkpoint ls|verify|export`: list, verify and export checkpoints.
+"""`headway checkpoint ls|verify|prune|export`: list, verify, remove and export checkpoints.
 
 Only export needs torch.
 """
@@ -14,6 +14,7 @@ from headway.checkpoint.folders import (
     candidates,
     listed_in,
     own_checkpoints_in,
+    prune,
     recover,
     resolve_checkpoint,
 )
@@ -25,12 +26,14 @@ from headway.contract.paths import is_absent
 from headway.contract.records import shown
 from headway.errors import CheckpointError
 
-ACTIONS = ("ls", "verify", "export")
+ACTIONS = ("ls", "verify", "prune", "export")
+_ONLY_OF = {"keep": "prune", "model": "export"}
 _ACTIONS = """
 ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
                    complete, incomplete or unreadable, as far as sizes show
 verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
                    all that a folder has; 1 if one is damaged
+prune FOLDER       remove all but the newest --keep checkpoints
 export FOLDER OUT.safetensors
                    write the weights of a model into one file; of the newest checkpoint, if the
                    folder is that of a project
@@ -43,29 +46,41 @@ def main(argv: Sequence[str]) -> int:
     if not words or words[0] not in ACTIONS:
         parser.error(f"headway checkpoint requires one of {', '.join(ACTIONS)}")
     action, folders = words[0], [Path(word) for word in words[1:]]
-    if parsed.model and action != "export":
-        parser.error(f"--model is for export, not for {action}")
+    for flag, its in _ONLY_OF.items():
+        if getattr(parsed, flag) and action != its:
+            parser.error(f"--{flag} is for {its}, not for {action}")
     if action == "verify":
         return _verify([one for given in folders or [Path(".")] for one in _meant_by(given)])
     if action == "export":
         if len(folders) != 2 or folders[1].suffix != ".safetensors":
             parser.error("export requires two paths: a checkpoint, and OUT.safetensors to write")
-        if parsed.model is not None and not parsed.model.isdecimal():
-            parser.error(f"--model is a whole number, not {parsed.model!r}")
         checkpoint, out = folders
-        return _export(checkpoint, out, None if parsed.model is None else int(parsed.model))
+        return _export(checkpoint, out, _number("--model", parsed.model, parser))
     if len(folders) > 1:
         parser.error(f"unexpected argument {words[2]!r}")
-    return _list(_holder(folders[0] if folders else Path(".")))
+    folder = _holder(folders[0] if folders else Path("."))
+    if action == "ls":
+        return _list(folder)
+    keep = _number("--keep", parsed.keep, parser)
+    if not folders or not keep:
+        parser.error("prune requires a folder, and --keep with the number of checkpoints that stay")
+    return _prune(folder, keep)
+
+
+def _number(flag: str, text: str | None, parser: Parser) -> int | None:
+    if text is not None and not text.isdecimal():
+        parser.error(f"{flag} is a whole number, not {text!r}")
+    return None if text is None else int(text)
 
 
 def make_parser() -> Parser:
     parser = Parser(
         "checkpoint",
-        "List, verify and export the checkpoints of accelerator.save_state().",
-        usage=f"headway checkpoint {'|'.join(ACTIONS)} [--model N] [FOLDER ...]",
+        "List, verify, remove and export the checkpoints of accelerator.save_state().",
+        usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--model N] [FOLDER ...]",
         appendix=_ACTIONS,
     )
+    parser.flag("--keep", metavar="N", help="how many checkpoints prune leaves, 1 or more")
     parser.flag(
         "--model",
         metavar="N",
@@ -128,6 +143,20 @@ def _verify(folders: Sequence[Path]) -> int:
         for path in others:
             print(f"{shown(str(folder))}: {shown(path)} was added later")
     return exit_code
+
+
+def _prune(folder: Path, keep: int) -> int:
+    gone = prune(folder, keep)
+    for path in gone:
+        if gone[path]:
+            print(f"removed {shown(str(path))}")
+    if stayed := [path for path, is_gone in gone.items() if not is_gone]:
+        raise CheckpointError(
+            f"{len(stayed)} folders could not be removed, such as {stayed[0].name}",
+            where=str(folder),
+            fix="run it as a user who may write to the folder",
+        )
+    return 0
 
 
 def _export(folder: Path, out: Path, number: int | None) -> int:

@@ -20,7 +20,7 @@ SUBCOMMANDS = {  # name: the function that runs it, its help
     "unset": ("config.edit.unset_keys", "KEY ...: remove these, so that they are detected"),
     "export": (
         "exchange.export_settings.export",
-        "--format k8s: print the Job of a launch for Kubernetes",
+        "--format env|sh|k8s: print the settings for another tool",
     ),
     "import": (
         "exchange.import_settings.import_file",

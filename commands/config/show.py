@@ -76,7 +76,7 @@ def get(argv: Sequence[str]) -> int:
     parser = Parser("config get", "Print the value of one setting that a launch here uses.")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed, name = parser.parse_one(argv, "KEY")
-    if name not in TABLE:
+    if name is None or name not in TABLE:
         close = did_you_mean(name or "", TABLE)
         raise ConfigError(
             f"{name!r} is not a setting" if name else "which setting?",

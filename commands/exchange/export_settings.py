@@ -1,8 +1,9 @@
-"""`headway config export`: a launch as on this machine, for Kubernetes."""
+"""`headway config export`: the settings of a launch on this machine, for another tool."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 
 from headway.commands.config.check import SCRIPT
@@ -15,31 +16,45 @@ from headway.commands.exchange.kubernetes_export import (
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.contract.notes import say
 from headway.contract.run import KEY_VARIABLE
+from headway.errors import ConfigError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import resolve
-from headway.settings.table import Settings
+from headway.settings.table import TABLE, Settings
 
 KUBERNETES = "k8s"
+FORMATS = ("env", "sh", KUBERNETES)
 _NAME = "headway"  # of the Job
 
 
 def export(argv: Sequence[str]) -> int:
-    parser = Parser("config export", "Print the Job of a launch as here, for Kubernetes.")
-    parser.flag("--format", metavar=KUBERNETES, help="for Kubernetes: a Job, and what it needs")
-    parser.flag("--image", metavar="IMAGE", help="the image, with Headway and the script")
-    parser.flag("--name", metavar="NAME", help="what to call the Job (headway)")
-    parser.shared_flags("--profile", "--machine")
+    parser = Parser("config export", "Print the settings of a launch here, for another tool.")
+    parser.flag("--format", metavar="{" + ",".join(FORMATS) + "}", help="how to print them")
+    parser.flag("--image", metavar="IMAGE", help="for k8s: the image, with Headway and the script")
+    parser.flag("--name", metavar="NAME", help="for k8s: what to call the Job (headway)")
+    parser.shared_flags("--show-secrets", "--profile", "--machine")
     parsed = parser.parse_flags(argv)
-    if parsed.format != KUBERNETES:
-        parser.error(f"--format {KUBERNETES} is required, and no other format is supported")
-    if not parsed.image:
+    if parsed.format is None:
+        parser.error(f"--format is required: one of {', '.join(FORMATS)}")
+    if parsed.format not in FORMATS:
+        parser.error(f"--format is {parsed.format!r}, but it must be one of {', '.join(FORMATS)}")
+    is_manifest = parsed.format == KUBERNETES
+    if is_manifest and not parsed.image:
         parser.error(f"--format {KUBERNETES} requires --image IMAGE")
+    if not is_manifest and (parsed.image is not None or parsed.name is not None):
+        parser.error(f"--image and --name are for --format {KUBERNETES}")
     machine, environ = machine_from_flags(parsed, os.environ)
     layers = launch_layers(profile_layers(profile=parsed.profile), environ)
     settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
     names = list(dict.fromkeys(name for layer in layers for name in layer))
-    text, notes = _manifest(parsed, settings, names)  # it holds no secrets
+    if is_manifest:
+        text, notes = _manifest(parsed, settings, names)  # it holds no secrets
+    else:
+        told = settings if parsed.show_secrets else settings.without_secrets()
+        text = _assignments(names, told, parsed.format)
+        hidden = [name for name, value in settings.env.items() if told.env[name] != value]
+        masked = f"the secret in {', '.join(hidden)} is masked: --show-secrets prints it"
+        notes = [masked] if hidden else []
     print(text, end="")
     for note in notes:
         say(f"note: {note}")
@@ -51,11 +66,8 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
     import yaml
 
     name = parsed.name or _NAME
-    values = {key: settings.values[key].value for key in names}
     texts = {
-        key: ",".join(map(str, value)) if key == "ranks" else str(value)
-        for key, value in values.items()
-        if value is not None
+        key: _as_text(key, settings) for key in names if settings.values[key].value is not None
     }
     objects = to_kubernetes(settings, texts, name=name, image=parsed.image, program=[SCRIPT])
     notes = [
@@ -63,10 +75,40 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
         for key in not_in_kubernetes(settings, names)
     ]
     if secrets := secrets_of(settings):
-        made = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
-        words = [f"--from-literal={key}={made.get(key, '...')}" for key in secrets]
+        values = {KEY_VARIABLE: "$(openssl rand -hex 32)"}
+        words = [f"--from-literal={key}={values.get(key, '...')}" for key in secrets]
         create = f"kubectl create secret generic {secret_name(name)} {' '.join(words)}"
         notes.append(
             f"the pods read {', '.join(secrets)} from a Secret, to be made first: {create}"
         )
     return yaml.safe_dump_all(objects, sort_keys=False), notes
+
+
+def _assignments(names: Sequence[str], settings: Settings, style: str) -> str:
+    """Return a line for each of these settings that has a value."""
+    return "".join(
+        f"{_assignment(name, settings, style)}\n"
+        for name in names
+        if settings.values[name].value is not None
+    )
+
+
+def _assignment(name: str, settings: Settings, style: str) -> str:
+    text = _as_text(name, settings)
+    if style == "sh":
+        return f"export {TABLE[name].variable}={shlex.quote(text)}"
+    if "\n" in text:
+        raise ConfigError(
+            f"{name} contains a line break, which an env file cannot express",
+            where=str(settings.origin(name)),
+            fix="use --format sh",
+        )
+    return f"{TABLE[name].variable}={text}"
+
+
+def _as_text(name: str, settings: Settings) -> str:
+    """Return the value of a setting as its variable holds it."""
+    value = settings.values[name].value
+    if name == "env":
+        return shlex.join(f"{k}={v}" for k, v in value.items())
+    return ",".join(map(str, value)) if name == "ranks" else str(value)

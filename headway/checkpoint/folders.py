@@ -239,6 +239,15 @@ def remove(path: Path) -> bool:
     return is_absent(path) and is_absent(trash)
 
 
+def prune(folder: Path, keep: int) -> dict[Path, bool]:
+    """Remove all but the newest `keep` checkpoints; return whether each is gone completely.
+
+    A link is not a checkpoint: it is neither counted nor removed.
+    """
+    old = own_checkpoints_in(folder)[: -max(keep, 1)]
+    return {one.path: remove(one.path) for one in old}
+
+
 def leftovers_in(folder: Path) -> list[Path]:
     """Return what interrupted saves have left in a folder, sorted."""
     return sorted(one for one in paths_in(folder) if _LEFT.fullmatch(one.name))
@@ -295,10 +304,7 @@ def paths_in(folder: Path) -> list[Path]:
 
 
 def keep_newest(folder: Path, start: str, keep: int) -> None:
-    """Remove all but the newest checkpoints whose names Headway has made with this start.
-
-    A link is not a checkpoint: it is neither counted nor removed.
-    """
+    """Remove all but the newest checkpoints whose names Headway has made with this start."""
     found = own_checkpoints_in(folder)
     named = [one.path for one in found if _number(one.path.name, start) is not None]
     for path in named[: -max(keep, 1)]:

@@ -54,7 +54,7 @@ def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
                 else "the checkpoint was removed while it was loaded, or this rank does not see it",
                 where=f"rank {rank}, {folder}",
                 fix="let all ranks load the same folder, on a disk that all machines share, and let"
-                " no other run save or remove there; then load again",
+                " no other run save or prune there; then load again",
             )
 
     def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:

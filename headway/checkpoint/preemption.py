@@ -550,7 +550,7 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     what, fix = problem.what, f"move {path} away to start from the beginning"
     if not is_there:
         what = "the checkpoint was removed while it was loaded"
-        fix = "let no other run save to this project folder or remove from it, and run it again"
+        fix = "let no other run save to this project folder, or prune it, and run it again"
     elif other is not None:
         fix = f"accelerator.resume(fall_back=True) goes on from {other}; or move {path} away"
     raise CheckpointError(what, where=problem.where, fix=fix) from None

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from headway.checkpoint import background, folders
-from headway.checkpoint.folders import NUMBERED, checkpoints_in, keep_newest, recover
+from headway.checkpoint.folders import checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
 from headway.checkpoint.saving import TENSORS, CheckpointProgress, State
 from headway.checkpoint.tensors import SavedTensors
@@ -41,9 +41,9 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
         values = {"model": torch.full((999,), step), "optimizer": {"a": torch.tensor(step)}}
         return State(values, {"generators": torch.full((5,), step)})
 
-    target = folder / f"{NUMBERED}{'abc'.index(name)}"
-    progress = CheckpointProgress(step, 0)
-    save_checkpoint(target, state, progress, then=lambda _: keep_newest(folder, NUMBERED, keep))
+    save_checkpoint(
+        folder / name, state, CheckpointProgress(step, 0), then=lambda _: prune(folder, keep)
+    )
 
 
 def problem_in(folder: Path, at_least: int) -> str:

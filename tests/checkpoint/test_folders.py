@@ -12,14 +12,13 @@ import pytest
 
 from headway.checkpoint import folders, manifest
 from headway.checkpoint.folders import (
-    NUMBERED,
     STEP,
     checkpoints_in,
     keep_newest,
     newest_in,
     next_time,
+    prune,
     recover,
-    remove,
 )
 from headway.checkpoint.manifest import verify
 from headway.errors import CheckpointError
@@ -49,8 +48,8 @@ def test_checkpoints_are_ordered_by_time_and_not_by_name_even_if_the_clock_goes_
         save(tmp_path / f"checkpoint_{number}", step=number)
     assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [9, 10, 11]
     assert next_time(tmp_path) > 1e9 - 9
-    for keep in (1, 0):
-        keep_newest(tmp_path, NUMBERED, keep)
+    assert [path.name for path in prune(tmp_path, 1)] == ["checkpoint_9", "checkpoint_10"]
+    assert prune(tmp_path, 0) == {}
     assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [11]
 
 
@@ -110,7 +109,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         save(tmp_path / "file" / "a")
 
 
-def test_a_rotation_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
+def test_prune_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for step in (1, 2, 3):
         save(folder / f"step_{step:08d}", step=step)
@@ -118,6 +117,7 @@ def test_a_rotation_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> 
     (folder / "zlatest").symlink_to("step_00000003")
     (folder / "step_00000009").symlink_to("step_00000003")
     (folder / "best").symlink_to(tmp_path / "elsewhere")
+    assert [path.name for path in prune(folder, 2)] == ["step_00000001"]
     keep_newest(folder, STEP, 1)
     assert sorted(path.name for path in folder.iterdir()) == [
         *("best", "step_00000003", "step_00000009", "zlatest")
@@ -131,7 +131,7 @@ def test_what_cannot_be_removed_in_full_is_no_checkpoint_and_not_said_to_be_gone
     for step in (1, 2):
         save(tmp_path / f"step_{step:08d}", step=step)
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    assert not remove(tmp_path / "step_00000001")
+    assert prune(tmp_path, 1) == {tmp_path / "step_00000001": False}
     assert [one.manifest.step for one in checkpoints_in(tmp_path)] == [2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -77,6 +78,8 @@ def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
     (FOLDER.parent / "latest").symlink_to("checkpoints/checkpoint_11")
     assert main(["checkpoint", "ls", project]) == 0
     assert "checkpoint_11" in capsys.readouterr().out
+    assert main(["checkpoint", "prune", project, "--keep", "1"]) == 0
+    assert [one.name for one in FOLDER.iterdir()] == ["checkpoint_11"]
     assert main(["checkpoint", "verify", project]) == 0
     assert f"{FOLDER / 'checkpoint_11'}: ok" in capsys.readouterr().out
 
@@ -96,6 +99,19 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_verified(
     assert main(["checkpoint", "verify", folders[1]]) == 0
 
 
+def test_what_could_not_be_removed_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prune = ["checkpoint", "prune", str(FOLDER), "--keep", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(PermissionError()))
+        assert main(prune) == CheckpointError.exit_code
+    streams = capsys.readouterr()
+    assert (streams.out, "checkpoint_9" in streams.err) == ("", True)
+    assert main(prune) == 0
+    assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
+
+
 def test_no_name_reaches_the_terminal_with_its_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -106,6 +122,7 @@ def test_no_name_reaches_the_terminal_with_its_control_characters(
         assert main(["checkpoint", *words]) == 0
     rewrite(odd, lambda fields: fields["files"][0].update(path="\x1b[2J"))
     assert main(["checkpoint", "verify", str(odd)]) == CheckpointError.exit_code
+    assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
     streams = capsys.readouterr()
     for char in "\x1b\x07":
         assert char not in streams.out + streams.err
@@ -113,15 +130,24 @@ def test_no_name_reaches_the_terminal_with_its_control_characters(
     assert r"a\x1b[2J\nb" in streams.out
 
 
+def test_prune_keeps_the_newest_and_what_is_being_saved() -> None:
+    left = FOLDER / ".tmp-checkpoint_12-00000000"
+    left.mkdir()
+    assert main(["checkpoint", "prune", str(FOLDER), "--keep", "1"]) == 0
+    assert sorted(path.name for path in FOLDER.iterdir()) == [left.name, "checkpoint_11"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
         [],
         ["list"],
-        ["prune", ".", "--keep", "1"],
+        ["prune", "."],
+        ["prune", "--keep", "1"],
+        ["prune", ".", "--keep", "0"],
+        ["prune", ".", "--keep", "many"],
         ["ls", "a", "b"],
-        ["verify", ".", "--model", "1"],
-        ["export", ".", "a.safetensors", "--model", "many"],
+        ["verify", ".", "--keep", "1"],
     ],
 )
 def test_words_that_make_no_command_are_refused(words: list[str]) -> None:

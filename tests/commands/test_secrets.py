@@ -59,6 +59,7 @@ COMMANDS = [
     ["config", "--yes", "--set", f"env.WANDB_API_KEY={OTHER}"],
     ["config"],  # standard input answers
     ["config", "import", "its.yaml"],
+    *(["config", "export", "--machine", LAPTOP, "--format", it] for it in ("env", "sh")),
     ["config", "export", "--machine", LAPTOP, "--format", "k8s", "--image", "a"],
     ["launch", "--submit", "slurm", "--dry-run", "train.py", "--api-key", OTHER],
     ["launch", "--hosts", "a,b", "--dry-run", "train.py", "--api-key", OTHER],
@@ -125,6 +126,7 @@ def test_no_command_prints_a_secret_of_the_environment(
         ["config", "show", "--show-secrets"],
         ["config", "show", "--json", "--show-secrets"],
         ["config", "--yes", "--dry-run", "--show-secrets"],
+        *(["config", "export", "--format", it, "--show-secrets"] for it in ("env", "sh")),
     ],
     ids=lambda words: " ".join(words),
 )
