@@ -7,6 +7,7 @@ Each part has `state_dict()`, as torch's Stateful has, a check that changes noth
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, empty
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
+from torch.optim.swa_utils import AveragedModel
 
 from headway.checkpoint.loading import Like, Loaded, reading_state
 from headway.checkpoint.manifest import take_another
@@ -49,6 +51,11 @@ _WITHHELD = (
     "note: gradients of a sharded model that no_sync() withholds are not saved: a run that resumes"
     " between two micro-batches lacks them. Use accelerator.accumulate(model), or save after the"
     " optimizer step"
+)
+_WRAPPED = r"\b(module|_orig_mod)\."
+_NOT_WRAPPED = (
+    "make and register it with the model as it is without the wrapper of several ranks, in the run"
+    " that saves as well: AveragedModel(accelerator.unwrap_model(model))"
 )
 _SAME_OBJECTS = "prepare and register the same objects as the run that saved it, in the same order"
 
@@ -125,13 +132,20 @@ class Checkpoint:
             saved = self.shared["models"]
             self.require_equal("number of models", len(saved), len(models))
             for number, (weights, live) in enumerate(zip(saved, all_live, strict=True)):
+                if self.strict:
+                    self.require_names(f"model {number}", weights, live)
                 self._check_weights(f"model {number}", weights, live)
 
-    def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
-        if self.strict and live.keys() != saved.keys():
+    def require_names(self, what: str, saved: Weights, live: Weights) -> None:
+        """Raise CheckpointError unless a module has the names that were saved."""
+        if live.keys() != saved.keys():
             name = min(live.keys() ^ saved.keys(), key=str)
             place = "the checkpoint" if name in saved else "this run"
-            raise self.misfit(f"of {model}, only {place} has {name!r}")
+            one, other = ({re.sub(_WRAPPED, "", key) for key in each} for each in (saved, live))
+            fix = _SAME_OBJECTS if one != other else _NOT_WRAPPED
+            raise self.misfit(f"of {what}, only {place} has {name!r}", fix)
+
+    def _check_weights(self, model: str, saved: Weights, live: Weights) -> None:
         for name in live.keys() & saved.keys():
             if isinstance(live[name], torch.Tensor):
                 facts = _facts(saved[name]), _facts(live[name])
@@ -298,12 +312,16 @@ class Objects(_Objects):
 
     def check(self, checkpoint: Checkpoint) -> None:
         self._states = [
-            (name, obj, self._saved_state(checkpoint, saved))
+            (name, obj, self._saved_state(checkpoint, name, saved, obj))
             for name, saved, obj in self.pairs(checkpoint)
         ]
 
-    def _saved_state(self, checkpoint: Checkpoint, saved: Mapping[str, Any]) -> Any:
+    def _saved_state(
+        self, checkpoint: Checkpoint, name: str, saved: Mapping[str, Any], obj: Any
+    ) -> Any:
         if "pickle" not in saved:
+            if type(obj) is AveragedModel:
+                checkpoint.require_names(name, saved["state"], obj.state_dict())
             return saved["state"]
         if not checkpoint.allow_pickle:
             raise CheckpointError(

@@ -14,17 +14,21 @@ from typing import Any
 from headway.contract.forking import settle_before_forks
 from headway.contract.progress import process_progress
 from headway.contract.records import Collective, Group
+from headway.contract.run import port_of_store
+from headway.errors import UsageError
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group
 
 
-def keep_groups_apart(c10d: ModuleType) -> None:
+def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
     """Give every default group after the first its own key prefix in the launcher's store.
 
     torch names them all `default_pg/0`, and the store outlives them: a rank that creates the second
     group early reads the address of its peer in the first one, and cannot connect. Counts only
     groups that were created, with a store that torch found itself (`init_method`).
+
+    A script that has replaced MASTER_PORT, which was `port`, is refused: nobody listens there.
 
     Relies on two private names in `c10d`, which is torch.distributed.distributed_c10d:
     `init_process_group` asks `rendezvous` for the store, then `_new_process_group_helper`
@@ -38,6 +42,8 @@ def keep_groups_apart(c10d: ModuleType) -> None:
     @functools.wraps(find)
     def find_apart(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         nonlocal is_forming
+        if args[:1] == ("env://",) and None not in (port, found := port_of_store()):
+            _require_same(port, found)
         for store, rank, size in find(*args, **kwargs):
             is_forming = True
             yield c10d.PrefixStore(f"group_{formed}", store) if formed else store, rank, size
@@ -54,6 +60,15 @@ def keep_groups_apart(c10d: ModuleType) -> None:
     find_apart.keeps_groups_apart = True  # type: ignore[attr-defined]
     c10d.rendezvous = find_apart  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make_and_count  # type: ignore[attr-defined]
+
+
+def _require_same(port: str | None, found: str | None) -> None:
+    if found != port:
+        raise UsageError(
+            f"the script has set MASTER_PORT to {found}, and the launcher listens at port {port}",
+            where="the script's os.environ",
+            fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
+        )
 
 
 def read_groups() -> tuple[Group, ...]:

@@ -188,6 +188,12 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     )
 
 
+def port_of_store(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the port of the launcher's store; None where rank 0 makes a store itself."""
+    has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return environ.get("MASTER_PORT") if has_store else None
+
+
 def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the launcher (ours or torchrun) has restarted the ranks."""
     return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

@@ -15,10 +15,13 @@ from headway.launcher.diagnosis.torch_messages import (
     LOADER_WORKER_ENDED,
     LOADER_WORKER_KILLED,
     NO_GPU,
+    NO_INPUT,
     NO_NCCL,
     NOT_ON_MPS,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
+    SHARED_MEMORY_FULL,
+    WRAPPED_MODEL,
     Text,
     contains,
 )
@@ -58,6 +61,14 @@ _USUALLY_MEMORY = (
     "or raise the memory limit of the job or container; otherwise another program killed it"
 )
 
+
+def _of_crash(name: str, holds: Callable[[Crash], bool], fix: str, more: str = "") -> Reason:
+    """Return the reason for an exception that nothing handled."""
+    return Reason(
+        name, lambda seen: seen.crash is not None and holds(seen.crash), _EXCEPTION + more, fix
+    )
+
+
 REASONS = (
     Reason(
         "reader_left",
@@ -71,57 +82,69 @@ REASONS = (
         "{divergence}",
         "have every rank enter the same collectives in the same order",
     ),
-    Reason(
+    _of_crash(
         "device_out_of_memory",
-        lambda seen: seen.crash is not None and is_out_of_memory(seen.crash),
-        _EXCEPTION,
+        lambda crash: is_out_of_memory(crash),
         "the device's memory is full: make the batch smaller (and gradient_accumulation_steps "
         "larger, so that an optimizer step sees as many samples as before)",
     ),
-    Reason(
+    _of_crash(
         "operator_not_on_mps",
-        lambda seen: (
-            seen.crash is not None
-            and seen.crash.is_from_torch
-            and contains(seen.crash.message, NOT_ON_MPS)
-        ),
-        _EXCEPTION,
+        lambda crash: crash.is_from_torch and contains(crash.message, NOT_ON_MPS),
         "let the CPU compute this operator: `export PYTORCH_ENABLE_MPS_FALLBACK=1`; it can be "
         f"requested at {_PYTORCH_ISSUES}",
     ),
-    Reason(
+    _of_crash(
         "no_nccl",
-        lambda seen: seen.crash is not None and contains(seen.crash.message, NO_NCCL),
-        _EXCEPTION,
+        lambda crash: contains(crash.message, NO_NCCL),
         "NCCL needs NVIDIA GPUs, and a torch that is built for them: on CPUs use "
         'init_process_group("gloo")',
     ),
-    Reason(
+    _of_crash(
         "no_gpu",
-        lambda seen: seen.crash is not None and contains(seen.crash.message, NO_GPU),
-        _EXCEPTION,
+        lambda crash: contains(crash.message, NO_GPU),
         "the script asks for a GPU by itself, and torch has none here (`headway doctor` says why): "
         'let it take accelerator.device, or torch.device("cpu")',
     ),
-    Reason(
+    _of_crash(
+        "shared_memory_full",
+        # the whole traceback: that of a loader worker is in it
+        lambda crash: contains(crash.traceback, SHARED_MEMORY_FULL),
+        "/dev/shm is full, through which loader workers pass batches: start the container with "
+        "`docker run --shm-size=8g`, in Kubernetes mount an emptyDir of medium Memory at /dev/shm; "
+        "or use num_workers=0",
+    ),
+    _of_crash(
+        "wrapped_model",
+        lambda crash: crash.kind == "AttributeError" and contains(crash.message, WRAPPED_MODEL),
+        "with several ranks the prepared model is wrapped: its own attributes are those of "
+        "accelerator.unwrap_model(model)",
+    ),
+    _of_crash(
+        "no_input",
+        lambda crash: crash.kind == "EOFError" and contains(crash.message, NO_INPUT),
+        "of the ranks only rank 0 has the standard input: pass the answer as an argument of the "
+        "script, or ask under `if accelerator.is_main_process:`",
+    ),
+    _of_crash(
         "module_not_found",
-        lambda seen: seen.crash is not None and seen.crash.kind == ModuleNotFoundError.__name__,
-        _EXCEPTION,
+        lambda crash: crash.kind == "ModuleNotFoundError",
         f"a package: install it for the Python of this launch, `{sys.executable} -m pip install`, "
         "or launch from the environment that has it; a file of yours: put its folder on PYTHONPATH",
     ),
-    Reason(
-        "out_of_memory",
-        lambda seen: seen.crash is not None and seen.crash.kind == MemoryError.__name__,
-        _EXCEPTION,
-        _LESS_MEMORY,
+    _of_crash(
+        "file_not_found",
+        lambda crash: crash.kind == "FileNotFoundError",
+        "a relative path begins in the folder of the launch, not in the script's: pass an absolute "
+        "one, or use `pathlib.Path(__file__).parent`",
     ),
-    Reason(
+    _of_crash("out_of_memory", lambda crash: crash.kind == "MemoryError", _LESS_MEMORY),
+    _of_crash(
         "debugger_left",
-        lambda seen: seen.crash is not None and seen.crash.kind == DEBUGGER_LEFT.text,
-        _EXCEPTION + ": its debugger was left, or found no terminal to read from",
+        lambda crash: crash.kind == DEBUGGER_LEFT.text,
         "pass --debug-rank RANK to give one rank the terminal, in the others breakpoint() and "
         "pdb.set_trace() do nothing; leave the debugger with c, not with q",
+        ": its debugger was left, or found no terminal to read from",
     ),
     Reason(
         "loader_worker_killed_for_memory",
@@ -135,19 +158,14 @@ REASONS = (
         _EXCEPTION + ": one of its loader workers was killed",
         _USUALLY_MEMORY,
     ),
-    Reason(
+    _of_crash(
         "error_in_headway",
-        lambda seen: seen.crash is not None and seen.crash.is_from_headway,
-        _EXCEPTION + ", raised in a file of Headway",
+        lambda crash: crash.is_from_headway,
         "check the script's call that leads there; if it is right, this is an error in Headway: "
         "report it with the traceback",
+        ", raised in a file of Headway",
     ),
-    Reason(
-        "exception",
-        lambda seen: seen.crash is not None,
-        _EXCEPTION,
-        "fix the script at the line the traceback points to",
-    ),
+    _of_crash("exception", lambda _: True, "fix the script at the line the traceback points to"),
     Reason(
         "left_without_exit",
         lambda seen: seen.code == 0,

@@ -46,6 +46,12 @@ NO_GPU = (
     Text("No CUDA GPUs are available", "torch sources, CUDAFunctions.cpp"),
     Text("or CPU modules, but got device_ids", "torch 2.13.0, nn/parallel/distributed.py"),
 )
+SHARED_MEMORY_FULL = (
+    Text("unable to allocate shared memory(shm)", "torch 2.13.0, libtorch_cpu (MapAllocator.cpp)"),
+    Text("workers are out of shared memory", "torch 2.13.0, libtorch_python.so (DataLoader.cpp)"),
+)
+WRAPPED_MODEL = (Text("'DistributedDataParallel' object has no attribute", "torch 2.13.0, Module"),)
+NO_INPUT = (Text("EOF when reading a line", "Python 3.11, Python/bltinmodule.c: input()"),)
 NO_THREAD = (Text("can't start new thread", "Python 3.11, Modules/_threadmodule.c"),)
 COMMUNICATION_ERRORS = (
     Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,7 @@ from headway.contract import process_groups
 from headway.contract.process_groups import keep_groups_apart
 from headway.contract.progress import Channel, Progress, identity, process_progress
 from headway.contract.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
+from headway.contract.run import port_of_store
 from headway.launcher.rank.import_hooks import AfterImport
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -47,10 +49,11 @@ def start(channel: int) -> None:
     helper.start()
     os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
     progress.send(Ready())
+    keep_apart = partial(keep_groups_apart, port=port_of_store())
     if _C10D in sys.modules:
-        keep_groups_apart(sys.modules[_C10D])
+        keep_apart(sys.modules[_C10D])
     else:
-        sys.meta_path.insert(0, AfterImport(_C10D, keep_groups_apart))
+        sys.meta_path.insert(0, AfterImport(_C10D, keep_apart))
 
 
 def _move_to_high_number(fd: int) -> int:

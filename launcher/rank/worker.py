@@ -251,7 +251,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     ours = issubclass(type(error), HeadwayError)
     frames = "Traceback (most recent call last):\n" + "".join(traceback.format_tb(shown))
     text = _attempt(
-        lambda: "".join(_format_briefly(error) if ours else traceback.format_exception(error)),
+        lambda: "".join(_format_briefly(error)) if ours else _as_python_prints(error, shown),
         f"{frames}{kind}: {message}\n",
     )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
@@ -277,6 +277,16 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     elif not _attempt(lambda: _is_for_the_launcher(error, crash), False):
         _show(error, shown)
     sys.exit(code)
+
+
+def _as_python_prints(error: BaseException, trace: TracebackType | None) -> str:
+    """Return what Python prints: "Did you mean" is not in the module traceback before 3.12."""
+    from contextlib import redirect_stderr
+    from io import StringIO
+
+    with redirect_stderr(StringIO()) as printed:
+        sys.__excepthook__(type(error), error, trace)
+    return printed.getvalue()
 
 
 def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
@@ -319,9 +329,11 @@ def _is_from_torch(trace: TracebackType | None) -> bool:
 
 def _is_from_headway(error: BaseException, trace: TracebackType | None) -> bool:
     """Return whether Headway's own code failed; a script's syntax is found out by ours."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(trace)]
     is_on_purpose = isinstance(error, (HeadwayError, SyntaxError, KeyboardInterrupt))
-    return bool(files) and files[-1].startswith(_PACKAGE) and not is_on_purpose
+    if is_on_purpose or not codes or codes[-1].co_name == "__getattr__":  # no such attribute
+        return False
+    return codes[-1].co_filename.startswith(_PACKAGE)
 
 
 def _is_for_the_launcher(error: BaseException, crash: Crash) -> bool:

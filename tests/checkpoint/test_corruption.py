@@ -113,6 +113,19 @@ def test_what_is_whole_is_loaded(saved: Path) -> None:
     assert training.bits() != before
 
 
+def test_an_average_of_a_wrapped_model_is_refused_with_how_to_make_it(tmp_path: Path) -> None:
+    wrapped, plain = torch.nn.ModuleDict({"module": torch.nn.Linear(2, 1)}), torch.nn.Linear(2, 1)
+    for model, fix in ((wrapped, "unwrap_model(model)"), (torch.nn.ReLU(), "the same objects")):
+        accelerator = Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(model))
+        accelerator.save_state(tmp_path)
+        accelerator = Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(torch.optim.swa_utils.AveragedModel(plain))
+        with pytest.raises(CheckpointError, match=r"only this run has 'module\.") as caught:
+            accelerator.load_state(tmp_path)
+        assert fix in caught.value.problems[0].fix
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return os.mkdir, ("exploded",)

@@ -1,11 +1,15 @@
-"""What is read of torch's flight recorders."""
+"""What is read of torch's flight recorders, and where its process groups meet."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.contract import process_groups
 from headway.contract.records import Collective, Group
+from headway.errors import UsageError
 
 
 def test_a_second_group_under_the_first_ones_name_counts_anew(
@@ -15,3 +19,21 @@ def test_a_second_group_under_the_first_ones_name_counts_anew(
     monkeypatch.setattr(process_groups, "_flight_records", lambda: [("0", one) for one in made])
     monkeypatch.setattr(process_groups, "_members_by_group", lambda: {"0": (0, 1)})
     assert process_groups.read_groups() == (Group("0", (0, 1), tuple(made[3:])),)
+
+
+def test_a_script_that_sets_another_port_than_the_launchers_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    c10d: Any = SimpleNamespace(rendezvous=lambda url, *_: iter([("store", 0, 2)]))
+    c10d._new_process_group_helper = None
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_PORT", "4000")
+    process_groups.keep_groups_apart(c10d, "4000")
+    assert [*c10d.rendezvous("env://", 0, 2)] == [("store", 0, 2)]
+    monkeypatch.setenv("MASTER_PORT", "12355")
+    with pytest.raises(UsageError, match="12355") as caught:
+        [*c10d.rendezvous("env://", 0, 2)]
+    assert "4000" in str(caught.value)
+    assert [*c10d.rendezvous("tcp://127.0.0.1:12355", 0, 2)] == [("store", 0, 2)]
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")  # then rank 0 listens there
+    assert [*c10d.rendezvous("env://", 0, 2)] == [("store", 0, 2)]

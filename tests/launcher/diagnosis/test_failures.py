@@ -73,6 +73,28 @@ def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
     assert failure(ended(1, 2, 2.0, crash=usage)).fix == "pass 1"
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "fix"),
+    [
+        ("RuntimeError", "unable to allocate shared memory(shm) for file </torch_1>", "--shm-size"),
+        (
+            "RuntimeError",
+            "It is possible that dataloader's workers are out of shared memory",
+            "shm",
+        ),
+        ("AttributeError", "'DistributedDataParallel' object has no attribute 'w'", "unwrap_model"),
+        ("AttributeError", "'Net' object has no attribute 'w'", "fix the script at the line"),
+        ("EOFError", "EOF when reading a line", "as an argument"),
+        ("EOFError", "Ran out of input", "fix the script at the line"),
+        ("FileNotFoundError", "data/x.txt", "in the folder of the launch"),
+        ("ModuleNotFoundError", "No module named 'a'", "-m pip install"),
+    ],
+)
+def test_a_known_exception_has_a_fix_of_its_own(kind: str, message: str, fix: str) -> None:
+    crash = Crash(2.0, kind, message, f"Traceback ...\n{kind}: {message}\n")
+    assert fix in failure(ended(1, 1, 2.0, crash=crash)).fix
+
+
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
     found = failure(ended(2, 0, 1.5), ended(0, 1, PEER.time, crash=PEER))
     assert found.cause == "rank 2 of 4 left by os._exit(0) while the others went on"

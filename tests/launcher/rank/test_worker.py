@@ -119,6 +119,7 @@ def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> 
             False,
         ),
         ("from headway.machine.facts import is_on\nis_on({'A': 'maybe'}, 'A')\n", False),
+        ("from headway import Accelerator\nAccelerator(cpu=True).prepaer\n", False),
         ("raise ValueError\n", False),
         ("def f(:\n", False),
     ],
@@ -127,6 +128,7 @@ def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_
     _, sent = run_as_rank(script(text))
     (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
     assert crash.is_from_headway is is_ours
+    assert ("Did you mean: 'prepare'?" in crash.traceback) is ("prepaer" in text)
 
 
 @pytest.mark.parametrize("end", ["", "raise ValueError", "import sys; sys.exit(3)"])
