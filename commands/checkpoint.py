@@ -21,9 +21,8 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
-from headway.contract.notes import say
+from headway.contract.notes import say, shown
 from headway.contract.paths import is_absent
-from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 ACTIONS = ("ls", "verify", "prune", "export")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.commands.elsewhere import (
     Request,
@@ -18,13 +18,13 @@ from headway.commands.elsewhere import (
 from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
 from headway.commands.program import program_from
 from headway.commands.tables import escape_unencodable
-from headway.contract.notes import say
+from headway.contract.notes import say, shown
 from headway.contract.origin import Layer, Origin
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
-from headway.launcher.plan.plan import LaunchPlan, printable, summary
+from headway.launcher.plan.plan import LaunchPlan, start_of, summary
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
@@ -36,7 +36,7 @@ from headway.settings.setting import Seconds
 from headway.settings.table import ON, TABLE, TOPICS, Settings
 
 if TYPE_CHECKING:
-    from headway.history.store import Launch
+    pass
 
 FOREVER = "forever"  # --wait without a number
 _PLACING = [
@@ -226,7 +226,7 @@ def _print_plan(launch: _Launch) -> int | None:
             say(f"note: {note}")
         if not plan.is_rank and _mentions_rank(plan.program):
             flag = TABLE["num_processes"].as_flag(1)
-            say(f"note: {printable(plan.program.name)} mentions RANK, which {flag} sets")
+            say(f"note: {shown(plan.program.name)} mentions RANK, which {flag} sets")
     return None
 
 
@@ -242,19 +242,15 @@ def _run(launch: _Launch) -> int:
     start = None
     if plan.settings.record == ON and plan.is_first:
         words = [*launch.own, *launch.rest]
-        start = partial(_start, plan, launch.machine, words, environ, launch.began_at, os.getpid())
+        start = partial(
+            start_of, plan, launch.machine, words, environ, launch.began_at, os.getpid()
+        )
     try:
         return run(plan, environ, is_quiet=is_quiet, start=start)
     except WorkerFailed as failed:
         if failed.exit_code == _USAGE_ERROR:
             failed.note = _misplaced_flags(plan.program, launch.parser.known)
         raise
-
-
-def _start(*launch: Any) -> Launch:
-    from headway.launcher.plan.recorded import start_of
-
-    return start_of(*launch)
 
 
 TASKS: tuple[Callable[[_Launch], int | None], ...] = (

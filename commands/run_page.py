@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from headway.commands.runs import command_line, ended, slow_rank, took
 from headway.commands.tables import when
-from headway.contract.records import METRICS, Figures, shown
+from headway.contract.notes import shown
+from headway.contract.records import METRICS, Figures
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import RunRecord

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
-from headway.contract.notes import say
-from headway.contract.records import STOPPED_AND_SAVED, shown
+from headway.contract.notes import say, shown
+from headway.contract.records import STOPPED_AND_SAVED
 from headway.history.changes import Change, changes
 from headway.history.record import RunRecord, find, is_running, read_all
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
@@ -75,7 +75,7 @@ def as_json(record: RunRecord) -> dict[str, object]:
 def command_line(record: RunRecord) -> str:
     """Return the command line that repeats the launch, for a shell; secrets are masked.
 
-    Empty if it was too long to record, or if a terminal cannot print it.
+    Empty if a terminal cannot print it.
     """
     start = record.start
     settings = {
@@ -86,7 +86,7 @@ def command_line(record: RunRecord) -> str:
     assigned = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
     words = " ".join([*assigned, "headway launch", shlex.join(start.command)])
     line = f"cd {shlex.quote(start.folder)} && {words}"
-    return line if start.command and line.isprintable() else ""
+    return line if line.isprintable() else ""
 
 
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:

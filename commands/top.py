@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.commands.flags import Parser, bad_words
 from headway.commands.tables import print_table, when
-from headway.contract.records import shown
-from headway.contract.sizes import size
+from headway.contract.notes import shown, size
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
 
 if TYPE_CHECKING:

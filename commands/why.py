@@ -18,7 +18,7 @@ from headway.commands.runs import (
     took,
 )
 from headway.commands.tables import when
-from headway.contract.records import shown
+from headway.contract.notes import shown
 from headway.errors import ConfigError
 from headway.history.changes import changes
 from headway.history.record import RunRecord, find, last_good, read_all

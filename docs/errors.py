@@ -192,12 +192,6 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
         ),
     },
     "Between settings and the program": {
-        Code.PYTHON_PROMPT: Example(
-            "`python -i -m headway launch` asks for a prompt after the script, which ranks below a "
-            "launcher cannot show.",
-            None,
-            fix="leave `-i` out, or run one process without a launcher",
-        ),
         Code.SCRIPT_FROM_STREAM: Example(
             "Several ranks cannot read the script from one pipe.",
             "--cpu --num-processes 2 /dev/stdin",

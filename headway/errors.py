@@ -60,7 +60,6 @@ class Code(Enum):
     NO_BF16 = auto()
     NO_PRECISION_ON_MPS = auto()
     # between settings and the program
-    PYTHON_PROMPT = auto()
     SCRIPT_FROM_STREAM = auto()
     LAUNCHER_IN_PROCESS = auto()
     PROGRAM_IN_PROCESS = auto()

@@ -50,9 +50,9 @@ def run(
             _replace_with_script(plan, environment)
         _run_in_process(plan, environment)
         return 0
-    from headway.launcher.processes.starter import Starter, cannot_start, refuse_limits
+    from headway.launcher.processes.starter import Starter, cannot_start, require_folder
 
-    refuse_limits(plan.settings.num_processes)
+    require_folder()
     # the fork server imports torch in parallel
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:

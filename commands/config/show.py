@@ -10,13 +10,13 @@ from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.contract.notes import say
+from headway.contract.notes import shown as printable
 from headway.contract.origin import Layer
 from headway.contract.secrets import masked_value
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.plan.describe import settings_table
-from headway.launcher.plan.plan import printable
-from headway.launcher.plan.recorded import text_of
+from headway.launcher.plan.plan import text_of
 from headway.machine.devices import DeviceSpec
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile import read_profile

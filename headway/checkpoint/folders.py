@@ -31,9 +31,8 @@ from headway.checkpoint.manifest import (
     unlisted_files,
     verify,
 )
-from headway.contract.notes import say
+from headway.contract.notes import say, shown
 from headway.contract.paths import is_absent
-from headway.contract.records import shown
 from headway.errors import CheckpointError
 
 FOLDER = "checkpoints"

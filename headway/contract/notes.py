@@ -1,4 +1,4 @@
-"""What is said on stderr: notes, what is waited for, and how ranks are named there."""
+"""What is said on stderr: notes, what is waited for, and how ranks and sizes are named there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ _said: set[str] = set()
 def line_of(text: str) -> str:
     """Return a text as the line that `say` writes."""
     return f"headway: {text}\n"
+
+
+def shown(text: str) -> str:
+    """Return text from a script for one line of a message: control characters as escapes."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def say(text: str) -> None:
@@ -75,3 +82,13 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 def announce(what: str) -> None:
     say(f"waiting for {what}")
+
+
+def size(nbytes: int) -> str:
+    """Return bytes for people: 31.42 GiB."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.1f} {unit}" if unit != "B" else f"{nbytes} B"
+        value /= 1024
+    return f"{value:.2f} GiB"

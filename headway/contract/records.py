@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 from headway.contract.lines import Lines, TooLong, decode, kinds_of
+from headway.contract.notes import shown
 
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
@@ -21,13 +22,6 @@ CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", 
 _epoch = time.time  # a script may replace it
 _LONGEST_NAME = 200  # characters of an exception's class in a message
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
-
-
-def shown(text: str) -> str:
-    """Return text from a script for one line of a message: control characters as escapes."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 class Frame(NamedTuple):

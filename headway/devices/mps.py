@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headway.devices.kind import DeviceKind, Lack, numbers
@@ -10,7 +10,7 @@ from headway.devices.kind import DeviceKind, Lack, numbers
 if TYPE_CHECKING:
     import torch
 
-    from headway.contract.precisions import NumberFormat
+    from headway.contract.choices import NumberFormat
     from headway.machine.facts import Gpu, Machine
 
 OLDEST = {name: needed for name, *needed in (("fp16", (2, 5), ()), ("bf16", (2, 6), (14,)))}
@@ -29,6 +29,9 @@ class Mps(DeviceKind):
     lacking = ()
     has_fp64 = False
     can_pin = False  # torch warns in every epoch
+    variables: Mapping[str, tuple[str, str]] = {
+        "PYTORCH_ENABLE_MPS_FALLBACK": ("1", "operators that MPS lacks run on the CPU")
+    }
 
     def lack(
         self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]

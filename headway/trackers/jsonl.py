@@ -9,9 +9,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from headway.contract.notes import say
+from headway.contract.notes import say, shown
 from headway.contract.progress import process_progress
-from headway.contract.records import METRICS, shown
+from headway.contract.records import METRICS
 from headway.errors import UsageError
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers

@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.contract.records import shown
+from headway.contract.notes import shown
 from headway.errors import ConfigError
 
 MARK = "headway_run"

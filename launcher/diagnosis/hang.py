@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from headway.contract.notes import named, ranges
+from headway.contract.notes import named, ranges, shown
 from headway.contract.records import (
     CALLED_BY_ALL_RANKS,
     OF_HEADWAY,
@@ -17,7 +17,6 @@ from headway.contract.records import (
     Frame,
     Group,
     ProgressSnapshot,
-    shown,
 )
 from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.contract.records import Crash, shown
+from headway.contract.notes import shown
+from headway.contract.records import Crash
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,

@@ -9,7 +9,8 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
-from headway.contract.records import Frame, shown
+from headway.contract.notes import shown
+from headway.contract.records import Frame
 from headway.launcher.diagnosis.torch_messages import (
     CODE_OF_DASH_C,
     CRASHED_THREAD,

@@ -140,14 +140,6 @@ def _program_problems(plan: LaunchPlan) -> Iterator[Problem]:
             "save the script to a file, or run one process without a launcher",
             code=Code.SCRIPT_FROM_STREAM,
         )
-    if supervised is not None and "-i" in plan.python:
-        yield Problem(
-            "python -i shows a prompt after the script, which ranks under a launcher cannot, "
-            f"but {supervised}",
-            "Python's flag -i",
-            "remove -i, or run one process",
-            code=Code.PYTHON_PROMPT,
-        )
 
 
 def _task_problems(plan: LaunchPlan, task: Ranks) -> list[Problem]:

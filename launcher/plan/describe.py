@@ -5,11 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from headway.contract.notes import shown
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.secrets import masked_command
-from headway.launcher.plan.plan import LaunchPlan, counted, place_of, printable, summary
+from headway.launcher.plan.plan import (
+    LaunchPlan,
+    counted,
+    place_of,
+    summary,
+    text_of,
+    without_secrets,
+)
 from headway.launcher.plan.program import HOOKS
-from headway.launcher.plan.recorded import text_of, without_secrets
 from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, Settings
@@ -103,7 +110,7 @@ def _changed(name: str, change: Value) -> tuple[str, str, str]:
 
 def _columns(rows: list[tuple[str, str, str]]) -> list[str]:
     """Align three columns; a very long cell does not widen its column."""
-    rows = [(printable(name), printable(value), printable(origin)) for name, value, origin in rows]
+    rows = [(shown(name), shown(value), shown(origin)) for name, value, origin in rows]
     widths = [min(max(len(row[column]) for row in rows), 44) for column in (0, 1)]
     return [
         f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headway.contract.choices import HSDP, SHARDED
 from headway.contract.origin import Layer
 from headway.contract.run import ACCELERATE, RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import kind_of
 from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.settings.setting import Obeyer

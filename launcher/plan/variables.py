@@ -76,13 +76,6 @@ def _threads(plan: LaunchPlan) -> Variables:
     return {"OMP_NUM_THREADS": _from(settings, name)}
 
 
-def _mps(plan: LaunchPlan) -> Variables:
-    if plan.settings.device != "mps":
-        return {}
-    lacking = _ours("1", "operators that MPS lacks run on the CPU")
-    return {"PYTORCH_ENABLE_MPS_FALLBACK": lacking}
-
-
 def _hidden_gpus(plan: LaunchPlan) -> Variables:
     """Hide the GPUs from a script on the CPU, which may look for them itself."""
     there = kind_of(plan.machine.gpu_kind)
@@ -133,14 +126,6 @@ def _outer_launch(plan: LaunchPlan) -> Variables:
     return changes
 
 
-def _world_of_one(plan: LaunchPlan) -> Variables:
-    if not plan.is_world_of_one:
-        return {}
-    return {
-        name: _from(plan.settings, "num_processes", text) for name, text in WORLD_OF_ONE.items()
-    }
-
-
 def _of_ranks(plan: LaunchPlan) -> Variables:
     changes: Variables = {}
     if plan.supervised is not None:
@@ -173,9 +158,11 @@ def _env(plan: LaunchPlan) -> Variables:
     return {name: _from(plan.settings, "env", text) for name, text in plan.settings.env.items()}
 
 
-def _task(plan: LaunchPlan) -> Variables:
-    """Set the variables of the rank that the scheduler has started, as torch's launcher does."""
+def _as_rank(plan: LaunchPlan) -> Variables:
+    """Set the variables of the only rank, or of the one that the scheduler has started."""
     task, settings = plan.task, plan.settings
+    if plan.is_world_of_one:
+        return {name: _from(settings, "num_processes", one) for name, one in WORLD_OF_ONE.items()}
     if task is None:
         return {}
     origin = settings.origin("cluster")
@@ -200,21 +187,19 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
     _contract,
     _accelerate,
     _threads,
-    _mps,
     _hidden_gpus,
     _of_device,
     _gpu_mask,
     _outer_launch,
-    _world_of_one,
     _of_ranks,
     _loopback,
     _debugging,
     _env,
-    _task,
+    _as_rank,
 )
 """Where two set the same variable, the later one holds."""
 
-_DEFAULTS = (_accelerate, _mps, _hidden_gpus, _of_device, _of_ranks, _loopback)
+_DEFAULTS = (_accelerate, _hidden_gpus, _of_device, _of_ranks, _loopback)
 """They do not replace what the shell has set, unless the user has set the setting."""
 
 

@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import queue
-import resource
 import signal
 import socket
 import subprocess
@@ -35,7 +34,6 @@ _CHECK_EVERY_S = 0.1  # a signal just before a wait does not end it
 _TITLE_ROOM = "-" * 60  # an argument that the process titles of ranks overwrite
 _SAY_AFTER_S = 1.0  # what ends with its rank is gone by then
 _MAX_NAMES = 8
-_FILES, _FILES_PER_RANK = 40, 10  # that a launcher has open at most
 
 
 class ServerEnded(Exception):
@@ -98,7 +96,7 @@ class Starter:
     def _command(self, fd: int) -> list[str]:
         program, settings = self._plan.program, self._plan.settings
         return [
-            *unbuffered(self._plan.python, self._environ),
+            *self._plan.python,
             "-c",
             worker.bootstrap_code("processes.server"),
             str(fd),
@@ -243,8 +241,8 @@ def _names(left: Sequence[Process]) -> str:
     return ", ".join(names) + ", ..." * (len(left) > _MAX_NAMES)
 
 
-def refuse_limits(num_ranks: int) -> None:
-    """Raise LaunchError where libraries of torch would end the process: what the shell allows."""
+def require_folder() -> None:
+    """Raise LaunchError in a working directory that has been deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -253,20 +251,6 @@ def refuse_limits(num_ranks: int) -> None:
             where="the shell of this launch",
             fix="`cd` to a folder that exists",
         ) from None
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = _FILES + _FILES_PER_RANK * num_ranks
-    if files != resource.RLIM_INFINITY and files < needed:
-        raise LaunchError(
-            f"{files} open files are too few: a launcher of {num_ranks} ranks needs {needed}",
-            where="the limit of this shell, `ulimit -n`",
-            fix="raise it: `ulimit -n 4096`",
-        )
-
-
-def unbuffered(python: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Replace PYTHONUNBUFFERED by -u where Python is told to ignore its variables (-E, -I)."""
-    ignores_variables = "-E" in python or "-I" in python
-    return [*python, *(["-u"] if ignores_variables and environ.get("PYTHONUNBUFFERED") else [])]
 
 
 def cannot_start(error: OSError) -> LaunchError:

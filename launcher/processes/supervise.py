@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -30,7 +31,7 @@ from headway.launcher.processes.agent import Agent, place_of
 from headway.launcher.processes.ending import Ending, Outcome, ending_of
 from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.starter import ServerEnded, Starter
-from headway.launcher.rank.debugging import leave_prompt, lent_terminal
+from headway.launcher.rank.debugging import lent_terminal
 from headway.settings.table import OFF, RAW
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def supervise(
             output.close()
         handler.shutdown()
         if has_failed and is_debugged:
-            leave_prompt()
+            print(file=sys.stderr)  # a debugger's prompt may be on this line
     outcome = outcome._replace(
         failure=agent.find_failure(),
         elsewhere=handler.ended_by,

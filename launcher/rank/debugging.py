@@ -44,13 +44,6 @@ def lent_terminal() -> Iterator[None]:
         signals.put_back(before)
 
 
-def leave_prompt() -> None:
-    """Start a new line for the launcher's report where a debugger's prompt may be."""
-    with suppress(OSError):
-        if os.isatty(2):
-            os.write(2, b"\n")
-
-
 def skip_prompts() -> None:
     """Disable the `set_trace()` of pdb, IPython and pudb, which all call this method of `bdb`."""
     import bdb

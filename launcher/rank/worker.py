@@ -300,10 +300,6 @@ def _with_fix(crash: Crash, error: HeadwayError) -> Crash:
 
 def _show(error: BaseException, trace: TracebackType | None) -> None:
     """Print an exception as Python does: by the script's hook, and if that raises, both."""
-    if not hasattr(sys, "excepthook"):
-        _write_error("sys.excepthook is missing\n")
-        sys.__excepthook__(type(error), error, trace)
-        return
     try:
         sys.excepthook(type(error), error, trace)
         return

@@ -156,7 +156,7 @@ def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer:
         *("UNKNOWN_SETTING", "BAD_VALUE", "DUPLICATE_KEY", "NO_VALUE", "BAD_FILE"),  # of a source
         *("NO_CLUSTER", "CLUSTERS_DISAGREE", "TASKS"),  # of the environment
         # of the program
-        *("PYTHON_PROMPT", "SCRIPT_FROM_STREAM", "LAUNCHER_IN_PROCESS", "PROGRAM_IN_PROCESS"),
+        *("SCRIPT_FROM_STREAM", "LAUNCHER_IN_PROCESS", "PROGRAM_IN_PROCESS"),
     }
 
 

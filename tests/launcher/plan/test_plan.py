@@ -14,7 +14,6 @@ from headway.errors import ConfigError
 from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import summary
 from headway.launcher.plan.program import Program, flags_in
-from headway.launcher.processes.starter import unbuffered
 from headway.launcher.run import changed
 from headway.machine.facts import Gpu, Machine
 from headway.settings.table import TABLE
@@ -51,21 +50,6 @@ def test_one_process_replaces_the_launcher() -> None:
 )
 def test_pythons_own_flags_are_found_in_its_command_line(words: str, flags: str) -> None:
     assert flags_in(["python", *words.split()]) == tuple(flags.split())
-
-
-def test_a_python_that_reads_no_variables_is_told_by_a_flag_not_to_buffer() -> None:
-    environ = {"PYTHONUNBUFFERED": "1"}
-    assert unbuffered(["python", "-E"], environ) == ["python", "-E", "-u"]
-    assert unbuffered(["python", "-I"], {}) == ["python", "-I"]
-    assert unbuffered(["python", "-O"], environ) == ["python", "-O"]
-
-
-def test_a_prompt_after_the_script_is_for_one_process() -> None:
-    python = ["/bin/python", "-i"]
-    launch = plan(python=python)
-    assert launch.program.command(launch.python)[:3] == ["/bin/python", "-i", "train.py"]
-    with pytest.raises(ConfigError, match="ranks under a launcher cannot, but num_processes is 2"):
-        plan(python=python, num_processes="2")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from pathlib import Path
 
@@ -61,13 +60,3 @@ with open({str(tmp_path / "found")!r}, "w") as file:
             os.set_inheritable(fd, is_inherited)
     expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
     assert (tmp_path / "found").read_text() == repr(expected)
-
-
-def test_a_limit_of_open_files_that_is_too_low_for_two_ranks_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (59, 0))
-    with pytest.raises(LaunchError, match="ulimit -n 4096"):
-        starting.refuse_limits(2)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 0))
-    starting.refuse_limits(2)
