@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser
 from headway.commands.program import program_from, require_torch
-from headway.contract.notes import waiting_for
-from headway.contract.precisions import PRECISIONS
+from headway.contract.choices import DDP, PRECISIONS
+from headway.contract.notes import size, waiting_for
 from headway.contract.run import ACCELERATE
-from headway.contract.sizes import size
-from headway.contract.strategies import DDP
 from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import (

@@ -33,7 +33,6 @@ from headway.settings.profile import Entries
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
-from headway.settings.setting import job_seconds, read_job_time
 from headway.settings.table import OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
 _MAX_BYTES = 50 * 2**20  # of the code that a job runs a copy of
@@ -264,10 +263,11 @@ def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
 
 def _seconds_of(time: str) -> float:
     """Return sbatch's option time in seconds; infinity if unknown."""
-    try:
-        return job_seconds(read_job_time(time))
-    except ValueError:  # SLURM's other forms, such as minutes
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d?):(\d\d?)", time, re.ASCII)
+    if match is None:  # SLURM's other forms, such as minutes
         return float("inf")
+    days, hours, minutes, seconds = map(int, match.groups(default="0"))
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _gpus(settings: Settings) -> dict[str, str]:

@@ -22,8 +22,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "test",
         "Train for a few seconds as `headway launch` would here. The checks: all ranks start, "
-        "all-reduce, the chosen precision, a training step that equals one process's, a sharded "
-        "data loader, and a checkpoint that is saved and loaded.",
+        "all-reduce, the chosen precision, a training step that equals one process's, and a "
+        "sharded data loader.",
     )
     parser.flag("--json", help="print one JSON object: {checks}")
     parser.flag("--cpu", help="the same as --device cpu")
@@ -65,7 +65,7 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="headway-test-")
     except OSError as error:
         raise MachineError(
-            f"no temporary folder for the checkpoints of the ranks: {error.strerror}",
+            f"no temporary folder for the results of the ranks: {error.strerror}",
             where="environment TMPDIR, /tmp and other default folders",
             fix="`export TMPDIR=FOLDER`, with one that you may write to",
         ) from None

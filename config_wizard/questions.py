@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from headway.contract.choices import HSDP, PRECISIONS, SHARDED
 from headway.contract.origin import Layer, Origin
-from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import masked_value
-from headway.contract.strategies import HSDP, SHARDED
 from headway.devices.table import CPU, KINDS, kind_of
 from headway.errors import Problem
 from headway.machine.facts import Machine
@@ -344,7 +343,11 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
             values.pop(name, None)
         elif TABLE[name].shape is Shape.MAP:
             values[name] = TABLE[name].kind(raw)
-        elif name in weaker and name not in own and TABLE[name].are_equal(raw, weaker[name]):
+        elif (
+            name in weaker
+            and name not in own
+            and TABLE[name].parse(raw) == TABLE[name].parse(weaker[name])
+        ):
             continue  # it is in the user's profile already
         elif name in {*own, *weaker} or TABLE[name].parse(raw) != TABLE[name].default:
             values[name] = raw

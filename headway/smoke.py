@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
-from headway.contract.precisions import PRECISIONS
+from headway.contract.choices import PRECISIONS
 from headway.contract.run import Ranks, read_ranks
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import set_seed
@@ -33,7 +32,7 @@ class Outcome(NamedTuple):
     what: str
 
 
-Check = Callable[[Accelerator, str], Outcome]
+Check = Callable[[Accelerator], Outcome]
 
 
 def main(results: str) -> None:
@@ -44,7 +43,7 @@ def main(results: str) -> None:
     rows = [_row("start", Outcome(True, _placed(accelerator)), began)]
     for name, check in CHECKS.items():
         began = time.perf_counter()
-        mine = check(accelerator, results)
+        mine = check(accelerator)
         outcomes = [Outcome(*one) for one in gather_object([tuple(mine)])]
         wrong = [f"rank {rank}: {one.what}" for rank, one in enumerate(outcomes) if not one[0]]
         rows.append(_row(name, Outcome(not wrong, "; ".join(wrong) or outcomes[0].what), began))
@@ -66,7 +65,7 @@ def _placed(accelerator: Accelerator) -> str:
     return f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
 
 
-def check_ranks(accelerator: Accelerator, _: str) -> Outcome:
+def check_ranks(accelerator: Accelerator) -> Outcome:
     """Every rank exists once and has the right number."""
     ranks = gather_object([accelerator.process_index])
     promised = (read_ranks() or Ranks()).world_size
@@ -74,7 +73,7 @@ def check_ranks(accelerator: Accelerator, _: str) -> Outcome:
     return Outcome(is_right, f"ranks {', '.join(map(str, ranks))} of {promised}")
 
 
-def check_all_reduce(accelerator: Accelerator, _: str) -> Outcome:
+def check_all_reduce(accelerator: Accelerator) -> Outcome:
     """A sum over all ranks is right; its bandwidth as nccl-tests counts it (PERFORMANCE.md)."""
     size = accelerator.num_processes
     if size == 1:
@@ -97,7 +96,7 @@ def check_all_reduce(accelerator: Accelerator, _: str) -> Outcome:
     )
 
 
-def check_precision(accelerator: Accelerator, _: str) -> Outcome:
+def check_precision(accelerator: Accelerator) -> Outcome:
     """A prepared model multiplies matrices in the precision that is set."""
     seen: list[torch.dtype] = []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
@@ -113,7 +112,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_step(accelerator: Accelerator, _: str) -> Outcome:
+def check_step(accelerator: Accelerator) -> Outcome:
     """One step of all ranks on their shares equals one process's step on the whole batch."""
     set_seed(0)
     size, rank = accelerator.num_processes, accelerator.process_index
@@ -145,7 +144,7 @@ def check_step(accelerator: Accelerator, _: str) -> Outcome:
     )
 
 
-def check_loader(accelerator: Accelerator, _: str) -> Outcome:
+def check_loader(accelerator: Accelerator) -> Outcome:
     """The ranks together read every sample of a data set once."""
     count = 11 * accelerator.num_processes + 3  # not divisible by batch size or ranks
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=4))
@@ -157,39 +156,12 @@ def check_loader(accelerator: Accelerator, _: str) -> Outcome:
     return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
 
 
-def check_checkpoint(accelerator: Accelerator, results: str) -> Outcome:
-    """Each rank on rank 0's machine loads what rank 0 saved, bit for bit."""
-    set_seed(1)
-    model, again = accelerator.prepare(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    path = f"{results}.pt"
-    accelerator.save(accelerator.get_state_dict(model), path)
-    accelerator.wait_for_everyone()
-    if not os.path.exists(path):  # rank 0 is on another machine
-        outcome = Outcome(True, "written on the first machine")
-    else:
-        loaded = torch.load(path, map_location=accelerator.device, weights_only=True)
-        accelerator.parts.training.strategy.load_state_dict(accelerator.unwrap_model(again), loaded)
-        pairs = zip(again.parameters(), model.parameters(), strict=True)
-        is_right = all(torch.equal(one, other) for one, other in pairs)
-        size = os.path.getsize(path) // 1024
-        outcome = Outcome(
-            is_right,
-            f"{size} KiB, {'equal' if is_right else 'changed'} when loaded",
-        )
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        os.unlink(path)
-    accelerator.free_memory()
-    return outcome
-
-
 CHECKS: dict[str, Check] = {
     "ranks": check_ranks,
     "all-reduce": check_all_reduce,
     "precision": check_precision,
     "training step": check_step,
     "data loader": check_loader,
-    "checkpoint": check_checkpoint,
 }
 
 

@@ -250,7 +250,7 @@ def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
         k: raw
         for k, raw in after.items()
         if raw not in (before.get(k), now.get(k))
-        and not (k in now and k in TABLE and TABLE[k].are_equal(raw, now[k]))
+        and not (k in now and k in TABLE and TABLE[k].parse(raw) == TABLE[k].parse(now[k]))
     }
     text = set_all(text, different)
     for key in before.keys() - after.keys() & now.keys():

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, NoReturn
 from headway.commands.config.check import SCRIPT, checked_values
 from headway.commands.config.edit import apply, set_all
 from headway.commands.flags import Parser
+from headway.contract.choices import DDP, FSDP, HSDP
+from headway.contract.choices import SHARING as OF_STRATEGIES
 from headway.contract.origin import Layer, Origin
-from headway.contract.strategies import DDP, FSDP, HSDP
-from headway.contract.strategies import SETTINGS as OF_STRATEGIES
 from headway.devices.table import CUDA, KINDS, MPS
 from headway.errors import ConfigError, Problem
 from headway.machine.detection import detect_machine

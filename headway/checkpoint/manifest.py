@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from headway.contract.notes import shown
 from headway.contract.paths import is_absent
-from headway.contract.records import shown
-from headway.contract.typed import parse, plain, read
+from headway.contract.typed import plain, read
 from headway.errors import CheckpointError
 
 NAME = "manifest.json"
@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise _without_manifest(folder, error) from None
     try:
-        fields = parse(data)
+        fields = json.loads(data)
         _require_known_format(fields, path)
         if fields.pop("crc32", None) != _checksum(fields):
             raise ValueError(_OTHER_CHECKSUM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,6 @@ from headway.contract.notes import say
 from headway.contract.paths import is_absent
 from headway.contract.progress import Progress
 from headway.contract.run import LATEST, NEWEST, is_restart
-from headway.contract.typed import parse
 from headway.data.passes import Run
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
@@ -504,7 +504,7 @@ def _tracked_runs(checkpoint: Path) -> dict[str, str]:
     """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified."""
     path = checkpoint / RUNS_FILE
     try:
-        runs = parse(read_plain(path))
+        runs = json.loads(read_plain(path))
         if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
             raise ValueError("it does not give each tracker the name of a run")
     except (ValueError, RecursionError, OSError) as error:

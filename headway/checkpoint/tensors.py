@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.manifest import take_another
-from headway.contract.typed import parse, read
+from headway.contract.typed import read
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
@@ -282,7 +282,7 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
     """Return the index of a folder, and each tensor without data."""
     path = folder / INDEX
     try:
-        index = read(Index, parse(path.read_bytes()))
+        index = read(Index, json.loads(path.read_bytes()))
         facts = {name: _fact(name, entry) for name, entry in index.tensors.items()}
         size = sum(_size_of(folder, name) for name in _files_of(index))
         if (needed := sum(one.nbytes for one in facts.values())) > size:

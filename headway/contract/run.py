@@ -12,9 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from headway.contract.choices import AUTO, PRECISIONS
 from headway.contract.origin import DEFAULT, Layer, Origin
-from headway.contract.precisions import PRECISIONS
-from headway.contract.strategies import AUTO
 from headway.contract.typed import read
 from headway.devices.table import KINDS
 from headway.errors import LaunchError, UsageError

@@ -6,7 +6,6 @@ its values, as `json` writes a NamedTuple.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from types import UnionType
@@ -39,27 +38,6 @@ def plain(value: Any) -> Any:
         return value.name
     # torch's version is of a class of its own
     return str(value) if isinstance(value, str) else value
-
-
-def parse(text: str | bytes) -> Any:
-    """Return the value of a JSON text, or raise ValueError or RecursionError.
-
-    An object with a duplicate key, which json would accept, is a Misfit.
-    """
-    return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise Misfit("", f"has the duplicate key {name!r}")
-        found[name] = value
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def read(kind: type[T], data: Any, *, place: str = "") -> T:

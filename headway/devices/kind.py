@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from headway.contract.precisions import NumberFormat
+    from headway.contract.choices import NumberFormat
     from headway.machine.facts import Gpu, Machine, Torch
     from headway.machine.source import Source
 

@@ -10,7 +10,7 @@ from headway.devices.kind import GpuKind, Lack
 if TYPE_CHECKING:
     import torch
 
-    from headway.contract.precisions import NumberFormat
+    from headway.contract.choices import NumberFormat
     from headway.machine.facts import Machine
     from headway.machine.source import Source
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from headway.contract.choices import DDP, FSDP
 from headway.contract.lines import decode, encode, kinds_of
-from headway.contract.strategies import DDP, FSDP
 from headway.errors import LaunchError
 from headway.estimate.devices import Devices
 from headway.settings.table import YES

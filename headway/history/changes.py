@@ -32,7 +32,7 @@ def changes(before: RunRecord, after: RunRecord) -> list[Change]:
     old, new = before.start, after.start
     return [
         *_changed("setting", _settings(old), _settings(new)),
-        *_arguments(old.arguments, new.arguments),
+        *_changed("argument", _by_flag(old.arguments), _by_flag(new.arguments)),
         *_code(before, after),
         *_changed("variable", _variables(old), _variables(new)),
         *_changed("machine", old.machine, new.machine),
@@ -64,13 +64,6 @@ def _changed(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> Itera
         before, after = old.get(name, _GONE), new.get(name, _GONE)
         if before != after:
             yield Change(kind, name, before or "''", after or "''")
-
-
-def _arguments(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
-    found = [*_changed("argument", _by_flag(old), _by_flag(new))]
-    if not found and old != new:  # the order may mean something to the script
-        found.append(Change("argument", "as typed", " ".join(old), " ".join(new)))
-    yield from found
 
 
 def _by_flag(words: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -9,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.contract.typed import parse, read
+from headway.contract.typed import read
 
 COPIED_FROM = "commit.json"
 """Has the commit, beside the folder of a job's copy of the code."""
@@ -30,7 +31,7 @@ def copied_commit(code: str) -> Commit | None:
     """Return the commit from which a copy of code was made; None if it is not a copy."""
     about = os.path.join(os.path.dirname(code), COPIED_FROM)
     with suppress(OSError, ValueError), open(about, "rb") as file:
-        return read(Commit, parse(file.read()))
+        return read(Commit, json.loads(file.read()))
     return None
 
 

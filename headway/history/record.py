@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from headway.contract.notes import say
 from headway.contract.paths import is_absent
 from headway.contract.records import Figures, Kept
 from headway.contract.secrets import masked_output
-from headway.contract.typed import parse, plain, read
+from headway.contract.typed import plain, read
 from headway.errors import ConfigError, did_you_mean
 from headway.history import store
 from headway.history.code import Commit
@@ -206,7 +207,7 @@ def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int
 def decode(text: bytes) -> RunRecord:
     """Return the record that a text holds, or raise ValueError with a predicate."""
     try:
-        fields = parse(text)
+        fields = json.loads(text)
         found = fields.pop("format")
         if found == FORMAT:
             return read(RunRecord, fields)

@@ -42,7 +42,7 @@ class Launch(NamedTuple):
     program: str
     script: str  # the path of its file; empty where that is not known
     arguments: tuple[str, ...]
-    command: tuple[str, ...]  # the words after `headway launch`; empty if they were too long
+    command: tuple[str, ...]  # the words after `headway launch`
     python: tuple[str, ...]
     settings: Mapping[str, str]  # their values as text
     origins: Mapping[str, str]  # where each setting that is no default came from

@@ -27,7 +27,7 @@ from headway.contract.notes import say, say_once
 from headway.contract.paths import is_absent
 from headway.contract.progress import process_progress
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
-from headway.contract.typed import parse, plain, read
+from headway.contract.typed import plain, read
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 
@@ -118,7 +118,7 @@ def read_list(folder: Path) -> list[Listed]:
     """
     try:
         text = (folder / LIST).read_text(encoding="utf-8")
-        listed = read(Checkpoints, parse(text)).checkpoints
+        listed = read(Checkpoints, json.loads(text)).checkpoints
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError, RecursionError) as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.contract.typed import parse, read
+from headway.contract.typed import read
 from headway.devices.table import MPS, kind_of
 from headway.machine.facts import Gpu, Machine
 from headway.machine.source import Source
@@ -25,7 +26,7 @@ def ask_torch(source: Source, device: str, *words: str) -> Answer:
     command = [sys.executable, "-m", "headway.devices.asked", device, *words]
     lines = source.output_of(command).splitlines()
     try:
-        return read(Answer, parse(lines[-1]))
+        return read(Answer, json.loads(lines[-1]))
     except (IndexError, ValueError):
         raise OSError((lines or ["no answer"])[-1]) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headway.contract.typed import Misfit, parse, plain, read
+from headway.contract.typed import Misfit, plain, read
 from headway.errors import ConfigError
 from headway.machine.facts import Machine
 
@@ -26,7 +26,7 @@ def load_machine(path: str) -> Machine:
     key = ""
     try:
         with open(path, encoding="utf-8") as file:
-            return _read(parse(file.read(MAX_BYTES)))
+            return _read(json.loads(file.read(MAX_BYTES)))
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
     except Misfit as invalid:

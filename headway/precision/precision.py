@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.optim import Optimizer
 
-from headway.contract.precisions import PRECISIONS, NumberFormat, precisions_of
+from headway.contract.choices import PRECISIONS, NumberFormat, precisions_of
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.settings.setting import Count, Raw, read_text
@@ -66,10 +66,7 @@ def read_hosts(raw: Raw) -> Hosts:
     if isinstance(raw, str) and raw.strip().lower() == _NONE:
         return Hosts()
     words = raw.split(",") if isinstance(raw, str) else raw
-    return _distinct([_read_host(word.strip()) for word in words])
-
-
-def _distinct(hosts: Sequence[Host]) -> Hosts:
+    hosts = [_read_host(word.strip()) for word in words]
     if not hosts:
         raise ValueError("which names no host")
     counts = Counter(host.name for host in hosts)

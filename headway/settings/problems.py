@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from headway.contract.choices import FSDP, HSDP, PRECISIONS, precisions_of
 from headway.contract.origin import Layer, Origin
-from headway.contract.precisions import PRECISIONS, precisions_of
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.contract.strategies import FSDP, HSDP
 from headway.devices.table import KINDS, kind_of
 from headway.errors import Code, Problem
 from headway.machine.devices import ALL, Selection

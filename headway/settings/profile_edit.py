@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from headway.contract.choices import PRECISIONS
 from headway.contract.notes import say
 from headway.contract.origin import Layer, Origin
-from headway.contract.precisions import PRECISIONS
 from headway.contract.secrets import MASK, masked, masked_value
 from headway.errors import ConfigError, UsageError
 from headway.settings.profile import VERSION, compose, parse_profile

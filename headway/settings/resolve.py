@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from headway.contract.choices import DDP
 from headway.contract.origin import DEFAULT, Layer, Origin
 from headway.contract.run import ACCELERATE
 from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.contract.strategies import DDP
 from headway.devices.table import MPS, kind_of
 from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.machine.facts import Machine, is_on

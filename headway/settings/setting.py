@@ -16,11 +16,7 @@ Raw = str | Sequence[str] | Mapping[str, str]
 """An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
 
 _MAX_DIGITS = 9  # of a number
-_UNITS = {"h": 3600, "m": 60, "s": 1}  # in seconds, the largest first
-
-_UNITS_OF_JOBS = {"d": 86400, **_UNITS}
-_JOB_TIME = r"(?=\d)((?P<d>\d{1,5})d)?((?P<h>\d{1,6})h)?((?P<m>\d{1,8})m)?((?P<s>\d{1,9})s)?$"
-_SLURM_TIME = r"((?P<d>\d{1,5})-)?(?P<h>\d{1,5}):(?P<m>\d{1,2}):(?P<s>\d{1,2})$"
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # in seconds, the largest first
 
 VARIABLE_PREFIX = "HEADWAY_"
 """Of the environment variables of settings."""
@@ -146,9 +142,6 @@ class Setting(Generic[T]):
             return value
         return str(value) if isinstance(value, int) or self.choices else raw
 
-    def are_equal(self, raw: Raw, other: Raw) -> bool:
-        return bool(self.parse(raw) == self.parse(other))
-
 
 def as_words(raw: Raw) -> str:
     """Return a value as typed on one line."""
@@ -270,7 +263,7 @@ class MachineCount(Count):
 
 
 class Seconds(Count):
-    """Parses whole seconds, also written with units: 90s, 10m, 3h55m."""
+    """Parses whole seconds, also written with units: 90s, 10m, 3h55m, 1d12h."""
 
     _pattern = "^(?=[0-9])" + "".join(f"([0-9]+{unit})?" for unit in _UNITS) + "$"
     _what = "a whole number of seconds (600) or a duration (10m)"
@@ -281,28 +274,8 @@ class Seconds(Count):
         if match is None:
             return self._checked(text)
         parts = zip(match.groups(default="0"), _UNITS.values(), strict=True)
-        seconds = sum(int(part[: _MAX_DIGITS + 1].rstrip("hms")) * unit for part, unit in parts)
+        seconds = sum(int(part[: _MAX_DIGITS + 1].rstrip("dhms")) * unit for part, unit in parts)
         return self._checked(str(seconds))
-
-
-def read_job_time(raw: Raw) -> str:
-    """Read 2h, 1d12h or SLURM's 1-12:00:00 and 02:00:00; return it as SLURM writes it."""
-    text = read_text(raw).strip()
-    match = re.match(_JOB_TIME, text, re.ASCII) or re.match(_SLURM_TIME, text, re.ASCII)
-    if match is None:
-        raise ValueError("which is not a duration with units (2h, 1d12h) or days-hours:min:sec")
-    total = sum(int(match[unit] or 0) * seconds for unit, seconds in _UNITS_OF_JOBS.items())
-    if total == 0:
-        raise ValueError("but it must be longer than 0")
-    days, total = divmod(total, 86400)
-    hours, total = divmod(total, 3600)
-    return f"{days}-{hours:02}:{total // 60:02}:{total % 60:02}"
-
-
-def job_seconds(time: str) -> int:
-    days, _, clock = time.partition("-")
-    hours, minutes, seconds = map(int, clock.split(":"))
-    return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:
@@ -361,7 +334,9 @@ def read_options(raw: Raw) -> dict[str, str]:
         if not value.isprintable():
             raise ValueError(f"in which {key} has characters that cannot be printed")
     if re.fullmatch(r"\d+[smhd].*", time := options.get("time", "")):
-        options["time"] = read_job_time(time)
+        hours, seconds = divmod(Seconds(1)(time), 3600)
+        clock = f"{hours % 24:02}:{seconds // 60:02}:{seconds % 60:02}"
+        options["time"] = f"{hours // 24}-{clock}"  # as SLURM writes it
     return options
 
 

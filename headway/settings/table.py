@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
 from headway.contract.numbering import ALONE
 from headway.contract.origin import Origin
-from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES
-from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.devices.table import is_kind
 from headway.extensions import CLUSTERS as EXTENSIONS
 from headway.extensions import extensions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from headway.contract.strategies import AUTO, DDP, FSDP, HSDP
+from headway.contract.choices import AUTO, DDP, FSDP, HSDP
 from headway.errors import UsageError
 
 CALL = "the script's FullyShardedDataParallelPlugin(...)"

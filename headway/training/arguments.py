@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headway.contract.choices import PRECISIONS, SHARING, STRATEGIES, read_wrap
 from headway.contract.origin import DEFAULT, Layer
-from headway.contract.precisions import PRECISIONS
 from headway.contract.run import DEVICES, RunContract
-from headway.contract.strategies import SETTINGS as SHARING
-from headway.contract.strategies import STRATEGIES, read_wrap
 from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
 from headway.distributed.handler import KwargsHandler

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.torch_version import TorchVersion
 
-from headway.contract.precisions import PRECISIONS
+from headway.contract.choices import PRECISIONS
 from headway.devices.table import MPS
 from headway.errors import UsageError
 from headway.machine.detection import detect_machine

@@ -7,11 +7,10 @@ import sys
 from functools import cache
 from typing import NamedTuple
 
+from headway.contract.choices import SHARDED, SHARING
 from headway.contract.notes import say
 from headway.contract.progress import Progress, process_progress
 from headway.contract.run import read_run
-from headway.contract.strategies import SETTINGS as SHARING
-from headway.contract.strategies import SHARDED
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.devices.table import kind_of
 from headway.distributed.handler import Handlers

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from headway.contract.precisions import PRECISIONS
+from headway.contract.choices import PRECISIONS, STRATEGIES
 from headway.contract.run import DEVICES
-from headway.contract.strategies import STRATEGIES
 from headway.devices.table import CPU, KINDS
 from tests.architecture.tree import product_files
 
 FILES = product_files()
 ONCE = {
-    "precisions": (set(PRECISIONS), "headway.contract.precisions"),
+    "precisions": (set(PRECISIONS), "headway.contract.choices"),
     "devices": (set(DEVICES), "headway.devices.table"),
-    "strategies": (set(STRATEGIES), "headway.contract.strategies"),
+    "strategies": (set(STRATEGIES), "headway.contract.choices"),
 }
 OF_ONE_KIND = {"cuda": 8, "xpu": 8}
 """In how many files a kind of device may be named, outside those that are about it."""

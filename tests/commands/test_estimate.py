@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from headway.commands.estimate import Report
-from headway.contract.sizes import size
+from headway.contract.notes import size
 from headway.errors import ConfigError, LaunchError
 from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import ROWS, Attempt, Judged, Outcome, Planner, judged, rows_for

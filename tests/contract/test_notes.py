@@ -1,4 +1,4 @@
-"""What is said on stderr: a wait of more than a second, and how ranks are named."""
+"""What is said on stderr: a wait of more than a second, and how ranks and sizes are named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from headway.commands import launch
 from headway.contract import notes
-from headway.contract.notes import named, ranges, waiting_for
+from headway.contract.notes import named, ranges, size, waiting_for
 from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
 from tests.waiting import wait_for_lines
@@ -101,3 +101,9 @@ def test_ranks_are_written_as_ranges() -> None:
     assert ranges([7, 0, 2, 3, 4]) == "0, 2-4, 7"
     assert named([3]) == "rank 3"
     assert named([0, 2, 3]) == "ranks 0, 2-3"
+
+
+def test_sizes_are_in_the_unit_that_fits() -> None:
+    assert [size(one) for one in (7, 1536, 3 * 2**20, 70 * 2**30)] == [
+        *("7 B", "1.5 KiB", "3.0 MiB", "70.00 GiB"),
+    ]

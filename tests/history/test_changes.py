@@ -86,9 +86,8 @@ def test_a_run_is_compared_with_the_last_one_of_its_script_that_ended_well() -> 
             ("data", "--steps", "20", "--lr", "0.2", "--mode", "c", "--shift", "-1"),
             ["--mode: a b -> c", "--steps: 10 -> 20", "--lr: - -> 0.2"],
         ),
-        (("--a", "--b"), ("--b", "--a"), ["as typed: --a --b -> --b --a"]),
     ],
-    ids=["each flag apart from those around it", "the order"],
+    ids=["each flag apart from those around it"],
 )
 def test_what_has_changed_among_the_arguments_is_told(
     old: tuple[str, ...], new: tuple[str, ...], said: list[str]

@@ -243,12 +243,6 @@ def test_a_value_of_another_type_is_refused_with_file_and_key() -> None:
     assert problem.where == "flag --machine, machine.json, key host.memory_bytes"
 
 
-def test_a_key_that_stands_twice_is_refused() -> None:
-    Path("machine.json").write_text('{"version": 1, "cores": 8, "cores": 16}')
-    with pytest.raises(ConfigError, match="has the duplicate key 'cores'"):
-        load_machine("machine.json")
-
-
 def test_amd_cards_without_an_id_of_their_own_can_be_told_apart() -> None:
     amd = RECORDINGS["amd_2"]
     files = {

@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 
 from headway import utils
+from headway.contract.choices import PRECISIONS
 from headway.contract.origin import Layer
-from headway.contract.precisions import PRECISIONS
 from headway.errors import HeadwayError, UsageError
 from headway.settings.profile import parse_profile
 

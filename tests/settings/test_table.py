@@ -75,7 +75,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("num_processes", "9" * 5000, "too large"),
         ("num_processes", {"a": "b"}, "map"),
         ("sbatch", "'time=2h junk'", "duration"),
-        ("sbatch", "time=0m", "longer than 0"),
+        ("sbatch", "time=0m", "1 or more"),
         ("sbatch", "p=gpu", "not a long option of sbatch"),
         ("sbatch", {"qos": "a\nb"}, "printed"),
         ("sbatch", "qos=a qos=b", "twice"),
