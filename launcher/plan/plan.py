@@ -18,7 +18,7 @@ from headway.history.store import Launch, script_path, variables_of
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.setting import Value
-from headway.settings.table import NO_CLUSTER, Settings
+from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
 
 class LaunchPlan(NamedTuple):
