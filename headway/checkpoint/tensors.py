@@ -42,6 +42,7 @@ from headway.errors import CheckpointError
 
 INDEX = "index.json"
 _BUFFER = 2**20  # bytes
+_SMALL = 2**18  # bytes, whose checksum takes no longer than the start of a thread
 
 
 class Part(NamedTuple):
@@ -114,7 +115,7 @@ class _ChecksummedFiles(FileSystem):
         with io.FileIO(path, mode) as raw:
             stream = _Checksummed(raw)
             try:
-                with io.BufferedWriter(stream, _BUFFER) as buffered:
+                with _Buffered(stream, _BUFFER) as buffered:
                     yield buffered
             except Exception:
                 if stream.failure is None:
@@ -124,8 +125,20 @@ class _ChecksummedFiles(FileSystem):
             self.checksums[Path(path).name] = stream.crc
 
 
+class _Buffered(io.BufferedWriter):
+    """Keeps small tensors together: torch.save flushes its file after each one."""
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if not self.closed:
+            super().flush()
+        super().close()
+
+
 class _Checksummed(io.RawIOBase):
-    """A file whose blocks are checksummed while the system writes them."""
+    """A file whose large blocks are checksummed while the system writes them."""
 
     def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
@@ -134,9 +147,20 @@ class _Checksummed(io.RawIOBase):
 
     def write(self, block: Any) -> int:
         data = memoryview(block).cast("B")
+        if len(data) <= _SMALL:
+            self._check(data)
+            self._write(data)
+            return len(data)
         # not of a pool: at the end of the interpreter none takes work
         checking = Thread(target=self._check, args=(data,))
         checking.start()
+        try:
+            self._write(data)
+        finally:
+            checking.join()
+        return len(data)
+
+    def _write(self, data: memoryview) -> None:
         at = 0
         try:
             while at < len(data):
@@ -144,9 +168,6 @@ class _Checksummed(io.RawIOBase):
         except OSError as error:
             self.failure = OSError(error.errno, error.strerror, str(self._raw.name))
             raise
-        finally:
-            checking.join()
-        return len(data)
 
     def _check(self, data: memoryview) -> None:
         self.crc = zlib.crc32(data, self.crc)

@@ -99,6 +99,8 @@ def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...
     if type(data) is not list:
         raise Misfit(place, "is not a list")
     if kinds[-1] is Ellipsis:
+        if kinds[0] in (int, str) and {*map(type, data)} == {kinds[0]}:
+            return tuple(data)
         kinds = kinds[:1] * len(data)
     if len(kinds) != len(data):
         raise Misfit(place, f"has {len(data)} entries, not {len(kinds)}")

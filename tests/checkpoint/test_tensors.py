@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 from headway.checkpoint.tensors import (  # noqa: E402
     INDEX,
     SavedTensors,
+    _Checksummed,
     save_tensors,
 )
 from headway.errors import CheckpointError  # noqa: E402
@@ -121,3 +122,13 @@ def test_the_checksums_of_what_was_written_are_those_of_the_files(tmp_path: Path
     assert checksums == {
         path.name: zlib.crc32(path.read_bytes()) for path in (tmp_path / "tensors").iterdir()
     }
+
+
+def test_small_tensors_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(_Checksummed, "_check", lambda _, data: sizes.append(len(data)))
+    save_tensors({str(index): torch.zeros(9) for index in range(300)}, tmp_path / "tensors")
+    assert sum(sizes) > 300 * 36
+    assert len(sizes) < 10
