@@ -748,6 +748,7 @@ class Accelerator(Process):
         output_dir: Folder = None,
         safe_serialization: bool = True,
         *,
+        allow_pickle: bool = False,
         wait: bool = True,
         **save_model_func_kwargs: Any,
     ) -> str:
@@ -766,6 +767,8 @@ class Accelerator(Process):
                 `automatic_checkpoint_naming` it has no effect, as in Accelerate: the name is not
                 the script's to choose.
             safe_serialization: without effect; there is one format, and nothing in it is pickled.
+            allow_pickle: pickle the states of registered objects that hold anything else than
+                values and tensors. `load_state` then needs it, too.
             wait: False: return once the state is copied to the memory of the CPU, which is kept for
                 the next one; a thread writes the checkpoint, which exists when
                 `wait_for_checkpoint` returns, and none of it before. The next `save_state` or
@@ -783,13 +786,14 @@ class Accelerator(Process):
             >>> accelerator.load_state(folder)
         """
         refuse_keywords(save_model_func_kwargs, "save_state")
-        return self.parts.checkpoints.save_state(output_dir, wait=wait)
+        return self.parts.checkpoints.save_state(output_dir, allow_pickle=allow_pickle, wait=wait)
 
     def load_state(
         self,
         input_dir: Folder = None,
         load_kwargs: dict[str, Any] | None = None,
         *,
+        allow_pickle: bool = False,
         strict: bool = True,
         map_location: Any = None,
         **load_model_func_kwargs: Any,
@@ -804,6 +808,7 @@ class Accelerator(Process):
             input_dir: the folder of the checkpoint. None: the newest, with
                 `automatic_checkpoint_naming`.
             load_kwargs: nothing that it could hold is needed.
+            allow_pickle: load registered objects that were pickled, which can run any code.
             strict: False: load the weights that both a model and the checkpoint have.
             map_location: without effect: everything goes where the live objects are.
 
@@ -814,7 +819,7 @@ class Accelerator(Process):
                 on all ranks, and no object has changed, except for what a hook may have done.
         """
         refuse_keywords({**(load_kwargs or {}), **load_model_func_kwargs}, "load_state")
-        self.parts.checkpoints.load_state(input_dir, strict=strict)
+        self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:
         """Take the checkpoint that `checkpoint` has made due, and wait until the last is written.
@@ -893,7 +898,7 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ interruptions: Preemption
 
-    def resume(self, *, fall_back: bool = False) -> ResumedRun:
+    def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint of the project folder, if any; rank 0 logs which.
 
         Call it on every rank after `prepare` and `register_for_checkpointing`. The checkpoints that
@@ -902,6 +907,7 @@ class Accelerator(Process):
 
         Args:
             fall_back: if the newest is damaged, resume from the newest that is whole.
+            allow_pickle: as in `load_state`.
 
         Raises:
             UsageError: there is no project folder.
@@ -909,9 +915,11 @@ class Accelerator(Process):
                 `Accelerator(resume_from=...)` or `headway launch --resume` asks for is not a
                 checkpoint.
         """
-        return self.parts.preemption.resume(fall_back=fall_back)
+        return self.parts.preemption.resume(fall_back=fall_back, allow_pickle=allow_pickle)
 
-    def checkpoint(self, every: int | str | None = None, *, wait: bool = True) -> str | None:
+    def checkpoint(
+        self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
+    ) -> str | None:
         """Save when a save is due; save and exit when the job must stop.
 
         Call it on every rank at the end of the loop's body, in each iteration: where nothing is due
@@ -931,6 +939,7 @@ class Accelerator(Process):
         Args:
             every: optimizer steps ("every 100th": 100), or a duration such as "10m" or "1h30m";
                 None saves once, between micro-batches as well.
+            allow_pickle: as in `save_state`.
             wait: False: as in `save_state`, a thread writes while training continues. When the job
                 must stop, the call waits all the same.
 
@@ -955,7 +964,7 @@ class Accelerator(Process):
             'runs/digits/checkpoints/step_00000000'
             >>> accelerator.end_training()
         """
-        return self.parts.preemption.checkpoint(every, wait=wait)
+        return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
     @property
     def should_stop(self) -> bool:

@@ -62,7 +62,9 @@ class Checkpointer:
         self._load_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         self._background: Background | None = None  # once a checkpoint was saved without a wait
 
-    def save_state(self, output_dir: Folder = None, *, wait: bool = True) -> str:
+    def save_state(
+        self, output_dir: Folder = None, *, allow_pickle: bool = False, wait: bool = True
+    ) -> str:
         """Save the whole training as a checkpoint, which appears once it is complete."""
         target = self._next_folder(output_dir)
         project = self.project
@@ -74,13 +76,16 @@ class Checkpointer:
             self.wait_for_checkpoint()
             self.save_to(
                 target,
+                allow_pickle,
                 wait=wait,
                 then=lambda: None if keep is None else keep_newest(folder, NUMBERED, keep),
             )
         project.iteration += 1
         return str(target)
 
-    def save_to(self, target: Path, *, wait: bool = True, then: Callable[[], object]) -> None:
+    def save_to(
+        self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
+    ) -> None:
         """Save to `target`; rank 0 calls `then` once the checkpoint is complete."""
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import own_buffers_of
@@ -94,7 +99,7 @@ class Checkpointer:
         own_buffers = own_buffers_of(training.inner_models)
         prepared = prepare_checkpoint(
             target,
-            lambda folder: self._state_to_save(folder, own_buffers),
+            lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
             CheckpointProgress(
                 training.steps_done,
                 training.epoch,
@@ -108,7 +113,7 @@ class Checkpointer:
         else:
             self._begin_writing(prepared)
 
-    def _state_to_save(self, folder: Path, own_buffers: list[Any]) -> State:
+    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> State:
         from headway.checkpoint.manifest import write_json
         from headway.checkpoint.training_state import state_of
 
@@ -122,7 +127,7 @@ class Checkpointer:
                     " of it"
                 )
         weights = self._weights_to_save(folder)
-        return state_of(self.training, weights, own_buffers)
+        return state_of(self.training, weights, own_buffers, allow_pickle=allow_pickle)
 
     def _begin_writing(self, prepared: Prepared) -> None:
         from headway.checkpoint.background import Background
@@ -146,7 +151,9 @@ class Checkpointer:
         if self._background is not None:
             self._background.close()
 
-    def load_state(self, input_dir: Folder = None, *, strict: bool = True) -> None:
+    def load_state(
+        self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
+    ) -> None:
         """Resume the training that `save_state` saved; the same objects must be prepared."""
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.saving import agree, on_rank_0
@@ -164,7 +171,7 @@ class Checkpointer:
             folder = Path(on_rank_0(lambda: str(given)))
             loaded = load_checkpoint(folder, spread_as(self.training))
             parts = parts_of(self.training)
-            checkpoint = Checkpoint(loaded, folder, parts, strict=strict)
+            checkpoint = Checkpoint(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)
             checkpoint.apply(self._models_to_load(folder, checkpoint.check_models))
         self.has_state = True

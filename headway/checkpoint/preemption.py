@@ -160,7 +160,9 @@ class Preemption:
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
 
-    def checkpoint(self, every: int | str | None = None, *, wait: bool = True) -> str | None:
+    def checkpoint(
+        self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
+    ) -> str | None:
         """Save when a save is due; save and exit when the job must stop."""
         run = self._training.run
         if every is not None and run.due is None:
@@ -173,7 +175,7 @@ class Preemption:
                     run.note_leader()
                 return None
         with self._training.progress.calling("checkpoint"):
-            return self._checkpoint_now(every, wait)
+            return self._checkpoint_now(every, allow_pickle, wait)
 
     @property
     def should_stop(self) -> bool:
@@ -186,7 +188,7 @@ class Preemption:
                 self._note(self._by_calls.ask(self._trap_signals().request))
         return self._request is not Request.NONE
 
-    def resume(self, *, fall_back: bool = False) -> ResumedRun:
+    def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint of the project folder, if any."""
         from headway.checkpoint.saving import on_rank_0
 
@@ -201,7 +203,7 @@ class Preemption:
         with self._training.progress.calling("resume"):
             path, lines = on_rank_0(lambda: _select_checkpoint(self._settings, project, fall_back))
         if path is not None:
-            self._load(Path(path), project)
+            self._load(Path(path), project, allow_pickle)
         loader, step = training.loader, training.steps_done
         self._schedule.saved(step, time.monotonic())
         self._by_steps.begin(step)
@@ -225,12 +227,12 @@ class Preemption:
             report = partial(_report_no_step, progress, progress.num_trained, path)
             self._report = atexit.register(report)
 
-    def _load(self, path: Path, project: Path) -> None:
+    def _load(self, path: Path, project: Path, allow_pickle: bool) -> None:
         from headway.checkpoint.saving import on_rank_0
 
         try:
             runs = on_rank_0(lambda: _tracked_runs(path))
-            self._checkpoints.load_state(path)
+            self._checkpoints.load_state(path, allow_pickle=allow_pickle)
         except CheckpointError as error:
             _explain_damage(error, path, project)
             raise
@@ -247,7 +249,9 @@ class Preemption:
 
     # ------------------------------------------------------------------ is a save due?
 
-    def _checkpoint_now(self, every: int | str | None, wait: bool) -> str | None:
+    def _checkpoint_now(
+        self, every: int | str | None, allow_pickle: bool, wait: bool
+    ) -> str | None:
         if self._exit_code is not None:  # the script has caught what it was to leave by
             raise SystemExit(self._exit_code)
         project = self._checkpoints.project_folder("checkpoint")
@@ -263,7 +267,7 @@ class Preemption:
         is_due, run = self._is_due(every, step), self._training.run
         if not (is_due or self._request is not Request.NONE or run.due is not None):
             return None
-        take = partial(self._take, project, wait)
+        take = partial(self._take, project, allow_pickle, wait)
         self._schedule.saved(step, time.monotonic())
         if run.mark(take):
             atexit.unregister(self._at_end)
@@ -271,11 +275,11 @@ class Preemption:
             return str(step_folder(project, step))
         return take()
 
-    def _take(self, project: Path, wait: bool) -> str:
+    def _take(self, project: Path, allow_pickle: bool, wait: bool) -> str:
         """Save, and exit if the job must stop."""
         has_to_stop, step = self._request is not Request.NONE, self._training.steps_done
         with self._training.progress.calling("checkpoint"):
-            folder = self._save_step(project, step, wait or has_to_stop)
+            folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
         if has_to_stop:
             self._leave(folder, step)
         return folder
@@ -318,11 +322,13 @@ class Preemption:
                 fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
             ) from None
 
-    def _save_step(self, project: Path, step: int, wait: bool) -> str:
+    def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
         folder = step_folder(project, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
-        self._checkpoints.save_to(folder, wait=wait, then=lambda: self._tidy_up(project, keep))
+        self._checkpoints.save_to(
+            folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep)
+        )
         return str(folder)
 
     def _wait_for_earlier(self) -> None:

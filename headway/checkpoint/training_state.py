@@ -6,6 +6,7 @@ Each part has `state_dict()`, as torch's Stateful has, a check that changes noth
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -63,6 +64,8 @@ def state_of(
     training: Training,
     weights: Sequence[Weights],
     own_buffers: Sequence[Sequence[torch.Tensor | None]] = (),
+    *,
+    allow_pickle: bool,
 ) -> State:
     """Return what a checkpoint holds; it is not copied.
 
@@ -72,6 +75,7 @@ def state_of(
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
     shared |= {
         "models": list(weights),
+        "objects": Objects(training).states(allow_pickle),
         "global_batch_size": training.global_batch_size,
     }
     own = OwnOfRank(training).states(own_buffers)
@@ -91,13 +95,14 @@ class Checkpoint:
         parts: Sequence[Any],
         *,
         strict: bool = True,
+        allow_pickle: bool = False,
     ) -> None:
         self._parts = parts
         self.shared, self.folder = loaded.shared, folder
         self.saved_by = loaded.manifest.world_size
         is_same_size = rank_and_size()[1] == self.saved_by
         self._own = loaded.own if is_same_size else None
-        self.strict = strict
+        self.strict, self.allow_pickle = strict, allow_pickle
 
     @property
     def own(self) -> Mapping[str, Any]:
@@ -302,19 +307,34 @@ class Objects(_Objects):
     def live(self) -> list[Any]:
         return self._training.registered
 
-    def state_dict(self) -> list[Any]:
-        return [{"kind": kind_of(one), "state": one.state_dict()} for one in self.live()]
+    def states(self, allow_pickle: bool) -> list[Any]:
+        return [_state_of_object(one, allow_pickle) for one in self.live()]
 
     def check(self, checkpoint: Checkpoint) -> None:
-        for name, saved, obj in self.pairs(checkpoint):
-            state = saved["state"]
+        self._states = [
+            (name, obj, self._saved_state(checkpoint, name, saved, obj))
+            for name, saved, obj in self.pairs(checkpoint)
+        ]
+
+    def _saved_state(
+        self, checkpoint: Checkpoint, name: str, saved: Mapping[str, Any], obj: Any
+    ) -> Any:
+        if "pickle" not in saved:
             if type(obj) is AveragedModel:
-                checkpoint.require_names(name, state, obj.state_dict())
+                checkpoint.require_names(name, saved["state"], obj.state_dict())
+            return saved["state"]
+        if not checkpoint.allow_pickle:
+            raise CheckpointError(
+                "a registered object was pickled, and to load it can run any code in the file",
+                where=str(checkpoint.folder),
+                fix="if you trust who wrote it, load_state(..., allow_pickle=True)",
+            )
+        return pickle.loads(saved["pickle"])
 
     def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
-        for name, saved, obj in self.pairs(checkpoint):
+        for name, obj, state in self._states:
             yield name
-            obj.load_state_dict(saved["state"])
+            obj.load_state_dict(state)
 
 
 class LossScale(_Part):
@@ -442,7 +462,7 @@ class OtherLoaders(_Part):
 
 
 _SHARED: tuple[type[_Part], ...] = (
-    *(Optimizers, Schedulers, Objects, LossScale, OpenStep, OtherLoaders, Positions),
+    *(Optimizers, Schedulers, LossScale, OpenStep, OtherLoaders, Positions),
 )
 
 
@@ -612,6 +632,27 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
         pairs = zip(buffers, of_rank_0, strict=True)
         own.append([None if torch.equal(one, other) else one for one, other in pairs])
     return own
+
+
+def _state_of_object(obj: Any, allow_pickle: bool) -> dict[str, Any]:
+    state = obj.state_dict()
+    saved = {"kind": kind_of(obj), "state": state}
+    if not allow_pickle:
+        return saved
+    try:
+        encode(state, "state", {})
+        return saved
+    except CheckpointError:
+        pass
+    try:
+        return {"kind": kind_of(obj), "pickle": pickle.dumps(state)}
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"the state of a registered {type(obj).__name__} cannot be pickled:"
+            f" {type(error).__name__}: {error}",
+            where=f"{type(obj).__qualname__}.state_dict()",
+            fix="let state_dict() return tensors, numbers, strings, lists, tuples and dicts",
+        ) from None
 
 
 def _as_gradient(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

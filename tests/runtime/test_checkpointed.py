@@ -240,11 +240,32 @@ def test_hooks_get_what_accelerate_gives_them_and_may_take_weights_out(tmp_path:
     assert len(seen) == 1
 
 
-def test_an_object_that_is_no_value_is_refused(tmp_path: Path) -> None:
+def test_an_object_that_is_no_value_is_refused_or_pickled_where_asked(tmp_path: Path) -> None:
     run = begun()
     run.counter.state = {"path": Path("a")}
     with pytest.raises(CheckpointError, match="PosixPath"):
         run.accelerator.save_state(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    assert leftovers_in(tmp_path) == []
+    run.accelerator.save_state(tmp_path / "saved", allow_pickle=True)
+    run.counter.state = None
+    before = run.weights()
+    with pytest.raises(CheckpointError, match="allow_pickle"):
+        run.accelerator.load_state(tmp_path / "saved")
+    assert (run.weights(), run.counter.state) == (before, None)
+    run.accelerator.load_state(tmp_path / "saved", allow_pickle=True)
+    assert run.counter.state == {"path": Path("a")}
+
+
+def test_an_object_that_cannot_even_be_pickled_is_named(tmp_path: Path) -> None:
+    run = begun()
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for state in ({"call": lambda: None}, {"deep": deep}):
+        run.counter.state = state
+        with pytest.raises(CheckpointError, match=type(run.counter).__name__):
+            run.accelerator.save_state(tmp_path / "saved", allow_pickle=True)
     assert not (tmp_path / "saved").exists()
     assert leftovers_in(tmp_path) == []
 

@@ -129,7 +129,7 @@ def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -
 
     meet("the saving of a sharded model or optimizer")
     progress = CheckpointProgress(training.steps_done, 0, 0.0)
-    state = state_of(training, weights)
+    state = state_of(training, weights, allow_pickle=False)
     write_prepared(prepare_checkpoint(folder, lambda _: state, progress))
 
 
