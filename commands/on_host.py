@@ -19,8 +19,8 @@ from typing import NoReturn
 from headway.commands.main import described
 from headway.contract import signals
 from headway.contract.forking import die_with_parent, reap, wake_on_child_end
-from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.run import KEY_VARIABLE
+from headway.contract.typed import decode, encode, kinds_of
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.remote.orders import (
     End,

@@ -21,8 +21,7 @@ from headway.contract.secrets import masked_command, masked_line, masked_pairs
 from headway.contract.typed import plain
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
-from headway.history.code import COPIED_FROM, Commit, git, read_commit
-from headway.history.store import script_path
+from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_path
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
 from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words

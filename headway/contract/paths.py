@@ -1,8 +1,41 @@
-"""Whether something is at a path: an error of the disk is not an absence."""
+"""The folders of this user's profiles and records; whether something is at a path.
+
+An error of the disk is not an absence.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+_OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
+
+
+def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return this user's folder for `config` or `state`, whether or not it exists.
+
+    Source: the XDG Base Directory Specification; on a Mac, Apple's File System Programming Guide.
+    """
+    if sys.platform == "darwin":
+        return os.path.join(home(), "Library", "Application Support", "headway")
+    variable, usual = _OF_XDG[kind]
+    folder = environ.get(variable, "")
+    if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
+        folder = os.path.join(home(), usual)
+    return os.path.join(folder, "headway")
+
+
+def home() -> str:
+    """Return this user's home folder; `/` for a user without an entry in the password database."""
+    folder = os.path.expanduser("~")
+    if folder == "/":  # HOME is empty
+        import pwd
+
+        with suppress(KeyError):  # as in a container with an arbitrary user id
+            folder = pwd.getpwuid(os.getuid()).pw_dir
+    return folder if os.path.isabs(folder) else "/"
 
 
 def is_absent(path: str | os.PathLike[str]) -> bool:

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from headway.contract import step_clock
-from headway.contract.lines import encode
 from headway.contract.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
 from headway.contract.step_clock import SAVE, StepClock
+from headway.contract.typed import encode
 
 _BEAT_EVERY_S = 1.0
 _write = os.write  # a script may replace it

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from headway.contract.lines import Lines, TooLong, decode, kinds_of
 from headway.contract.notes import shown
+from headway.contract.typed import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""

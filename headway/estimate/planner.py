@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway.contract.choices import DDP, FSDP
-from headway.contract.lines import decode, encode, kinds_of
+from headway.contract.typed import decode, encode, kinds_of
 from headway.errors import LaunchError
 from headway.estimate.devices import Devices
 from headway.settings.table import YES

@@ -17,8 +17,7 @@ from headway.contract.secrets import masked_output
 from headway.contract.typed import plain, read
 from headway.errors import ConfigError, did_you_mean
 from headway.history import store
-from headway.history.code import Commit
-from headway.history.store import FILE, FORMAT, Launch, names_in, runs_folder
+from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 
 _FIX = "`headway runs` lists the runs that have a record"
 

@@ -48,9 +48,6 @@ HOMES: dict[str, dict[str, str]] = {
 }
 """Accelerate's module -> the single names of it, and where Headway defines each; these go first."""
 
-HIDDEN_MODULES = {"utils.tqdm"}
-"""Modules that a name of their package hides: `accelerate.utils.tqdm` is a function."""
-
 
 def home_of(module: str, name: str) -> str | None:
     """Return the path of Headway's definition of a name of Accelerate's module, or None.
@@ -129,7 +126,8 @@ def module_exists(name: str) -> bool:
 
 
 def is_module(module: str) -> bool:
-    return module not in HIDDEN_MODULES and module_exists(joined(COMPAT, module))
+    is_function = module == "utils.tqdm"  # a name of its package hides the module
+    return not is_function and module_exists(joined(COMPAT, module))
 
 
 def compat_module(module: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.contract import user_folders
+from headway.contract import paths
 from headway.errors import ConfigError, did_you_mean
 
 VARIABLE = "HEADWAY_PROFILE"
@@ -94,7 +94,7 @@ def profile_names(folder: str) -> list[str]:
 
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Return the folder of this user's profiles, whether or not it exists."""
-    return user_folders.user_folder("config", environ)
+    return paths.user_folder("config", environ)
 
 
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
@@ -103,7 +103,7 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
     The search ends after the home folder, at the root, or at a file system boundary. `trusted`, a
     path that this user has named, is accepted regardless of its permissions.
     """
-    home = os.path.realpath(user_folders.home())
+    home = os.path.realpath(paths.home())
     try:
         folder = os.path.realpath(start)
     except FileNotFoundError:  # the working directory has been removed
@@ -132,7 +132,7 @@ def _refuse_distrusted(path: str) -> None:
         return
     trusted = {os.getuid(), 0}
     with suppress(OSError):
-        trusted.add(os.stat(user_folders.home()).st_uid)
+        trusted.add(os.stat(paths.home()).st_uid)
     what, remedy = "", ""
     for status in (os.lstat(path), os.stat(path) if os.path.exists(path) else os.lstat(path)):
         if status.st_uid not in trusted:
@@ -154,7 +154,7 @@ def _refuse_distrusted(path: str) -> None:
 
 def shown(path: str) -> str:
     """Return `path` with ~ for the home folder."""
-    home = user_folders.home()
+    home = paths.home()
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 

@@ -118,11 +118,11 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
 
 def _other_environment(plan: LaunchPlan) -> Iterator[str]:
     """Name the environment that the user may have meant; a tool of pipx or uv has its own."""
-    beside = os.path.join(os.path.dirname(os.path.abspath(plan.program.name)), ".venv")
-    variables = (plan.inherited.get("VIRTUAL_ENV"), plan.inherited.get("CONDA_PREFIX"))
+    beside = os.path.join(os.path.dirname(plan.program.name), ".venv")
+    variables = [plan.inherited.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     python = plan.python[0]
-    used = os.path.dirname(os.path.dirname(os.path.abspath(python)))
-    for found in filter(None, (*variables, beside)):
+    for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):
+        used = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         if os.path.realpath(found) == os.path.realpath(used):
             return
         if _has_torch(found):

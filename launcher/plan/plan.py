@@ -13,8 +13,7 @@ from headway.contract.notes import shown
 from headway.contract.origin import Layer
 from headway.contract.run import CODE_VARIABLE, Ranks
 from headway.contract.secrets import masked, masked_command
-from headway.history.code import copied_commit
-from headway.history.store import Launch, script_path, variables_of
+from headway.history.store import Launch, copied_commit, script_path, variables_of
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.setting import Value

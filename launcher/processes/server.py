@@ -43,9 +43,9 @@ from headway.contract.forking import (
     set_title,
     wake_on_child_end,
 )
-from headway.contract.lines import encode
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started
 from headway.contract.run import read_run
+from headway.contract.typed import encode
 from headway.devices.table import is_kind, kind_of
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.process_cleanup import end_descendants, has_children

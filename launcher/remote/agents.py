@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from headway.contract.forking import die_with_parent
-from headway.contract.lines import decode, kinds_of
+from headway.contract.typed import decode, kinds_of
 from headway.errors import LaunchError, MachineError
 from headway.launcher.remote.orders import End, Found
 

@@ -49,8 +49,7 @@ READ_ENVIRON = {
     *("settings.layers", "settings.resolve", "contract.run", "contract.numbering"),
     "machine.detection",
     # a record, and a profile, lie below a folder that a variable names
-    *("contract.user_folders", "history.store", "history.own"),
-    "history.code",  # git gets all of it
+    *("contract.paths", "history.store", "history.own"),
     "commands.elsewhere",  # PYTHONPATH of a snapshot of the code
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract.lines import Lines, TooLong
+from headway.contract.typed import Lines, TooLong
 
 
 @given(st.lists(st.binary(max_size=50)))

@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 
-from headway.contract.lines import encode
 from headway.contract.records import (
     Answer,
     Collective,
@@ -29,6 +28,7 @@ from headway.contract.records import (
     WillSave,
     decode_record,
 )
+from headway.contract.typed import encode
 
 GROUPS = (
     Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True, 1.5),)),

@@ -11,9 +11,8 @@ from typing import Any
 from headway.contract.records import Figures, Kept
 from headway.contract.typed import plain
 from headway.history import store
-from headway.history.code import Commit
 from headway.history.record import Outcome, RunRecord, Series
-from headway.history.store import Launch
+from headway.history.store import Commit, Launch
 
 _counter = itertools.count()
 

@@ -15,9 +15,8 @@ import pytest
 from headway.contract.progress import Progress
 from headway.contract.run import RECORD_VARIABLE
 from headway.history import own, store
-from headway.history.code import read_commit
 from headway.history.record import Recorder, find, read_all, read_record
-from headway.history.store import begin, new_path, packages, runs_folder, variables_of
+from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
 from tests.history.runs import START, figures
 
 pytestmark = pytest.mark.processes  # git

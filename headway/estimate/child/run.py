@@ -29,8 +29,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from headway.contract import signals
 from headway.contract.forking import become_new, wake_on_child_end
-from headway.contract.lines import decode, encode, kinds_of
 from headway.contract.notes import say
+from headway.contract.typed import decode, encode, kinds_of
 from headway.estimate.child import fake_cuda, stand_ins
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode

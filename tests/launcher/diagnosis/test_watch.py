@@ -11,7 +11,6 @@ from contextlib import suppress
 
 import pytest
 
-from headway.contract.lines import encode
 from headway.contract.records import (
     Answer,
     Collective,
@@ -24,6 +23,7 @@ from headway.contract.records import (
     Ready,
     Record,
 )
+from headway.contract.typed import encode
 from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import Watch
 from tests.waiting import wait_until

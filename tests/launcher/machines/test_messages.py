@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract import lines
+from headway.contract import typed
 from headway.launcher.machines.messages import (
     MAX_DETAILS,
     MAX_LINE,
@@ -108,7 +108,7 @@ def test_whatever_one_with_the_key_sends_is_a_message_of_the_declared_types_or_r
 ) -> None:
     hub, member = sessions()
     text = json.dumps(content)
-    with patch.object(lines, "_dumps", lambda *_, **__: text):
+    with patch.object(typed, "_dumps", lambda *_, **__: text):
         line = member.seal(Beat("")).rstrip(b"\n")
     try:
         message = hub.open(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.contract.lines import encode
+from headway.contract.typed import encode
 from headway.errors import LaunchError
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote import ssh
