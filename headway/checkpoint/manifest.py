@@ -9,6 +9,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -127,13 +128,18 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise _without_manifest(folder, error) from None
     try:
-        fields = json.loads(data)
-        _require_known_format(fields, path)
-        if fields.pop("crc32", None) != _checksum(fields):
-            raise ValueError(_OTHER_CHECKSUM)
-        return read(Manifest, fields)
+        return _parsed(data, path)
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
+
+
+@lru_cache(maxsize=1024)  # a save looks at the manifests of all checkpoints beside it
+def _parsed(data: bytes, path: Path) -> Manifest:
+    fields = json.loads(data)
+    _require_known_format(fields, path)
+    if fields.pop("crc32", None) != _checksum(fields):
+        raise ValueError(_OTHER_CHECKSUM)
+    return read(Manifest, fields)
 
 
 def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointError:
