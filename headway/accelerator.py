@@ -21,7 +21,6 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
 from headway.distributed.handler import Handlers, KwargsHandler
-from headway.distributed.meeting import meet_to_end
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
@@ -42,6 +41,7 @@ from headway.training.metrics import gather_for_metrics
 from headway.training.models import extract_model_from_parallel
 from headway.training.preparer import Preparer
 from headway.training.profiling import ProfileKwargs, profiled
+from headway.training.replicas import compare_at_end
 from headway.training.steps import Steps, Tensors
 from headway.training.training import Training
 
@@ -113,8 +113,8 @@ class Accelerator(Process):
             class names, or the smallest number of parameters.
         activation_checkpointing: compute activations of each unit again in the backward pass.
         cpu_offload: keep the parts of parameters, gradients and optimizer states on the CPU.
-        forward_methods: names of methods that use weights of a sharded model and do not call its
-            `forward()` alone; `generate` needs no mention.
+        forward_methods: names of methods that use weights, and do not call `forward()` alone, of
+            models that ranks share; `generate` needs no mention.
         fsdp_plugin: a FullyShardedDataParallelPlugin, in place of the five before.
         unsupported: Accelerate's other arguments are refused, unless they are None.
 
@@ -1155,10 +1155,10 @@ class Accelerator(Process):
         Other ranks are waited for, until they call this or have left the script.
 
         Raises:
-            UsageError: another rank trains on; nothing is ended.
+            UsageError: another rank trains on, or has other weights; nothing is ended.
             CheckpointError: the checkpoint could not be saved; all else is ended.
         """
-        meet_to_end("end_training()")
+        compare_at_end(self.parts.training, has_split=self.has_split)
         self.parts.preemption.release()
         try:
             self.parts.checkpoints.close()

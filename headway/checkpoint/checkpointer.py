@@ -25,6 +25,7 @@ from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
 from headway.trackers.project import Folder, ProjectConfiguration
+from headway.training.replicas import require_equal
 from headway.training.training import Training
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Checkpointer:
             then()
 
         training, parent = self.training, target.absolute().parent
+        require_equal(training, "a checkpoint")
         own_buffers = own_buffers_of(training.inner_models)
         prepared = prepare_checkpoint(
             target,

@@ -90,13 +90,22 @@ def run_ahead(tensors: Iterable[torch.Tensor]) -> bool:
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
 
 
-def meet_to_end(call: str) -> None:
-    """Wait until every rank has called this or has left; not while an exception is handled."""
+def meet_to_end(call: str) -> bool:
+    """Wait until every rank has called this or has left; not while an exception is handled.
+
+    Return whether all have called it.
+    """
     meetings = _meetings()
     if meetings is not None and sys.exc_info()[0] is None:
         # a rank works for longer than ranks wait, or the one that had the store has left
         with suppress(dist.DistStoreError, dist.DistNetworkError):
-            meetings.hold(call, may_leave=True)
+            return meetings.hold(call, may_leave=True) is None
+    return False
+
+
+def has_real_ranks() -> bool:
+    """Return whether there are several ranks, and not those that `headway estimate` imagines."""
+    return _meetings() is not None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.has_split = False  # work between the ranks, by split_between_processes()
         watch()
 
     @property
@@ -187,6 +188,7 @@ class Process:
             ...     prompts
             ['a', 'b', 'c']
         """
+        self.has_split = True
         if not self.use_distributed:
             return nullcontext(inputs)
         return nullcontext(part_of(inputs, self.world, apply_padding))

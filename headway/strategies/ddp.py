@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
@@ -17,7 +18,11 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
 from headway.strategies.exchange_time import note_buffers, note_exchange
+from headway.strategies.forward_methods import ForwardMethods
 from headway.strategies.strategy import NOTHING, Strategy, StrategySettings
+from headway.strategies.weights import Weights
+
+_COPIED_AT_ONCE = 256 * 2**20  # bytes
 
 
 class DDP(Strategy):
@@ -32,14 +37,16 @@ class DDP(Strategy):
         super().set_up(world, settings)
         self.data_rank = world.mesh.get_local_rank("data")
         self.data_size = world.mesh.size()
+        self.has_copies = settings.ddp.compare_weights
 
     def _share(self, model: torch.nn.Module) -> torch.nn.Module:
         has_gradients = any(parameter.requires_grad for parameter in model.parameters())
-        if isinstance(uncompiled(model), DistributedDataParallel) or not has_gradients:
-            return model
-        if _exchanges_itself(model):
+        if isinstance(uncompiled(model), DistributedDataParallel) or _exchanges_itself(model):
             return model
         meet("prepare(...)")
+        if not has_gradients:
+            self._copy_from_rank_0(model)
+            return model
         gpu = self._world.device.index
         shared = DistributedDataParallel(
             model,
@@ -51,10 +58,26 @@ class DDP(Strategy):
             _fix_buckets(shared)
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
+        inner = uncompiled(model)
+        names = [one for one in self._settings.forward_methods if hasattr(inner, one)]
+        if names:
+            methods = ForwardMethods(inner)
+            for name in names:
+                plain = getattr(inner, name)
+                methods.register(name, plain, partial(_in_forward, shared, inner, plain))
         progress = self._settings.progress
         if progress is not None and progress.is_watched:
             self._watch_waiting(shared, progress)
         return shared
+
+    def _copy_from_rank_0(self, model: torch.nn.Module) -> None:
+        """Give all ranks rank 0's weights, as DDP does for models that are trained."""
+        Weights(model, self._world.device)  # refuses models that are not the same
+        group = self._world.mesh.get_group("data")
+        ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        _sync_module_states(
+            model, group, _COPIED_AT_ONCE, src=0, params_and_buffers_to_ignore=ignored
+        )
 
     def _watch_waiting(self, shared: DistributedDataParallel, progress: Progress) -> None:
         if not self._settings.ddp.find_unused_parameters:
@@ -94,6 +117,32 @@ class DDP(Strategy):
         model = uncompiled(model)
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = value
+
+
+def _in_forward(
+    shared: DistributedDataParallel,
+    inner: torch.nn.Module,
+    method: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a method in the place of `forward()`, so that DDP exchanges the gradients."""
+    own = vars(inner).get("forward")
+
+    def restore() -> None:
+        vars(inner).pop("forward", None)
+        if own is not None:
+            vars(inner)["forward"] = own
+
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        return method(*args, **kwargs)
+
+    vars(inner)["forward"] = instead
+    try:
+        return shared(*args, **kwargs)
+    finally:
+        restore()
 
 
 def _prepare_exchange(model: DistributedDataParallel) -> None:

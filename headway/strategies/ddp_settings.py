@@ -43,6 +43,9 @@ _NO, _FP16, _BF16, _POWER_SGD = (
 _HOOKS = (_NO, _FP16, _BF16, _POWER_SGD)  # torch's batched PowerSGD fails in its _orthogonalize
 
 
+_NOT_OF_DDP = "comm_hook", "comm_wrapper", "comm_state_option", "compare_weights"
+
+
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
     """How models are wrapped in `torch.nn.parallel.DistributedDataParallel`; nothing with one rank.
@@ -53,6 +56,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
         comm_state_option: arguments for torch's PowerSGDState, with a PowerSGD hook only.
+        compare_weights: whether ranks compare the weights of prepared models, after the first and
+            the hundredth optimizer step, at checkpoints and at the end.
 
     Raises:
         UsageError: a hook or wrapper is unknown, or the three do not go together.
@@ -73,6 +78,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
     comm_hook: DDPCommunicationHookType | str = _NO
     comm_wrapper: DDPCommunicationHookType | str = _NO
     comm_state_option: dict[str, Any] = field(default_factory=dict)
+    compare_weights: bool = True
 
     def __post_init__(self) -> None:
         self.comm_hook = _hook_type("comm_hook", self.comm_hook, _HOOKS)
@@ -90,9 +96,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
                 fix="pass comm_hook=DDPCommunicationHookType.POWER_SGD, or no comm_state_option",
             )
 
-    def to_dict(
-        self, ignore_keys: tuple[str, ...] = ("comm_hook", "comm_wrapper", "comm_state_option")
-    ) -> dict[str, Any]:
+    def to_dict(self, ignore_keys: tuple[str, ...] = _NOT_OF_DDP) -> dict[str, Any]:
         """Return a copy of all fields but `ignore_keys`: those that DDP itself takes."""
         return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -35,6 +35,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
+from headway.strategies.forward_methods import ForwardMethods
 from headway.strategies.strategy import NOTHING, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
@@ -123,9 +124,12 @@ class FSDP(Strategy):
         names = dict.fromkeys(("generate", *self._settings.forward_methods))
         methods = [name for name in names if callable(getattr(model, name, None))]
         if methods:
-            forward_methods = ForwardMethods(model, partial(_gather_first, units))
+            forward_methods = ForwardMethods(model)
             for name in methods:
-                forward_methods.register(name)
+                plain = getattr(model, name)
+                register_fsdp_forward_method(model, name)
+                gathering = partial(_gathered_to_the_end, model, units, getattr(model, name))
+                forward_methods.register(name, plain, gathering)
         buffers = saved_buffers(model) if self._settings.ddp.broadcast_buffers else []
         if buffers:
             model.register_forward_pre_hook(partial(_broadcast_buffers, buffers), prepend=True)
@@ -339,53 +343,34 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-Module = torch.nn.Module
+def _gathered_to_the_end(
+    model: Any, units: list[Any], method: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a method, in which `forward()` does not free weights that its caller has gathered.
 
-
-class ForwardMethods:
-    """Makes methods of a sharded model gather its weights while they run.
-
-    Methods and `forward()` may call each other: whichever is called first gathers, and frees.
-    torch's own wrapper would free them after each call, though the caller still needs them.
-    `before` is called before weights are gathered for a method.
+    torch's own wrapper of methods would free them after each call, though the caller needs them.
     """
+    _gather_first(units)
+    model.set_reshard_after_forward(False, recurse=False)
+    try:
+        return method(*args, **kwargs)
+    finally:
+        model.set_reshard_after_forward(True, recurse=False)
+        model.reshard()
 
-    def __init__(self, model: Any, before: Callable[[], None]) -> None:
-        self._model = model
-        self._before = before
-        self._is_in_forward = self._is_in_method = False
-        model.register_forward_pre_hook(partial(self._note_forward, True), prepend=True)
-        model.register_forward_hook(partial(self._note_forward, False), always_call=True)
 
-    def register(self, name: str) -> None:
-        plain = getattr(self._model, name)
-        register_fsdp_forward_method(self._model, name)
-        gathering = getattr(self._model, name)
+def _number_of_all(_: object, args: tuple[object, ...], __: object) -> Any:
+    """Return the number in a DTensor, of whose parts each rank has its own."""
+    tensor: Any = args[0]
+    if all(one.is_replicate() for one in tensor.placements):
+        return tensor.to_local().item()
+    meet("item() or float() of a sharded tensor")
+    return tensor.full_tensor().item()
 
-        @wraps(plain)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._is_in_forward or self._is_in_method:
-                return plain(*args, **kwargs)
-            self._before()
-            with self._gathered_to_the_end():
-                return gathering(*args, **kwargs)
 
-        setattr(self._model, name, call)
-
-    @contextmanager
-    def _gathered_to_the_end(self) -> Iterator[None]:
-        """Keep `forward()` from freeing weights that its caller has gathered."""
-        self._is_in_method = True
-        self._model.set_reshard_after_forward(False, recurse=False)
-        try:
-            yield
-        finally:
-            self._is_in_method = False
-            self._model.set_reshard_after_forward(True, recurse=False)
-            self._model.reshard()
-
-    def _note_forward(self, is_running: bool, *_: Any) -> None:
-        self._is_in_forward = is_running
+# torch returns that of the rank's part; its table of such functions has no public name
+_OF_OPERATIONS: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+_OF_OPERATIONS[torch.ops.aten._local_scalar_dense.default] = _number_of_all
 
 
 _SUCCESSOR = "_headway_successor"  # of a parameter: the one that a prepared model has in its place

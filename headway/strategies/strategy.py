@@ -42,6 +42,7 @@ class Strategy:
     data_rank = 0  # which share of every batch this rank reads
     data_size = 1  # how many shares there are
     shards = False  # whether a rank holds a part of each parameter only
+    has_copies = False  # whether ranks compare their copies of each parameter
 
     def set_up(self, world: World, settings: StrategySettings) -> None:
         """Share models among the ranks of `world`."""

@@ -26,6 +26,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
     is refused. `device_placement` has no effect: an optimizer's state is where its weights are.
     """
 
+    _after_step: Callable[[int], int] | None = None  # called at some steps, returns the next one
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -35,6 +37,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         accumulation: Accumulation | None = None,
         precision: Precision | None = None,
         progress: Progress | None = None,
+        after_step: Callable[[int], int] | None = None,
     ) -> None:
         if scaler is not None and precision is None:
             raise UsageError(
@@ -48,6 +51,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._precision = precision or Precision().set_up(self.accelerator_state.device)
         self._progress = progress or process_progress()
         self.step_count = 0  # steps that changed the weights
+        self._after_step = after_step
+        self._next_call = after_step(0) if after_step is not None else 0
         self.step_was_skipped = False  # the last one, for an overflow in fp16
         self.hyperparameters = of_optimizer(optimizer)  # as given to prepare(), or loaded
         if optimizer.state:  # loaded before the model moved to its device
@@ -91,6 +96,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 progress.num_trained += 1
                 if progress.is_watched:
                     progress.end_step(self.step_count)
+                if self.step_count == self._next_call and self._after_step is not None:
+                    self._next_call = self._after_step(self.step_count)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""
@@ -145,7 +152,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # a scheduler built on this one patches `step`, for this object only
-        return {name: value for name, value in self.__dict__.items() if name != "step"}
+        own = ("step", "_after_step")  # which belongs to the Accelerator
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

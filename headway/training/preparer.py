@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from headway.contract.notes import say_once
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
@@ -22,6 +23,7 @@ from headway.data.samplers import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.training.replicas import COMPARED_AT, note_unprepared, require_equal
 from headway.training.training import Training
 
 Prepare = Callable[[Any, torch.device | None], None]
@@ -75,8 +77,22 @@ class Preparer:
                 if self.training.find(obj) is None:
                     make(obj, self.training.world.device if place else None)
         found = [self.training.find(obj) for obj in args]
+        self._note_unshared([obj for obj, one in zip(args, found, strict=True) if one is None])
         results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _note_unshared(self, objects: Iterable[Any]) -> None:
+        """Log which of these, as they are, look like data that each rank will read in full."""
+        ranks = self.training.world.ranks
+        for one in objects:
+            if ranks.world_size == 1 or ranks.rank or not hasattr(type(one), "__iter__"):
+                continue
+            if not isinstance(one, (str, torch.Tensor)):
+                say_once(
+                    f"note: prepare() returned a {type(one).__name__} as it is: each of the"
+                    f" {ranks.world_size} ranks has all of it; fix: give prepare() each object by"
+                    " itself, and data in a torch.utils.data.DataLoader"
+                )
 
     def prepare_one(
         self, method: str, obj: Any, make: Prepare, device_placement: bool | None = None
@@ -111,6 +127,8 @@ class Preparer:
                 model,
                 training.strategy.prepare_model(model, training.precision, device, trains=trains),
             )
+            if not trains:
+                training.of_evaluation.add(training.find(model))
             for one in training.optimizers:  # of an earlier prepare()
                 training.strategy.rebind(one.optimizer)
 
@@ -125,8 +143,17 @@ class Preparer:
                 accumulation=training.accumulation,
                 precision=training.precision,
                 progress=training.progress,
+                after_step=partial(self._compare_ranks, optimizer),
             )
             training.remember(optimizer, prepared)
+
+    def _compare_ranks(self, optimizer: torch.optim.Optimizer, step: int) -> int:
+        if step:
+            require_equal(self.training, f"optimizer.step() number {step}")
+        if step == 1:
+            groups = optimizer.param_groups
+            note_unprepared(self.training, (one for group in groups for one in group["params"]))
+        return COMPARED_AT[step]
 
     def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
         """Prepare a scheduler."""

@@ -17,6 +17,7 @@ from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
 from headway.strategies.strategy import NOTHING
 from headway.training.optimizer import PreparedOptimizer
+from headway.training.replicas import note_unprepared
 from headway.training.training import Training
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
@@ -46,6 +47,8 @@ class Steps:
             training.precision.backward(loss, **kwargs)
         finally:
             progress.num_trained += 1
+            if progress.num_trained == 1:
+                note_unprepared(training)
             training.accumulation.num_backward += 1
             if progress.is_watched:
                 progress.end_backward()
@@ -135,6 +138,8 @@ class Steps:
             if training.world.ranks.world_size > 1:
                 join = Join(list(joinables), enable=not even, throw_on_early_termination=False)
                 stack.enter_context(join)
+            training.ranks_may_differ = not even
+            stack.callback(setattr, training, "ranks_may_differ", False)
             yield
 
     def set_trigger(self) -> None:

@@ -52,6 +52,9 @@ class Training:
         self.global_batch_size = global_batch_size
         self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
         self.registered: list[Any] = []  # what `register_for_checkpointing` was given
+        self.has_prepared = False  # anything, also if it was forgotten
+        self.of_evaluation = WeakSet[torch.nn.Module]()  # models that each rank has for itself
+        self.ranks_may_differ = False  # now, as ranks take different numbers of steps
         self.run = Run(progress)
 
     # ------------------------------------------------------------------ what there is
@@ -64,6 +67,7 @@ class Training:
     def remember(self, original: Any, prepared: Any) -> None:
         """Map an object of the script to its prepared wrapper."""
         self.prepared.append((original, prepared))
+        self.has_prepared = True
         if isinstance(prepared, torch.nn.Module):
             _PREPARED_MODELS.add(prepared)
         self.run.counts_training |= isinstance(prepared, PreparedOptimizer)
@@ -211,3 +215,9 @@ class Training:
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 """Those of all Accelerators of this process."""
+
+
+def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
+    """Return whether all of these belong to prepared models, of any Accelerator; None: any does."""
+    known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
+    return bool(known) if weights is None else all(id(one) in known for one in weights)

@@ -41,7 +41,7 @@ HANDLERS = [
 def test_fields_and_their_order_are_accelerate_s(kind: type[Any]) -> None:
     theirs = getattr(pytest.importorskip("accelerate.utils"), kind.__name__)
     names = [[one.name for one in dataclasses.fields(of)] for of in (kind, theirs)]
-    assert names[0] == names[1]
+    assert names[0][: len(names[1])] == names[1]  # compare_weights is our own
     assert kind().to_kwargs() == theirs().to_kwargs() == {}
 
 

@@ -1,0 +1,129 @@
+"""Whether the ranks train copies of the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from headway.contract.notes import named, say_once
+from headway.devices.table import kind_of
+from headway.distributed.collectives import gather_alike
+from headway.distributed.meeting import has_real_ranks, meet, meet_to_end
+from headway.errors import UsageError
+from headway.strategies.compilation import uncompiled
+from headway.training.training import Training, are_prepared
+
+COMPARED_AT = {0: 1, 1: 100, 100: -1}
+"""The optimizer steps after which ranks compare their weights, each by the one before it."""
+
+_TOLERANCE = 1e-4  # ranks may have GPUs that round differently
+
+
+def require_equal(training: Training, call: str) -> None:
+    """Raise UsageError on all ranks if a weight of prepared models is not the same on all.
+
+    They compare its sum and sum of squares. Every rank calls this, in `call` of the script.
+    """
+    if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
+        return
+    weights = dict(_weights_of(training, call))
+    if not weights:
+        return
+    names = [*weights]
+    if meet(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
+        raise _differing("the prepared models have other weights", "on other ranks", call)
+    device = training.world.device
+    dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
+    sums = torch.stack([_sums(one, dtype).to(device) for one in weights.values()])
+    everyones = gather_alike(sums[None])  # rank, weight, which sum
+    scale = everyones[0].abs()
+    scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may add up to 0
+    differ = ((everyones - everyones[0]).abs() > _TOLERANCE * scale).any(2)
+    if not differ.any():
+        return
+    first = int(differ.any(0).int().argmax())
+    ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
+    raise _differing(
+        names[first],
+        f"on {named(ranks)} and on rank 0 (of {int(differ.any(0).sum())} weights)",
+        call,
+    )
+
+
+def compare_at_end(training: Training, *, has_split: bool) -> None:
+    """Wait for all ranks, compare their weights if none has left, and report unshared work.
+
+    `has_split`: the script has divided work between them by itself.
+    """
+    if meet_to_end("end_training()"):
+        require_equal(training, "end_training()")
+    ranks = training.world.ranks
+    if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
+        say_once(
+            "note: nothing was given to prepare(): unless the script reads their numbers, the"
+            f" {ranks.world_size} ranks did the same work"
+        )
+
+
+def _differing(what: str, where: str, call: str) -> UsageError:
+    return UsageError(
+        f"{what} differs {where}: the ranks train different models",
+        where=call,
+        fix="call the prepared model itself, not accelerator.unwrap_model(model) or the model from"
+        " before prepare(); call backward() once for each forward pass, with the sum of its losses;"
+        " replace layers before prepare(); change weights by hand on all ranks alike. If they are"
+        " meant to differ, pass DistributedDataParallelKwargs(compare_weights=False)",
+    )
+
+
+def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:
+    models = [one for one in training.models if one not in training.of_evaluation]
+    for number, prepared in enumerate(map(uncompiled, models)):
+        model, ignored, known = prepared, set[str](), None
+        if isinstance(prepared, DistributedDataParallel):
+            model, ignored = prepared.module, {*prepared.parameters_to_ignore}
+            known = {id(one) for one in prepared._module_parameters}  # torch's, not documented
+        for name, one in model.named_parameters():
+            if name in ignored or one.is_meta or _is_of_other_tensors(one):
+                continue
+            if known is not None and one.requires_grad and id(one) not in known:
+                raise UsageError(
+                    f"{name} was not in its model when that was prepared; the ranks do not average"
+                    " its gradients",
+                    where=call,
+                    fix="add or replace layers before prepare()",
+                )
+            yield name if len(models) == 1 else f"{name} of prepared model {number}", one
+
+
+def _is_of_other_tensors(weight: Any) -> bool:
+    """Return whether it is sharded, or quantized by a tensor class of its own."""
+    return bool(is_traceable_wrapper_subclass(weight))
+
+
+@torch.no_grad()
+def _sums(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if weight.is_complex():
+        weight = torch.view_as_real(weight)
+    if weight.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        weight = weight.float()
+    squares = torch.linalg.vector_norm(weight, dtype=dtype).square()
+    sums = torch.stack([weight.sum(dtype=dtype), squares])
+    is_nan = sums.isnan()
+    return torch.cat([sums.where(~is_nan, 0), is_nan.to(dtype)])
+
+
+def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:
+    """Log once, on rank 0 of several, if these weights are not prepared; None: if none are."""
+    ranks = training.world.ranks
+    if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
+        say_once(
+            "note: weights are trained whose model was not given to prepare(): unless the script"
+            f" does it, nothing averages their gradients over the {ranks.world_size} ranks; fix:"
+            " model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+        )

@@ -1,0 +1,232 @@
+"""Ranks whose models differ are told so; what can be right is: on two and three real ranks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from headway import Accelerator, DistributedDataParallelKwargs
+from headway.contract import notes
+from headway.contract.progress import process_progress
+from headway.errors import UsageError
+from tests.distributed.in_ranks import RANK, WORLD, marks, with_ranks
+
+pytestmark = marks(__name__)
+
+SINGLE = torch.arange(12.0).reshape(6, 2) / 10
+DATA = SINGLE[RANK::WORLD]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(RANK)  # the ranks disagree
+        self.body, self.head = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).tanh()  # type: ignore[no-any-return]
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        return self.features(x).mean() + self(x).mean()  # type: ignore[no-any-return]
+
+
+def prepared(**arguments: Any) -> tuple[Accelerator, Any, Any]:
+    accelerator, net = Accelerator(**arguments), Net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    return accelerator, model, optimizer
+
+
+def step(accelerator: Accelerator, optimizer: Any, *losses: torch.Tensor) -> None:
+    for loss in losses:
+        accelerator.backward(loss, retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def unwrapped(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    step(accelerator, optimizer, accelerator.unwrap_model(model)(DATA).sum())
+
+
+def two_forward_passes(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    step(accelerator, optimizer, model(DATA).square().mean(), model(2 * DATA).sum())
+
+
+def two_losses(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    output = model(DATA)
+    step(accelerator, optimizer, output.square().mean(), output.sum())
+
+
+def other_method(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    step(accelerator, optimizer, model.module.features(DATA).sum())
+
+
+def replaced_layer(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    model.module.head = torch.nn.Linear(3, 2)
+    step(accelerator, optimizer, model(DATA).sum())
+
+
+def changed_by_hand(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    for one in range(100):  # the first step is right
+        step(accelerator, optimizer, model(DATA).square().mean())
+        if one == 50:
+            model.module.head.bias.data += RANK
+
+
+def at_checkpoint(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    model.module.body.weight.data[0, 0] += 0.01 * RANK
+    accelerator.save_state("differs")
+
+
+def at_the_end(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    frozen = accelerator.prepare(torch.nn.Linear(2, 2).requires_grad_(False))
+    frozen.weight.data[0, 0] = float("nan") if RANK else 0.0
+    accelerator.end_training()
+
+
+DRIFTS: dict[Callable[..., None], str] = {
+    unwrapped: "body.weight differs .*number 1$",
+    two_forward_passes: "differs .*number 1$",
+    two_losses: "differs .*number 1$",
+    other_method: "differs .*number 1$",
+    replaced_layer: "head.weight was not in its model.*number 1$",
+    changed_by_hand: "head.bias differs on .*number 100$",
+    at_checkpoint: "body.weight differs .*a checkpoint$",
+    at_the_end: r"weight of prepared model 1 differs .*end_training\(\)$",
+}
+
+
+@with_ranks(2, 3)
+def test_ranks_whose_weights_differ_are_refused() -> None:
+    for drift, told in DRIFTS.items():
+        with pytest.raises(UsageError) as refused:
+            drift(*prepared())
+        text = str(refused.value)
+        assert re.search(told, " ".join(text.splitlines()[:2])), (drift, text)
+        assert "before prepare()" in text
+
+
+@with_ranks(2)
+def test_weights_that_are_meant_to_differ_are_not_compared() -> None:
+    handler = DistributedDataParallelKwargs(compare_weights=False)
+    for drift in (unwrapped, at_checkpoint):
+        drift(*prepared(kwargs_handlers=[handler]))
+    accelerator, model, optimizer = prepared()
+    with torch.no_grad():
+        model.module.body.weight[0, 0] = float("nan")  # on all ranks
+    with accelerator.join_uneven_inputs([model], even_batches=False):
+        for _ in range(1 + RANK):
+            step(accelerator, optimizer, model(DATA).square().mean())
+    own = accelerator.prepare_model(torch.nn.Linear(1, 1), evaluation_mode=True)
+    own.weight.data.fill_(RANK)  # of each rank for itself
+    accelerator.save_state("same")
+
+
+@with_ranks(2, 3)
+def test_frozen_models_have_the_weights_of_rank_0() -> None:
+    accelerator, net = Accelerator(), Net().requires_grad_(False)
+    net.register_buffer("mean", torch.tensor([float(RANK)]))
+    for one in accelerator.prepare(net).state_dict().values():
+        assert torch.equal(accelerator.gather(one[None])[-1], one)
+        assert torch.equal(accelerator.gather(one[None])[0], one)
+    with pytest.raises(UsageError, match="not the same on all ranks"):
+        accelerator.prepare(torch.nn.Linear(1, 1 + RANK).requires_grad_(False))
+
+
+@with_ranks(1, 2, 3)
+def test_named_methods_exchange_gradients() -> None:
+    handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator, model, optimizer = prepared(
+        forward_methods=["features", "score", "missing"], kwargs_handlers=[handler]
+    )
+    net = accelerator.unwrap_model(model)
+    alone = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    losses: list[Any] = [
+        lambda one, x: one.features(x).square().mean(),
+        lambda one, x: one.score(x),
+    ]
+    for loss_of in losses:
+        step(accelerator, optimizer, loss_of(net, DATA))
+        loss_of(alone, SINGLE).backward()
+        plain.step()
+        plain.zero_grad()
+    for one, other in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    accelerator.save_state("methods")
+
+
+def said(training: Callable[[], None]) -> str:
+    with redirect_stderr(io.StringIO()) as stderr:
+        training()
+    return stderr.getvalue()
+
+
+@with_ranks(1, 2)
+def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
+    def forgotten() -> None:
+        accelerator, net = Accelerator(), Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = accelerator.prepare(optimizer)
+        for _ in range(2):
+            step(accelerator, optimizer, net(DATA).sum())
+
+    def nothing_prepared() -> None:
+        accelerator, net = Accelerator(), Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            step(accelerator, optimizer, net(DATA).sum())
+
+    def all_prepared() -> None:
+        Accelerator()
+        accelerator, model, optimizer = prepared()
+        step(accelerator, optimizer, model(DATA).sum())
+        accelerator.prepare(torch.utils.data.TensorDataset(DATA), DATA, "text", None)
+
+    def as_it_is() -> None:
+        Accelerator().prepare([torch.nn.Linear(1, 1)])
+
+    progress, is_told = process_progress(), WORLD > 1 and RANK == 0
+    for training in (forgotten, nothing_prepared):
+        gc.collect()
+        progress.num_trained = 0
+        notes._said.clear()
+        assert said(training).count("weights are trained whose model") == is_told, training
+    assert said(as_it_is).count("returned a list as it is") == is_told
+    notes._said.clear()
+    assert "note" not in said(all_prepared)
+
+    def ending(accelerator: Accelerator) -> str:
+        with patch("headway.accelerator.leave_world"):
+            return said(accelerator.end_training)
+
+    assert ending(Accelerator()).count("nothing was given to prepare()") == is_told
+    notes._said.clear()
+    splitting = Accelerator()
+    splitting.split_between_processes([RANK])
+    assert ending(splitting) == ending(prepared()[0]) == ""
+
+
+@with_ranks(2, 3)
+def test_a_number_of_a_sharded_weight_is_that_of_all_of_it() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 6)
+    wanted = [net.weight.norm().item(), float(net.bias.mean()), bool(net.bias.max() > 0)]
+    weight, bias = Accelerator(strategy="fsdp").prepare(net).parameters()
+    found = [weight.norm().item(), float(bias.mean()), bool(bias.max() > 0)]
+    assert found == pytest.approx(wanted)
+    Accelerator().wait_for_everyone()
+    with pytest.raises(UsageError, match="item"):
+        bias.sum().item() if RANK == 0 else Accelerator().wait_for_everyone()
