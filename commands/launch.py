@@ -16,7 +16,7 @@ from headway.commands.elsewhere import (
     submit_flag,
 )
 from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
-from headway.commands.program import program_from
+from headway.commands.program import other_environment, program_from
 from headway.commands.tables import escape_unencodable
 from headway.contract.notes import say, shown
 from headway.contract.origin import Layer, Origin
@@ -188,7 +188,8 @@ def _make_plan(launch: _Launch) -> None:
         job="" if problems else job_in(launch.environ, settings),
     )
     stronger = _overridden(launch.profiles) if parsed.profile else []
-    launch.plan = plan._replace(notes=(*plan.notes, *stronger))
+    others = other_environment(plan.program.name, plan.python[0], launch.environ)
+    launch.plan = plan._replace(notes=(*plan.notes, *stronger, *others))
 
 
 def _overridden(layers: Sequence[Entries]) -> list[str]:

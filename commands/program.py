@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
@@ -113,3 +114,30 @@ def _executable(name: str) -> str:
             "--no-python",
         )
     return path
+
+
+def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Name the environment that the user may have meant; a tool of pipx or uv has its own."""
+    beside = os.path.join(os.path.dirname(script), ".venv")
+    variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):
+        used = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+        if os.path.realpath(found) == os.path.realpath(used):
+            return
+        if _has_torch(found):
+            yield (
+                f"{python} runs the script, and not {found}; fix: "
+                f"`{os.path.join(found, 'bin', 'python')} -m pip install headway`, and launch there"
+            )
+            return
+
+
+def _has_torch(prefix: str) -> bool:
+    library = os.path.join(prefix, "lib")
+    with suppress(OSError):
+        return any(
+            os.path.isdir(os.path.join(library, name, "site-packages", "torch"))
+            for name in os.listdir(library)
+            if name.startswith("python3")
+        )
+    return False

@@ -12,7 +12,6 @@ class NumberFormat(NamedTuple):
     help: str  # one line that helps to choose
     dtype: str  # of matrix products, by torch's name
     tolerance: float = 5e-2  # the largest difference of the weights from fp32's after one step
-    only_on: tuple[str, ...] = ()  # the device kinds that may have it; empty: all
     capability: tuple[int, int] = (0, 0)  # the oldest compute capability of NVIDIA's GPUs with it
     instead: str = "no"  # what to use on a GPU that is older
 
@@ -33,12 +32,9 @@ PRECISIONS: Mapping[str, NumberFormat] = {
 """By the names that profiles, flags and scripts use."""
 
 
-def precisions_of(kind: str, lacking: Sequence[str]) -> list[str]:
-    return [
-        name
-        for name, row in PRECISIONS.items()
-        if name not in ("no", *lacking) and (not row.only_on or kind in row.only_on)
-    ]
+def precisions_besides(lacking: Sequence[str]) -> list[str]:
+    """Return the precisions of a device that lacks these, other than that of the weights."""
+    return [name for name in PRECISIONS if name not in ("no", *lacking)]
 
 
 DDP, FSDP, HSDP = "ddp", "fsdp", "hsdp"

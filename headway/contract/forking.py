@@ -141,24 +141,15 @@ def set_title(title: str) -> None:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor of this process, readable once it has ended.
-
-    None if the system has no such descriptors, or the process does not exist.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not on Linux; an old kernel, a sandbox
-        return None
-
-
 class ProcessHandle:
     """A process of another parent, by its descriptor, or by its pid and start time."""
 
     def __init__(self, pid: int) -> None:
-        self._fd = open_pidfd(pid)
+        self._fd: int | None = None
         self.process = None
-        if self._fd is None:
+        try:
+            self._fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # not on Linux; an old kernel, a sandbox
             import psutil
 
             with suppress(psutil.NoSuchProcess):

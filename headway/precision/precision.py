@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.optim import Optimizer
 
-from headway.contract.choices import PRECISIONS, NumberFormat, precisions_of
+from headway.contract.choices import PRECISIONS, NumberFormat, precisions_besides
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
@@ -354,7 +354,7 @@ def precision_for(
     """Return the precision for `device`, which must support it; messages name `where`."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
-    fits = precisions_of(device.type, kind.lacking)
+    fits = precisions_besides(kind.lacking)
     if name in PRECISIONS and name not in ("no", *fits):
         raise UsageError(
             f"mixed_precision is {name!r}, but the device is the {kind.label}, where {name} gains"

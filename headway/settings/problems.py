@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway.contract.choices import FSDP, HSDP, PRECISIONS, precisions_of
+from headway.contract.choices import FSDP, HSDP, PRECISIONS, precisions_besides
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
@@ -72,7 +72,7 @@ def _is_detected(settings: Settings, name: str) -> bool:
 def _of_devices(settings: Settings) -> Iterator[Problem]:
     device, processes = settings.device, settings.num_processes
     kind = kind_of(device)
-    fits = precisions_of(device, kind.lacking)
+    fits = precisions_besides(kind.lacking)
     if settings.mixed_precision not in ("no", *fits):
         yield from _problem(
             settings,

@@ -283,9 +283,9 @@ class Settings:
     debug_rank = Setting[int | None](
         Count(0),
         None,
-        "rank that gets the terminal, for breakpoint() and pdb; the others' output is hidden, and "
-        "torch's default timeouts are disabled, but not those that the script sets. Ctrl-C "
-        "interrupts the rank; twice within a second, it ends the run",
+        "rank that gets the terminal and no log file, for breakpoint() and pdb; the others' output "
+        "is hidden, and torch's default timeouts are disabled, but not those that the script sets. "
+        "Ctrl-C interrupts the rank; twice within a second, it ends the run",
         metavar="R",
         example="0",
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.contract.choices import HSDP, SHARDED
@@ -116,44 +114,10 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
         yield f"{gpus} not used: {reason}; fix: {'; or '.join(how_to_use_gpus(plan.machine))}"
 
 
-def _other_environment(plan: LaunchPlan) -> Iterator[str]:
-    """Name the environment that the user may have meant; a tool of pipx or uv has its own."""
-    beside = os.path.join(os.path.dirname(plan.program.name), ".venv")
-    variables = [plan.inherited.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-    python = plan.python[0]
-    for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):
-        used = os.path.dirname(os.path.dirname(os.path.abspath(python)))
-        if os.path.realpath(found) == os.path.realpath(used):
-            return
-        if _has_torch(found):
-            yield (
-                f"{python} runs the script, and not {found}; fix: "
-                f"`{os.path.join(found, 'bin', 'python')} -m pip install headway`, and launch there"
-            )
-            return
-
-
-def _has_torch(prefix: str) -> bool:
-    library = os.path.join(prefix, "lib")
-    with suppress(OSError):
-        return any(
-            os.path.isdir(os.path.join(library, name, "site-packages", "torch"))
-            for name in os.listdir(library)
-            if name.startswith("python3")
-        )
-    return False
-
-
 def _of_cores(plan: LaunchPlan) -> Iterator[str]:
     processes, cores = plan.settings.num_processes, plan.machine.cores
     if processes > cores:
         yield f"{processes} processes share {counted(cores, 'core', 'cores')}, and slow down"
-
-
-def _of_debugging(plan: LaunchPlan) -> Iterator[str]:
-    settings = plan.settings
-    if None not in (settings.debug_rank, settings.log_dir, plan.supervised):
-        yield f"rank {settings.debug_rank} writes to the terminal, not to a log file"
 
 
 def _too_late(plan: LaunchPlan) -> Iterator[str]:
@@ -175,9 +139,7 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
     _without_effect,
     _of_selection,
     _unused_gpus,
-    _other_environment,
     _of_cores,
-    _of_debugging,
     _too_late,
     _removed,
 )

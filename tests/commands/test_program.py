@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway.commands.program import program_from
+from headway.commands.program import other_environment, program_from
 from headway.errors import ConfigError
 from tests.commands.running import python, run
 
@@ -99,3 +99,22 @@ def test_no_other_kind_of_file_is_run_or_planned() -> None:
         code, text = run("launch", *words, "n.ipynb")
         assert code == 2
         assert "n.ipynb" in text
+
+
+def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(
+    tmp_path: Path,
+) -> None:
+    for name in ("used", "active", "without"):
+        (tmp_path / name / "lib/python3.12/site-packages/other").mkdir(parents=True)
+    (tmp_path / "active/lib/python3.12/site-packages/torch").mkdir()
+    python = str(tmp_path / "used/bin/python")
+
+    def notes(name: str, variable: str = "VIRTUAL_ENV") -> list[str]:
+        return [*other_environment("train.py", python, {variable: str(tmp_path / name)})]
+
+    fix = f"`{tmp_path}/active/bin/python -m pip install headway`"
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        [note] = notes("active", variable)
+        assert note.startswith(f"{python} runs the script, and not {tmp_path}/active; fix: {fix}")
+    assert not notes("used")
+    assert not notes("without")
