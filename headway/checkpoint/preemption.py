@@ -210,7 +210,7 @@ class Preemption:
         run = ResumedRun(step=step, checkpoint=path)
         if path is not None and loader is not None:
             epoch = loader.epoch if training.run.epoch is None else training.run.epoch
-            run = ResumedRun(epoch, step, loader.samples, path)
+            run = ResumedRun(epoch, step, loader.epochs.samples, path)
         object.__setattr__(run, "_count", training.count_epochs)
         if training.world.is_main:
             for line in (*lines, _start_of(run, project)):

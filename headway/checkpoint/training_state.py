@@ -424,8 +424,8 @@ class Positions(_Part):
             if states is not None:
                 set_generator_states(states, device)
 
-        has_trained = training.steps_done > 0 or any(one.has_trained for one in training.loaders)
-        training.run.resume(restore, has_trained=has_trained)
+        has_led = any(one.epochs.has_trained for one in training.loaders)
+        training.run.resume(restore, has_trained=has_led or training.steps_done > 0)
 
     def _positions(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
         """Return where loaders stood: this rank's own where each rank reads its own data."""

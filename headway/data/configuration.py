@@ -32,8 +32,8 @@ class DataLoaderConfiguration:
             has drawn random numbers before.
         data_seed: that seed, also beside `Accelerator(seed=...)`; None takes the one of torch
             (`set_seed`), that of rank 0.
-        non_blocking: on CUDA, copy each batch to the GPU while the batch before it is computed on.
-            Loaders with `pin_memory=True` do so in any case.
+        non_blocking: on CUDA, do not wait for the copy of a batch from pinned memory. Loaders with
+            `pin_memory=True` do so in any case.
         use_stateful_dataloader: changes nothing: every prepared loader has `state_dict()` and
             `load_state_dict()`, and `save_state` saves where it is.
 

@@ -14,16 +14,13 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.order import Order
 from headway.data.passes import Pass
 from headway.data.rounds import Division, of_ready_batches, samples_in
-from headway.data.samplers import (
-    batch_size_of,
-    distributed_sampler_of,
-    is_plain,
-)
+from headway.data.samplers import batch_size_of, distributed_sampler_of, is_plain
 from headway.data.shares import (
     LOOP,
     MapShare,
     NoBatch,
     OwnShare,
+    ReadBySelf,
     Share,
     StreamShare,
     Unpack,
@@ -37,29 +34,21 @@ Parts = tuple[list[Any], GlobalBatch]  # of the ranks that have any
 _CPU = torch.device("cpu")
 
 
-class DispatchedShare(Share):
+class DispatchedShare(ReadBySelf):
     """The rank's part of what rank 0 reads; the others read nothing."""
 
     can_check = False
 
     def __init__(self, loader: Any, order: Order | None, rank: int, division: Division) -> None:
-        self._source = Share(loader) if order is None else MapShare(loader, order, 0, Division(1))
-        self.loader, self.indices = self._source.loader, self._source.indices
+        super().__init__(loader, order)
         self._rank, self._division, self.reads = rank, division, rank == 0
         self._drop_last = is_plain(loader) and bool(loader.drop_last)
         self._size = batch_size_of(loader)
-        self.has_more = False
-
-    @property
-    def lookahead(self) -> Any:
-        return None if super().lookahead is None else self
 
     def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
         rounds = None
         if self.reads:
-            items, unpack, left_out = self._source.begin(start)
-            batches = (unpack(item)[0] for item in islice(items, left_out, None))
-            rounds = _rounds(batches, self._division, self._drop_last, self._size)
+            rounds = _rounds(self.batches(start), self._division, self._drop_last, self._size)
         return self._received(rounds), lambda part: part, 0
 
     def _received(self, rounds: Iterator[Parts] | None) -> Iterator[tuple[Any, GlobalBatch]]:

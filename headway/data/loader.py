@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
+from weakref import WeakSet
 from zlib import crc32
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.contract.progress import DATA, FORWARD, SCRIPT, process_progress
-from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader
+from headway.data.active_loader import LoaderLoop, TrainingLoader
 from headway.data.configuration import DataLoaderConfiguration, check_configuration
 from headway.data.dispatch import refuse_what_cannot_be_shared, share_of
-from headway.data.order import Agree, Draws, Generators, Order, Place
+from headway.data.generators import Generators, mixed
+from headway.data.order import Agree, Draws, Order, Place
 from headway.data.passes import Epochs, Pass, Run
 from headway.data.rounds import Offset, samples_in
 from headway.data.samplers import (
+    SkipBatchSampler,
+    StandIn,
     batch_size_of,
-    has_random_sampler,
+    changed,
     is_plain,
     len_of,
+    source_of,
     split_by_rank,
-    without_first,
 )
-from headway.data.seeds import SampleSeeds, mixed
+from headway.data.seeds import SampleSeeds
 from headway.data.shares import NoBatch, Share, Unpack, mark
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
@@ -38,33 +42,7 @@ from headway.distributed.nested import is_on, send_to_device
 from headway.errors import CheckpointError, UsageError
 
 
-def copied_ahead(
-    items: Iterator[Any], unpack: Unpack, device: torch.device
-) -> tuple[Iterator[Any], Unpack]:  # pragma: needs a GPU
-    """Return `items` and `unpack` with batches that are copied on a stream of their own.
-
-    A copy starts when its item is taken, and the current stream waits for it when the item is
-    unpacked. It overlaps where the batch is in pinned memory; its memory may then be used anew for
-    a later copy, as that one waits for all work which was queued before it.
-    """
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def copies() -> Iterator[tuple[Any, GlobalBatch]]:
-        for item in items:
-            batch, global_batch = unpack(item)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                batch = send_to_device(batch, device, non_blocking=True)
-            yield batch, global_batch
-
-    def wait_for(item: tuple[Any, GlobalBatch]) -> tuple[Any, GlobalBatch]:
-        torch.cuda.current_stream(device).wait_stream(stream)
-        return item
-
-    return copies(), wait_for
-
-
-class PreparedDataLoader(TrainingLoader):
+class PreparedDataLoader(StandIn, TrainingLoader):
     """The script's loader, of which each rank reads its own share.
 
     Rank r of w gets batches r, r + w, ... (with `split_batches`: the r-th part of every batch). All
@@ -121,16 +99,29 @@ class PreparedDataLoader(TrainingLoader):
         refuse_what_cannot_be_shared(loader, config, num_ranks)
         part = split_by_rank(loader, rank, num_ranks, config.split_streams)
         loader = loader if part is None else part
-        self._original, self._data = loader, getattr(loader, "dataset", None)
+        self._inside, self._data = loader, getattr(loader, "dataset", None)
         self.is_of_rank = num_ranks > 1 and (config.already_sharded or part is not None)
         self._of_rank = (rank, num_ranks, config)
-        self._device, self._before_pass = device, before_pass
+        self._num_shares = num_ranks if self.is_of_rank else None  # of data of their own
+        self._before_pass = before_pass
         self.run = run or Run(process_progress())
         is_stream = isinstance(self._data, IterableDataset)
         self._is_map = is_plain(loader) and not is_stream
+        self._is_seeded = is_plain(loader)  # torch draws a seed, which is for workers and pipes
+        self._has_workers = bool(getattr(loader, "num_workers", 0))
+        self._idle = torch.Generator() if self._is_map and not self._has_workers else None
         self._seeds = None if seed is None else SampleSeeds(seed)
+        self._sources = _sources_of(loader)
+        self._own = Generators(self._sources, only_torch=False)
+        del self._own.all[:3]  # which are global
         self.draws = self._draws(seed, number)
+        self._order = self.draws if isinstance(self.draws, Order) else None
         self.epochs = Epochs(self.run, self.draws, self._taken(1).batches)
+        self._set_epochs = [
+            _noted_epoch(one, self.epochs)
+            for one in self._sources[1:]
+            if callable(getattr(one, "set_epoch", None))
+        ]
         self._read = with_lasting_workers(loader, notes_draws=self._is_map and seed is None)
         if self._seeds is not None and is_plain(loader):
             self._read = self._seeds.seed_loader(self._read)
@@ -139,17 +130,16 @@ class PreparedDataLoader(TrainingLoader):
         has_state = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
         self._stream: Any = None  # a data set that has a state of its own
         if has_state and self._share.reads and not loader.num_workers:
-            self._stream = stream
-        copies_ahead = device is not None and kind_of(device.type).copies_ahead
+            self._stream = self.epochs.stream = stream
+        self._moves_to = device if _can_be_elsewhere(device) else None
         pinned = config.non_blocking or getattr(loader, "pin_memory", False)
-        has_workers = bool(getattr(loader, "num_workers", 0))
-        self._copies_to = device if pinned and copies_ahead and has_workers else None
+        self._overlaps = bool(pinned and device is not None and kind_of(device.type).copies_ahead)
         vars(self)["end_of_dataloader"] = False
 
     def _draws(self, seed: int | None, number: int) -> Draws:
         """Return what draws the order: by a seed and the loader's number, if there is a seed."""
-        loader, (_, num_ranks, config) = self._original, self._of_rank
-        if config.use_seedable_sampler and has_random_sampler(loader):
+        loader, (_, num_ranks, config) = self._inside, self._of_rank
+        if config.use_seedable_sampler and self._is_map:
             seed = config.data_seed
             if seed is None:  # every rank prepares the loader
                 [seed] = broadcast_object_list([torch.random.initial_seed()])
@@ -162,11 +152,11 @@ class PreparedDataLoader(TrainingLoader):
             return Draws([loader] if is_plain(loader) else [], agree, only_torch=False, seed=seed)
         return Order(loader, agree, seed, self._seeds)
 
-    @property
-    def _order(self) -> Order | None:
-        return self.draws if isinstance(self.draws, Order) else None
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._batches(self.run.is_in_epoch)
+
+    def _batches(self, is_inside: bool) -> Iterator[Any]:
+        """Give the batches of a pass, which begins when the first one is asked for."""
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
                 self._before_pass()
@@ -175,9 +165,8 @@ class PreparedDataLoader(TrainingLoader):
             return
         num_ranks, progress = self._of_rank[1], run.progress
         is_summed = not self._is_map and stream is None
-        device = self._device if _can_be_elsewhere(self._device) else None
-        overlaps = device is not None and kind_of(device.type).copies_ahead
-        current, loop, asked = self._begin_pass(), LoaderLoop(self), run.asked
+        device = self._moves_to
+        current, loop, asked = self._begin_pass(is_inside), LoaderLoop(self), run.asked
         try:
             asked[current] = None
             state["end_of_dataloader"] = False
@@ -212,7 +201,7 @@ class PreparedDataLoader(TrainingLoader):
                 if batch is not NoBatch:
                     loop.begin_batch(global_batch, is_last=not has_more)
                     if device is not None and not is_on(batch, device):
-                        batch = send_to_device(batch, device, non_blocking=overlaps)
+                        batch = send_to_device(batch, device, non_blocking=self._overlaps)
                     yield batch
                     if run.due is not None:
                         run.ask(current)
@@ -229,33 +218,35 @@ class PreparedDataLoader(TrainingLoader):
             loop.end()
         if current.place.taken.batches and not current.rounds and not self._skipped:
             epochs.place = current.following  # nothing was left of the epoch
-            yield from self
+            yield from self._batches(is_inside)
 
     # ------------------------------------------------------------------ how a pass begins
 
-    def _begin_pass(self) -> Pass:
+    def _begin_pass(self, is_inside: bool) -> Pass:
         """Begin the next pass; all that depends on the epoch is told its number."""
         skipped = self._taken(self._skipped) if self._skipped else None
-        current = self.run.begin(self.epochs, skipped)
+        current = self.run.begin(self.epochs, skipped, is_inside=is_inside)
         place = current.place
         self._tell_epoch(place.epoch)
         if place.stream is not None and self._stream is not None:
             self._stream.load_state_dict(copy.deepcopy(place.stream))
             current.left_out = Offset()
+        if not self._is_map and self._stream is None:
+            current.generators = self._own.states()
         if place.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
             first_item = place.taken.samples or place.taken.batches
             self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else first_item)
-        if is_plain(self._share.loader) and not place.is_new:
-            workers = self.draws.for_workers(place, self._of_rank[0])
-            vars(self._share.loader)["generator"] = workers
+        if self._is_seeded and not place.is_new:
+            own = self._idle or self.draws.for_workers(place, self._of_rank[0])
+            vars(self._share.loader)["generator"] = own
         return current
 
     def _begin_reading(self, current: Pass) -> tuple[Iterator[Any], Unpack, Any]:
         """Return the items of a pass, what unpacks one, and what knows whether one follows."""
         place, share = current.place, self._share
-        with starting_workers(self._original):
+        with starting_workers(self._inside) if self._has_workers else nullcontext():
             items, unpack, left_out = share.begin(current)
         for item in islice(items, left_out):
             if place.checksum:
@@ -266,8 +257,6 @@ class PreparedDataLoader(TrainingLoader):
             current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
         if place.checksum and current.checksum != place.checksum and share.reads:
             self.run.tell(_OTHER_ORDER.format(taken))
-        if self._copies_to:  # pragma: needs a GPU
-            return *copied_ahead(items, unpack, self._copies_to), None
         return items, unpack, share.lookahead
 
     # ------------------------------------------------------------------ where its passes stand
@@ -276,7 +265,7 @@ class PreparedDataLoader(TrainingLoader):
     def total_batch_size(self) -> int:
         """The number of samples in a full batch of all ranks together; 0 if that is not known."""
         _, num_ranks, config = self._of_rank
-        return batch_size_of(self._original) * (1 if config.split_batches else num_ranks)
+        return batch_size_of(self._inside) * (1 if config.split_batches else num_ranks)
 
     def _share_of(self, config: DataLoaderConfiguration) -> Share:
         rank, num_ranks, _ = self._of_rank
@@ -286,19 +275,6 @@ class PreparedDataLoader(TrainingLoader):
     def epoch(self) -> int:
         """The number of the epoch that has begun and is not complete, or else of the next one."""
         return self.epochs.number
-
-    @property
-    def samples(self) -> int:
-        """How many samples all ranks together have been given in these epochs, in earlier runs too.
-
-        Batches whose sizes nobody knows in advance count as none.
-        """
-        return self.epochs.samples
-
-    @property
-    def has_trained(self) -> bool:
-        """Whether something was trained in a pass, in earlier runs as well."""
-        return self.epochs.has_trained
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the passes stand; each rank keeps its own.
@@ -317,17 +293,18 @@ class PreparedDataLoader(TrainingLoader):
             >>> [batch.tolist() for batch in loader]
             [[2, 3]]
         """
-        stands = self.epochs.stand(self._given, self._stream)
+        stands, current = self.epochs.stand(self._given), self.epochs.current
+        at_begin = None if current is None or current.is_complete else current.generators
         init = getattr(self._read, "worker_init_fn", None)
-        lasts = getattr(self._original, "persistent_workers", False)
+        lasts = getattr(self._inside, "persistent_workers", False)
         is_within = lasts or _place(stands).taken.batches  # where workers would have gone on
         if is_within and isinstance(init, LastingWorker) and init.has_drawn:
             self.run.tell(_DRAWN_IN_WORKERS)
         return stands | {
             "seeds": [*self.draws.seeds],
-            "generators": self._own_generators().states(),
+            "generators": at_begin or self._own.states(),
             "seed": None if self._seeds is None else self._seeds.seed,
-            "size": batch_size_of(self._original),
+            "size": batch_size_of(self._inside),
             "total": self.total_batch_size,
             "together": self._taken(1).batches,
             "ranks": self._num_shares,
@@ -348,18 +325,11 @@ class PreparedDataLoader(TrainingLoader):
             ("number of ranks", position["ranks"], self._num_shares, "use as many ranks"),
         ]
         if place.stream is None:
-            facts.append(
-                (
-                    "number of samples",
-                    position["length"],
-                    len_of(self._data),
-                    same,
-                )
-            )
+            facts.append(("number of samples", position["length"], len_of(self._data), same))
             if self._order is None or not self._order.counts_samples:
-                size = batch_size_of(self._original)
+                size = batch_size_of(self._inside)
                 facts.append(("batch size", position["size"], size, same))
-            is_read_here = is_plain(self._original) and not self._original.num_workers
+            is_read_here = is_plain(self._inside) and not self._inside.num_workers
             if not self._is_map and not is_read_here and place.taken.batches % together:
                 what = "number of batches that the ranks read together"
                 facts.append((what, f"{place.taken.batches} were read", together, same))
@@ -392,7 +362,7 @@ class PreparedDataLoader(TrainingLoader):
         self.epochs.resume(place, position)
         if position["seeds"]:
             self.draws.seeds = position["seeds"]
-        self._own_generators().restore(position["generators"])
+        self._own.restore(position["generators"])
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
         is_checked = self._share.can_check and position["together"] == self._taken(1).batches
         if is_read_again and not is_checked:
@@ -406,24 +376,6 @@ class PreparedDataLoader(TrainingLoader):
             return False
         return len(order.source.sampler) - taken < self.total_batch_size
 
-    def _own_generators(self) -> Generators:
-        """Return the script's generators that samplers, the loader or its data set hold."""
-        found = Generators(self._sources(), only_torch=True)
-        found.all.remove(torch.default_generator)
-        return found
-
-    @property
-    def _num_shares(self) -> int | None:
-        """The number of ranks that read data of their own; None if they share one loader out."""
-        return self._of_rank[1] if self.is_of_rank else None
-
-    def _sources(self) -> list[Any]:
-        """Return the loader, its samplers and its data set, each once."""
-        samplers = [getattr(self._original, one, None) for one in ("sampler", "batch_sampler")]
-        samplers += [getattr(one, "sampler", None) for one in samplers]
-        found = [self._original, *samplers, self._data]
-        return [*{id(one): one for one in found if one is not None}.values()]
-
     def _given(self, current: Pass) -> Offset:
         """Return what a pass has given, with what was left out of it."""
         since = self._taken(current.rounds)
@@ -433,7 +385,7 @@ class PreparedDataLoader(TrainingLoader):
     def _taken(self, rounds: int) -> Offset:
         _, num_ranks, config = self._of_rank
         batches = rounds * (1 if config.split_batches or self.is_of_rank else num_ranks)
-        return Offset(batches, batches * batch_size_of(self._original))
+        return Offset(batches, batches * batch_size_of(self._inside))
 
     def follow(self, run: Run) -> None:
         """Belong to the training of another Accelerator from now on."""
@@ -459,19 +411,12 @@ class PreparedDataLoader(TrainingLoader):
         return other
 
     @property
-    def total_dataset_length(self) -> int:
-        """The number of samples in the data set; TypeError if it has no length."""
-        return len(self._original.dataset)
-
-    @property
     def remainder(self) -> int:
         """The number of samples in the last global batch if it is not full, or 0; -1 if unknown."""
-        if not self.total_batch_size or getattr(self._original, "drop_last", False):
+        length, drops_last = len_of(self._data), getattr(self._inside, "drop_last", False)
+        if length is None or drops_last or not self.total_batch_size:
             return -1
-        try:
-            return self.total_dataset_length % self.total_batch_size
-        except (AttributeError, TypeError):
-            return -1
+        return length % self.total_batch_size
 
     def __len__(self) -> int:
         return max(0, len(self._share) - self._skipped)
@@ -482,24 +427,52 @@ class PreparedDataLoader(TrainingLoader):
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
-        for source in self._sources()[1:]:
-            set_epoch = getattr(source, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(epoch)
-
-    def __getattr__(self, name: str) -> Any:
-        if "_original" not in self.__dict__:  # copy and pickle ask before there are attributes
-            raise AttributeError(name)
-        return getattr(self._original, name)
+        for set_epoch in self._set_epochs:
+            set_epoch(epoch)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and hasattr(self._original, name):
+        if not name.startswith("_") and hasattr(self._inside, name):
             raise UsageError(
                 f"{name} of a prepared DataLoader cannot be changed",
                 where=f"the script's assignment to .{name}",
                 fix=f"set {name} before prepare(), or prepare a new DataLoader",
             )
         super().__setattr__(name, value)
+
+
+def _sources_of(loader: Any) -> list[Any]:
+    """Return a loader, its samplers and its data set, each once."""
+    samplers = [getattr(loader, one, None) for one in ("sampler", "batch_sampler")]
+    samplers += [getattr(one, "sampler", None) for one in samplers]
+    found = [loader, *samplers, getattr(loader, "dataset", None)]
+    return [*{id(one): one for one in found if one is not None}.values()]
+
+
+class _NotedEpoch:
+    """A `set_epoch` of the script's whose calls number the next pass over loaders, too."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner, self.set_epoch = owner, owner.set_epoch
+        self.loaders = WeakSet[Epochs]()
+
+    def __call__(self, epoch: int) -> None:
+        self.set_epoch(epoch)
+        for one in self.loaders:
+            one.set(epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # loader workers and copies have the script's own
+        return getattr, (self.owner, "set_epoch")
+
+
+def _noted_epoch(source: Any, epochs: Epochs) -> Any:
+    """Note the script's calls of `source.set_epoch` for a loader; return what sets it alone."""
+    noted = source.set_epoch
+    if not isinstance(noted, _NotedEpoch):
+        if not hasattr(source, "__dict__"):
+            return noted
+        noted = vars(source)["set_epoch"] = _NotedEpoch(source)
+    noted.loaders.add(epochs)
+    return noted.set_epoch
 
 
 def _can_be_elsewhere(device: torch.device | None) -> bool:
@@ -564,27 +537,22 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     if isinstance(dataloader, TrainingLoader):
         return dataloader.without_first(num_batches)
     if is_plain(dataloader) and not isinstance(dataloader.dataset, IterableDataset):
-        return without_first(dataloader, num_batches)
+        name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+        return changed(dataloader, **{name: SkipBatchSampler(source_of(dataloader), num_batches)})
     return _WithoutFirst(dataloader, num_batches)
 
 
-class _WithoutFirst(DataLoader[Any]):
+class _WithoutFirst(StandIn, DataLoader[Any]):
     """Another loader, read from its beginning."""
 
-    _loader: Any
     _num_batches: int
 
     def __init__(self, loader: Any, num_batches: int) -> None:
         # no super().__init__: the attributes are those of `loader`
-        vars(self)["_loader"], vars(self)["_num_batches"] = loader, num_batches
+        vars(self)["_inside"], vars(self)["_num_batches"] = loader, num_batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return islice(self._loader, self._num_batches, None)
+        return islice(self._inside, self._num_batches, None)
 
     def __len__(self) -> int:
-        return max(0, len(self._loader) - self._num_batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # copy and pickle ask before there are attributes
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        return max(0, len(self._inside) - self._num_batches)

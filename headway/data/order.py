@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+from headway.data.generators import Generators, mixed
 from headway.data.rounds import Offset
 from headway.data.samplers import source_of
-from headway.data.seeds import Drawn, SampleSeeds, counted, mixed
+from headway.data.seeds import Drawn, SampleSeeds, counted
 
 _END = object()
-_KINDS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
-_GLOBAL: tuple[Any, ...] = (random._inst, np.random.mtrand._rand)
 Agree = Callable[[list[Any]], list[Any]]
 
 
@@ -39,54 +36,6 @@ class Place(NamedTuple):
     stream: Any = None  # the state of the data set after what was taken
     is_new: bool = False
     depth: int = 0  # how many passes over the loader were open when its epoch began
-
-
-class Generators:
-    """Random generators that are read and set together: global ones, and attributes of `owners`."""
-
-    def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:
-        values = chain.from_iterable(
-            vars(one).values() for one in owners if hasattr(one, "__dict__")
-        )
-        kinds = torch.Generator if only_torch else _KINDS
-        found = [*(() if only_torch else _GLOBAL), torch.default_generator]
-        found += [one for one in values if isinstance(one, kinds)]
-        self.all: list[Any] = [*{id(one): one for one in found}.values()]
-
-    def states(self) -> list[Any]:
-        return [_state(one) for one in self.all]
-
-    def restore(self, states: Iterable[Any]) -> None:
-        for one, state in zip(self.all, states, strict=False):
-            _set_state(one, state)
-
-    def seed(self, seeds: Iterable[int], *numbers: int) -> None:
-        """Seed each by a seed of its own and these numbers."""
-        for one, seed in zip(self.all, seeds, strict=False):
-            number = mixed(seed, *numbers)
-            if isinstance(one, torch.Generator):
-                one.manual_seed(number)
-            elif isinstance(one, random.Random):
-                one.seed(number)
-            elif isinstance(one, np.random.RandomState):
-                one.seed(number & 0xFFFFFFFF)
-            else:
-                one.bit_generator.state = type(one.bit_generator)(number).state
-
-
-def _state(one: Any) -> Any:
-    if isinstance(one, (torch.Generator, np.random.RandomState)):
-        return one.get_state()
-    return one.getstate() if isinstance(one, random.Random) else one.bit_generator.state
-
-
-def _set_state(one: Any, state: Any) -> None:
-    if isinstance(one, (torch.Generator, np.random.RandomState)):
-        one.set_state(state)
-    elif isinstance(one, random.Random):
-        one.setstate(state)
-    else:
-        one.bit_generator.state = state
 
 
 def _number_of(state: Any) -> int:
@@ -118,25 +67,25 @@ class Draws:
         if seed is not None:
             self.seeds = [mixed(seed, one) for one in range(len(self.generators.all))]
 
-    @contextmanager
-    def at(self, place: Place, number: int) -> Iterator[None]:
+    def at(self, place: Place, number: int) -> AbstractContextManager[None]:
         """Set the generators to draw something in the block, the n-th of a pass; put them back."""
-        generators, before = self.generators, self.generators.states()
-        if number == 0 and place.is_new:
-            first: Sequence[Any] | None = self.begin_first(before)
-            is_own = self.seeds == [*map(_number_of, before)]
-        else:
-            first, is_own = place.first, False
-        if number == 0 and first is not None:
-            if not is_own:
-                generators.restore(first)
-        else:
-            generators.seed(self.seeds, place.epoch, number)
+        if number or (place.first is None and not place.is_new):
+            return self.generators.seeded(self.seeds, place.epoch, number)
+        return self._as_first(place)
+
+    @contextmanager
+    def _as_first(self, place: Place) -> Iterator[None]:
+        """Draw a first pass in the block: one that is new leaves rank 0's generators moved."""
+        before = self.generators.states()
+        first = self.begin_first(before) if place.is_new else place.first
+        is_own = place.is_new and self.seeds == [*map(_number_of, before)]
+        if not is_own:
+            self.generators.restore(first or ())
         try:
             yield
         finally:
             if not is_own:
-                generators.restore(before)
+                self.generators.restore(before)
 
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
         """Note the states of generators on rank 0 as those of the first pass."""
@@ -155,10 +104,8 @@ class Draws:
             yield item
             number += 1
 
-    def for_workers(self, place: Place, rank: int) -> torch.Generator | None:
-        """Return what torch draws the seed of workers from; None: as it does by itself."""
-        if place.is_new:
-            return None
+    def for_workers(self, place: Place, rank: int) -> torch.Generator:
+        """Return what torch draws the seed of workers from, but in a new first pass."""
         own = torch.Generator()
         if place.first is not None and isinstance(place.first[-1], torch.Tensor):
             own.set_state(place.first[-1])
@@ -187,6 +134,11 @@ class Order(Draws):
         if self._draws_nothing:
             agree = list
         super().__init__(self._samplers, agree, only_torch=self.is_torchs, seed=seed)
+        self._with_generators = [
+            one
+            for one in self._samplers
+            if self.is_torchs and isinstance(getattr(one, "generator", None), torch.Generator)
+        ]
         self.is_batched = loader.batch_sampler is not None
         self._samples = samples
 
@@ -229,7 +181,7 @@ class Order(Draws):
                 self.first = None  # which nothing needs
             yield from source
             return
-        with self.at(place, 0), self._own_copies() if self.is_torchs else nullcontext():
+        with self.at(place, 0), self._own_copies() if self._with_generators else nullcontext():
             items = iter(source)
             first = next(items, _END)
         if first is _END:
@@ -240,11 +192,7 @@ class Order(Draws):
     @contextmanager
     def _own_copies(self) -> Iterator[None]:
         """Give samplers copies of their own generators, from which some draw all the time."""
-        own = [
-            (one, one.generator)
-            for one in self._samplers
-            if isinstance(getattr(one, "generator", None), torch.Generator)
-        ]
+        own = [(one, one.generator) for one in self._with_generators]
         for one, generator in own:
             one.generator = torch.Generator(generator.device)
             one.generator.set_state(generator.get_state())

@@ -16,9 +16,9 @@ import torch
 
 from headway.contract.notes import say
 from headway.contract.progress import Progress
+from headway.data.generators import snapshot
 from headway.data.order import Draws, Place
 from headway.data.rounds import Offset
-from headway.data.seeds import snapshot
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
@@ -29,6 +29,7 @@ class Pass:
     Attributes:
         number: how many passes over loaders of the training have begun before it.
         depth: how many other passes over its loader were open when it began.
+        is_inside: whether its iterator was made in an epoch of `run.epochs`.
         ordinal: its number among the loader's passes in an epoch of `run.epochs`; 0 in a loop.
         left_out: what is read and dropped; nothing, if the data set goes on by its state.
         rounds: global batches that the script was given; `samples` are the samples in them.
@@ -39,17 +40,20 @@ class Pass:
         sums: numbers for the batches up to each, of a sampler that is not one of torch's.
         checksum: such a number for the batches of a stream without state.
         stream: the state of the data set after the batches that were given.
+        generators: the states of the loader's own ones as it began, where what was given is read
+            again by a run that resumes.
     """
 
     def __init__(self, owner: Epochs, place: Place, number: int, depth: int) -> None:
         self.owner, self.place, self.number, self.depth = owner, place, number, depth
-        self.ordinal = 0
+        self.ordinal, self.is_inside = 0, False
         self.left_out = place.taken
         self.rounds = self.samples = self.checksum = 0
         self.is_complete = self.is_exhausted = self.has_trained = self.is_over = False
         self.seen = -1
         self.sums = array("L")
         self.stream: Any = None
+        self.generators: list[Any] | None = None
 
     @property
     def is_at_end(self) -> bool:
@@ -100,29 +104,36 @@ class Run:
         self._is_counting = False  # whether the script counts epochs
         self._noted_at = self._marked_at = 0
         self._taken_before = 0  # the number of the pass at whose beginning the latest was taken
+        self._taken: Callable[[], object] | None = None  # how, to take it again after a look
+        self._looked_at = -1  # how much had been trained when that pass was over, and was a look
+        self.is_in_epoch = False  # of `count_epochs`
+        self._kept: dict[Pass, int] = {}  # those that were open at an epoch's end, and their rounds
         self._waiting: list[Pass] = []  # those that were open when the checkpoint was due
         self._states: Any = None  # of the generators then
         self._num_begun = 0
         self._closed: list[Pass] = []  # since something was trained
         self._trained = progress.num_trained  # what is attributed to passes
-        self._restore: Callable[[], None] = _nothing  # the generators, as they were saved
+        self._restore: Callable[[], object] = int  # the generators, as they were saved
         self._resumed_at = progress.num_trained
         self._is_told: set[str] = set()
 
     # ------------------------------------------------------------------ where a pass begins
 
-    def begin(self, owner: Epochs, skipped: Offset | None) -> Pass:
+    def begin(self, owner: Epochs, skipped: Offset | None, *, is_inside: bool = False) -> Pass:
         """Begin a pass over a loader at its place; in a loop over it, where that epoch began.
 
         Until something is trained, each begins with the generators that were saved, too. `skipped`
-        is what the script leaves out.
+        is what the script leaves out. `is_inside`: its iterator was made in an epoch of
+        `count_epochs`, which does not resume one that was left open by the epoch before.
         """
         leader = self._leader
         is_next = leader is not None and leader.is_over and leader.owner is owner
-        if is_next and self.due is not None and torch.is_grad_enabled():
+        if is_next and self._waits is not None and torch.is_grad_enabled():
+            self._taken, self._taken_before = self._waits, self._num_begun + 1
             self.take()
-            self._taken_before = self._num_begun + 1
         self.attribute()
+        if is_inside and owner.is_left and owner.place.taken.batches:
+            owner.place = Place(owner.place.epoch + 1, depth=owner.place.depth)
         place = owner.place
         outer = [one for one in self.open if one.owner is owner]
         if len(outer) > place.depth:  # within the loop whose epoch began at the place
@@ -132,13 +143,18 @@ class Run:
         if skipped is not None:
             stream = place.stream if skipped == place.taken else None
             place = place._replace(taken=skipped, checksum=0, stream=stream)
-        place = place._replace(is_new=not owner.draws.seeds)
+        if not owner.draws.seeds:
+            place = place._replace(is_new=True)
         self._num_begun += 1
         new = Pass(owner, place, self._num_begun, len(outer))
+        new.is_inside = is_inside
         if not self.open:
             owner.num_begun += 1
             new.ordinal = owner.num_begun
         self.open.append(new)
+        is_within = any(not one.is_complete for one in outer)
+        if owner.stream is not None and owner.place.stream is None and not is_within:
+            owner.place = owner.place._replace(stream=owner.stream_state)  # after a look, too
         return new
 
     def end(self, one: Pass) -> None:
@@ -149,7 +165,7 @@ class Run:
         self.asked.pop(one, None)
         self._closed.append(one)
         if one.number == self._taken_before and not one.has_trained:
-            self.tell(_LOOKED)
+            self._looked_at = self.progress.num_trained
         if one.has_trained or (one.rounds and not self.counts_training):
             owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
         elif one.is_exhausted and self.has_trained and not owner.has_trained:
@@ -175,6 +191,7 @@ class Run:
         passes = open_ or passes
         for one in {one.owner: one for one in passes}.values():
             one.has_trained = one.owner.has_trained = True
+            one.owner.is_outside |= not one.is_inside
             one.owner.place = one.following
             if one.is_over and self.counts_training:
                 one.owner.end(one, is_with_others=True)
@@ -183,9 +200,10 @@ class Run:
 
     # ------------------------------------------------------------------ a resumed run
 
-    def resume(self, restore: Callable[[], None], *, has_trained: bool) -> None:
+    def resume(self, restore: Callable[[], object], *, has_trained: bool) -> None:
         """Resume where a run was saved; `restore` gives generators the states that they had."""
-        self._restore, self.due = restore if has_trained else _nothing, None
+        self._restore, self.due = restore if has_trained else int, None
+        self._looked_at = -1
         self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()
@@ -204,14 +222,22 @@ class Run:
             self.epoch, over = number, self._resumed_over or [[] for _ in epochs]
             for one, ordinals in zip(epochs, over, strict=True):
                 one.num_begun, one.over, one.empty = 0, [*ordinals], [*ordinals]
+                one.is_left = self._is_between_epochs
             self._resumed_over = None
             if self._is_between_epochs:  # the code before the first loop is run for the first time
                 self._restore()
-                self._restore, self._is_between_epochs = _nothing, False
+                self._restore, self._is_between_epochs = int, False
+            self.is_in_epoch = True
             yield number
-            self.epoch = number + 1
+            self.attribute()
+            self.is_in_epoch, self.epoch = False, number + 1
+            if any(one.rounds > rounds for one, rounds in self._kept.items()):
+                self.tell(_CONTINUED)
+            self._kept = {one: one.rounds for one in self.open if not one.owner.is_outside}
             for one in epochs:
                 one.num_begun, one.over = 0, []
+            for open_ in self.open:
+                open_.ordinal = 0  # which are not over in the next epoch
             self.take()
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
@@ -288,9 +314,15 @@ class Run:
         """Whether random numbers were drawn since the checkpoint was due, and nothing trained."""
         return self.progress.num_trained == self._marked_at and snapshot() != self._states
 
+    @property
+    def _waits(self) -> Callable[[], object] | None:
+        """What takes the checkpoint that is due; or the latest again, if it came before a look."""
+        is_again = self._looked_at == self.progress.num_trained
+        return self._taken if self.due is None and is_again else self.due
+
     def take(self) -> None:
         """Take the checkpoint that is due, if any."""
-        take, self.due = self.due, None
+        take, self.due, self._looked_at = self._waits, None, -1
         if take is not None:
             take()
 
@@ -307,26 +339,32 @@ class Epochs:
 
     Attributes:
         num_batches: batches of the script's loader in one of all ranks.
+        stream: a data set with a state of its own, or None.
         place: where its next pass begins.
         has_trained: whether something was trained in a pass, in earlier runs as well.
         num_begun: how many passes have begun in the epoch of `run.epochs`, outside of loops.
         over: which of these are epochs that are over; `empty` were so before the run was resumed.
+        is_left: whether the run was saved between two epochs of `run.epochs`.
+        is_outside: whether something was trained in a pass that was made outside of these.
     """
 
     def __init__(self, run: Run, draws: Draws, num_batches: int) -> None:
         self.run, self.draws, self.num_batches = run, draws, num_batches
+        self.stream: Any = None
         self.place = Place()
         self.has_trained = False
         self.num_begun = 0
         self.over: list[int] = []
         self.empty: list[int] = []
+        self.is_left = self.is_outside = False
         self._samples = 0  # in epochs that are over
+        self._is_left_within = False  # whether the latest epoch was left before its end
         self._left_after = 0  # batches, where the latest epoch that was left early was left
         self._num_compared = 2  # epochs that were left early, since a run resumed within one
 
     def end(self, one: Pass, *, is_with_others: bool) -> None:
         """Count a pass that is an epoch and gives no more."""
-        self.place = one.following
+        self.place, self._is_left_within = one.following, not one.is_complete
         self._samples += one.samples
         if one.ordinal and self.run.epoch is not None:
             self.over.append(one.ordinal)
@@ -341,6 +379,11 @@ class Epochs:
         self._num_compared += 1
         self._left_after = batches
 
+    @property
+    def stream_state(self) -> Any:
+        """The state with which the stream begins an epoch; None if it makes its own."""
+        return None if self._is_left_within else copy.deepcopy(self.stream.state_dict())
+
     def skip_empty(self) -> bool:
         """Return whether the next pass was over before the run was resumed, and begin it if so."""
         if self.run.open or self.num_begun + 1 not in self.empty:
@@ -349,8 +392,9 @@ class Epochs:
         return True
 
     def set(self, number: int) -> None:
-        """Number the next pass."""
-        if self.place.epoch != number:
+        """Number the next pass; where a resumed run has passes that are empty, it is numbered."""
+        is_resumed = bool(self.empty) and not self.run.has_trained
+        if self.place.epoch != number and not is_resumed:
             self.place = Place(number)
 
     def resume(self, place: Place, position: dict[str, Any]) -> None:
@@ -385,11 +429,8 @@ class Epochs:
         current = self.current
         return self._samples + (0 if current is None else current.samples)
 
-    def stand(self, taken: Callable[[Pass], Offset], stream: Any) -> dict[str, Any]:
-        """Return where the next pass of a run that resumes from here begins.
-
-        `stream` is a data set with a state of its own, or None.
-        """
+    def stand(self, taken: Callable[[Pass], Offset]) -> dict[str, Any]:
+        """Return where the next pass of a run that resumes from here begins."""
         current, place = self.current, self._next
         if current is not None and not current.is_complete:
             place, given = current.place, taken(current)
@@ -397,8 +438,8 @@ class Epochs:
             first = self.draws.first if place.is_new else place.first
             checksum = sums[-1] or current.checksum
             place = Place(place.epoch, given, checksum, first, current.stream, depth=current.depth)
-        elif stream is not None and place.stream is None:
-            place = place._replace(stream=copy.deepcopy(stream.state_dict()))
+        elif self.stream is not None and place.stream is None:
+            place = place._replace(stream=self.stream_state)
         return {
             "place": [*place._replace(taken=[*place.taken])],  # type: ignore[arg-type]
             "samples": self.samples,
@@ -421,17 +462,12 @@ _CHOSEN = (
     " asked for a batch: if they choose the loader, the run does not resume exactly. Choose it by"
     " the number of the step"
 )
+_CONTINUED = (
+    "note: an iterator over a loader was made in an epoch of run.epochs() and used in a later one,"
+    " which does not resume exactly. Make it before the loop over epochs"
+)
 _LEFT = (
     "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
     " batches, its count began anew where this run resumed, which is not exact. Count optimizer"
     " steps from run.step"
 )
-_LOOKED = (
-    "note: a checkpoint was taken before a look at a loader, between two loops over it: a run that"
-    " resumes from it begins the next epoch, without what the script did after the look. Look at it"
-    " under torch.no_grad()"
-)
-
-
-def _nothing() -> None:
-    """Do nothing."""

@@ -20,11 +20,22 @@ from torch.utils.data.distributed import DistributedSampler
 from headway.errors import UsageError
 
 
-class SkipBatchSampler(BatchSampler):
+class StandIn:
+    """What stands for another object, whose attributes it has."""
+
+    _inside: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inside":  # copy and pickle ask before there are attributes
+            raise AttributeError(name)
+        return getattr(self._inside, name)
+
+
+class SkipBatchSampler(StandIn, BatchSampler):
     """The batches of another batch sampler without the first ones, in every pass."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
+        self.batch_sampler = self._inside = batch_sampler
         self.skip_batches = skip_batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -34,11 +45,6 @@ class SkipBatchSampler(BatchSampler):
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)
-
-    def __getattr__(self, name: str) -> Any:  # batch_size, drop_last, sampler, set_epoch, ...
-        if name == "batch_sampler":  # copy and pickle ask before there are attributes
-            raise AttributeError(name)
-        return getattr(self.batch_sampler, name)
 
     @property
     def total_length(self) -> int:
@@ -60,36 +66,11 @@ def source_of(loader: DataLoader[Any]) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def _random_sampler_of(loader: DataLoader[Any]) -> RandomSampler | None:
-    """Return the RandomSampler that draws the samples of a loader, if there is one."""
-    is_nested = isinstance(loader.sampler, BatchSampler)
-    batches = loader.sampler if is_nested else loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    return sampler if isinstance(sampler, RandomSampler) else None
-
-
-def has_random_sampler(loader: Any) -> bool:
-    """Return whether `loader` shuffles a map data set by a RandomSampler."""
-    is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-    return is_map and _random_sampler_of(loader) is not None
-
-
 def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
     """Return a copy of `loader` with other attributes, also those that torch refuses to set."""
     other = copy.copy(loader)
     vars(other).update({"_iterator": None} | attributes)  # whose workers are another copy's
     return other
-
-
-def in_items(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
-    """Return a loader like `loader` that collates single items of its data set."""
-    return changed(loader, batch_size=None, batch_sampler=None, drop_last=False, **attributes)
-
-
-def without_first(loader: DataLoader[Any], batches: int) -> DataLoader[Any]:
-    """Return `loader`, of a map data set, without its first batches, which are not loaded."""
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    return changed(loader, **{name: SkipBatchSampler(getattr(loader, name), batches)})
 
 
 def is_plain(loader: Any) -> bool:

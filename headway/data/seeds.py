@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from headway.data.samplers import changed, draws_once
-from headway.distributed.rng import generator_states, set_generator_states
+from headway.data.generators import generators_kept, mixed, put_back, seed_generators, snapshot
+from headway.data.samplers import StandIn, changed, draws_once
 from headway.errors import UsageError
 
-_CPU = torch.device("cpu")
 _BITS = (1 << 64) - 1
-_MT19937_BYTES = 4 * (624 + 1)
 
 
 class Again(NamedTuple):
@@ -85,28 +80,21 @@ def counted(drawn: Iterator[Any], source: Any, *, is_batched: bool) -> Iterator[
     return ([*map(count_one, one)] if is_batched else count_one(one) for one in drawn)
 
 
-class _Inside:
-    """What stands for a data set in loader workers, with the attributes of that data set."""
-
-    _dataset: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # copy and pickle ask before there are attributes
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
+class _Inside(StandIn):
+    """What stands for a data set in loader workers."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+        setattr(self._inside, name, value)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._inside)
 
 
 class DrawnIndices(_Inside, Dataset[Drawn]):
     """Passes indices on to `SeededFetch`, which loads the samples."""
 
     def __init__(self, dataset: Any) -> None:
-        vars(self)["_dataset"] = dataset
+        vars(self)["_inside"] = dataset
 
     def __getitem__(self, drawn: Drawn) -> Drawn:
         return drawn
@@ -136,7 +124,7 @@ class SeededFetch:
                 batch = self._collated(self._load_plainly(drawn), drawn)
                 self._is_random = snapshot() != before
                 if self._is_random:
-                    _restore(before)
+                    put_back(before)
             if not self._is_random:
                 return batch
         with generators_kept():
@@ -166,7 +154,7 @@ class SeededStream(_Inside, IterableDataset[Any]):
     _seeds: SampleSeeds
 
     def __init__(self, dataset: Any, seeds: SampleSeeds) -> None:
-        vars(self).update(_dataset=dataset, _seeds=seeds)
+        vars(self).update(_inside=dataset, _seeds=seeds)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -174,7 +162,7 @@ class SeededStream(_Inside, IterableDataset[Any]):
         numbers = count(self._seeds.first_item)
         with generators_kept():
             seed_generators(key)
-            items = iter(self._dataset)
+            items = iter(self._inside)
         for number in numbers:
             with generators_kept():
                 seed_generators(mixed(key, number))
@@ -185,44 +173,6 @@ class SeededStream(_Inside, IterableDataset[Any]):
 
 
 _END = object()
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put the main process's generators back after the block; those of a worker stay."""
-    if get_worker_info() is not None:
-        yield
-        return
-    states = generator_states(_CPU)
-    try:
-        yield
-    finally:
-        set_generator_states(states, _CPU)
-
-
-def seed_generators(number: int) -> None:
-    """Seed Python's, numpy's and torch's CPU generator with parts of a number of 64 bits.
-
-    `torch.manual_seed` would also look after the generators of devices, at 75 us a call.
-    """
-    random.seed(number)
-    torch.default_generator.manual_seed(number)  # uses the lower 32 bits
-    np.random.seed(number >> 32)
-
-
-def mixed(*numbers: int) -> int:
-    """Return a number of 64 bits that depends on all bits of these, and on their order.
-
-    Each is mixed in by the function of SplitMix64 (Steele, Lea and Flood, Fast Splittable
-    Pseudorandom Number Generators, OOPSLA 2014).
-    """
-    result = 0
-    for number in numbers:
-        result = ((result ^ number) + 0x9E3779B97F4A7C15) & _BITS
-        result = ((result ^ (result >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
-        result = ((result ^ (result >> 27)) * 0x94D049BB133111EB) & _BITS
-        result ^= result >> 31
-    return result
 
 
 def number_of(index: Any) -> int:
@@ -246,26 +196,3 @@ def _plain(index: Any) -> Any:
         where="the sampler of a prepared DataLoader",
         fix="let the sampler give numbers, strings, or tuples of these",
     )
-
-
-def snapshot() -> tuple[Any, bytes, bytes]:
-    """Return the states of generators; numpy's as its bytes, which takes 1 us in place of 50.
-
-    Relies on: numpy's `BitGenerator.ctypes`, where MT19937 has 624 words and a position. A normal
-    number that numpy keeps for the next call is not in it.
-    """
-    generator = np.random.mtrand._rand._bit_generator
-    if type(generator) is np.random.MT19937:
-        numpys = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    else:
-        numpys = repr(np.random.get_state()).encode()
-    return random.getstate(), torch.default_generator.get_state().numpy().tobytes(), numpys
-
-
-def _restore(snapshot: tuple[Any, bytes, bytes]) -> None:
-    pythons, torchs, numpys = snapshot
-    random.setstate(pythons)
-    torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-    generator = np.random.mtrand._rand._bit_generator
-    if type(generator) is np.random.MT19937:
-        ctypes.memmove(generator.ctypes.state_address, numpys, _MT19937_BYTES)

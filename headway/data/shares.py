@@ -14,18 +14,11 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
+from headway.data.generators import generators_kept
 from headway.data.order import Order
 from headway.data.passes import Pass
 from headway.data.rounds import Division, Offset, Round, samples_in
-from headway.data.samplers import (
-    batch_size_of,
-    changed,
-    in_items,
-    is_plain,
-    len_of,
-    num_repeats,
-)
-from headway.data.seeds import generators_kept
+from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.distributed.meeting import meet
 from headway.errors import UsageError
 
@@ -214,10 +207,13 @@ class StreamShare(Share):
     """Every rank reads the whole stream, and collates its own samples."""
 
     def __init__(self, loader: Any, rank: int, division: Division) -> None:
-        self._stream, self._num_batches = StreamRounds(loader, division, rank), division.num_batches
-        parts = _StreamParts(self._stream, rank)
-        collate = partial(_collate_part, collate_of(loader))
-        super().__init__(in_items(loader, dataset=parts, collate_fn=collate))
+        self._stream, self._num_batches = StreamParts(loader, division, rank), division.num_batches
+        collate = loader.collate_fn
+        if loader.batch_size is None:
+            collate = partial(_collate_only, collate)
+        single: dict[str, Any] = {"batch_size": None, "batch_sampler": None, "drop_last": False}
+        single["collate_fn"] = partial(_collate_part, collate)
+        super().__init__(changed(loader, dataset=self._stream, **single))
 
     def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
         left_out = self._stream.leave_out(start.left_out)
@@ -234,8 +230,16 @@ class StreamShare(Share):
         return self._stream.count()
 
 
-class StreamRounds(IterableDataset[Round]):
-    """The rounds of a stream: lists of samples."""
+class _Part(NamedTuple):
+    """One rank's samples of a round, and the `mark` of samples that all ranks have read."""
+
+    samples: Any
+    batch: GlobalBatch
+    mark: int
+
+
+class StreamParts(IterableDataset[_Part]):
+    """One rank's parts of the rounds of a stream."""
 
     def __init__(self, loader: DataLoader[Any], division: Division, rank: int) -> None:
         self._division, self._rank = division, rank
@@ -253,12 +257,15 @@ class StreamRounds(IterableDataset[Round]):
         self._left_out = taken.batches * self._full // self._division.num_batches
         return 0
 
-    def __iter__(self) -> Iterator[Round]:
-        stream = islice(self._stream, self._left_out, None)
-        while samples := list(islice(stream, self._full)):
-            if self._drop_last and len(samples) < self._full:
+    def __iter__(self) -> Iterator[_Part]:
+        stream, num_marked = islice(self._stream, self._left_out, None), self._full
+        while read := list(islice(stream, self._full)):
+            if self._drop_last and len(read) < self._full:
                 return
-            yield self._division.of_samples(samples, self._full)
+            samples, slices, batch = self._division.of_samples(read, self._full)
+            mine = samples[slices[self._rank]] if self._rank < len(slices) else NoBatch
+            yield _Part(mine, batch, mark(read[:num_marked]))
+            num_marked = 1  # of later rounds the first sample
 
     def count(self) -> int:
         """Return the number of rounds of which this rank has a part, if the stream has a length."""
@@ -267,33 +274,30 @@ class StreamRounds(IterableDataset[Round]):
         return self._division.num_rounds(samples, self._full, self._rank, self._drop_last)
 
 
-class _Part(NamedTuple):
-    """One rank's samples of a round, and the `mark` of samples that all ranks have read."""
-
-    samples: Any
-    batch: GlobalBatch
-    mark: int
-
-
-class _StreamParts(IterableDataset[_Part]):
-    """One rank's parts of the rounds of a stream."""
-
-    def __init__(self, rounds: StreamRounds, rank: int) -> None:
-        self._rounds, self._rank = rounds, rank
-
-    def __iter__(self) -> Iterator[_Part]:
-        for index, (samples, slices, batch) in enumerate(self._rounds):
-            mine = samples[slices[self._rank]] if self._rank < len(slices) else NoBatch
-            marked = samples[: batch.samples if index == 0 else 1]  # of later ones the first
-            yield _Part(mine, batch, mark(marked))
-
-
 def _collate_part(collate: Callable[[list[Any]], Any], part: _Part) -> _Part:
     """Collate a part's samples."""
     return part if part.samples is NoBatch else part._replace(samples=collate(part.samples))
 
 
-class OwnShare(Share):
+class ReadBySelf(Share):
+    """What one rank reads by itself; in each round it exchanges with the others what they need."""
+
+    def __init__(self, loader: Any, order: Order | None) -> None:
+        self._source = Share(loader) if order is None else MapShare(loader, order, 0, Division(1))
+        self.loader, self.indices = self._source.loader, self._source.indices
+        self.has_more = False
+
+    @property
+    def lookahead(self) -> Any:
+        return None if super().lookahead is None else self
+
+    def batches(self, start: Pass) -> Iterator[Any]:
+        """Return the batches of a pass."""
+        items, unpack, left_out = self._source.begin(start)
+        return (unpack(item)[0] for item in islice(items, left_out, None))
+
+
+class OwnShare(ReadBySelf):
     """Every rank reads a loader of its own: one that is sharded already, or a part of a stream.
 
     In each round the ranks exchange how many samples they have. A rank whose data have come to
@@ -301,24 +305,12 @@ class OwnShare(Share):
     """
 
     def __init__(self, loader: Any, order: Order | None, num_ranks: int) -> None:
-        super().__init__(loader)
+        super().__init__(loader, order)
         self._full = batch_size_of(loader) * num_ranks
-        if order is not None:
-            whole = MapShare(loader, order, 0, Division(1))
-            self.loader, self.indices = whole.loader, whole.indices
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
-        self.has_more = False
-
-    @property
-    def lookahead(self) -> Any:
-        return None if super().lookahead is None else self
 
     def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
-        if self.indices is not None:
-            self.indices.start = start
-        left_out = 0 if self.indices is not None else start.left_out.batches
-        batches = islice(self.read(start), left_out, None)
-        return self._rounds(batches, start), _as_it_is, 0
+        return self._rounds(self.batches(start), start), lambda item: item, 0
 
     def _rounds(self, batches: Iterator[Any], start: Pass) -> Iterator[tuple[Any, GlobalBatch]]:
         taken = start.place.taken.batches
@@ -344,9 +336,7 @@ class OwnShare(Share):
         """Return the first batch of an epoch whose data a resumed run has come to the end of."""
         again = copy.copy(start)
         again.place, again.left_out = start.place._replace(taken=Offset()), Offset()
-        if self.indices is not None:
-            self.indices.start = again
-        return next(self.read(again), NoBatch)
+        return next(self.batches(again), NoBatch)
 
     def _exchange(self, new: int, has_batch: bool) -> tuple[int, ...]:
         """Return how many new samples each rank has in this round; empty if none has a batch."""
@@ -370,20 +360,9 @@ def size_of(batch: Any) -> int:
     return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
 
 
-def _as_it_is(item: Any) -> Any:
-    return item
-
-
 def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     """Collate the single sample of a loader without batch size."""
     return collate(samples[0])
-
-
-def collate_of(loader: DataLoader[Any], is_batched: bool | None = None) -> Callable[[Any], Any]:
-    """Return what makes a batch of a list of samples; loader workers can be sent it."""
-    if is_batched is None:
-        is_batched = loader.batch_size is not None
-    return loader.collate_fn if is_batched else partial(_collate_only, loader.collate_fn)
 
 
 VALUES = 64  # of each tensor that are compared

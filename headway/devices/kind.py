@@ -45,7 +45,7 @@ class DeviceKind:
     recommended = "no"  # by `headway config`: the precision, where the device has it
     has_fp64 = True  # every such device computes in float64
     can_pin = True  # memory can be pinned for copies to it
-    copies_ahead = False  # batches are copied to it by a stream of their own
+    copies_ahead = False  # a copy to it need not be waited for
     mask = ""  # the variable that lists the visible ones
     mask_is_ordered = True  # it also gives their order; otherwise it is a set of indices
     empty_mask: str | None = None  # the value that hides all; None where none is known

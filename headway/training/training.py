@@ -188,7 +188,8 @@ class Training:
     def loader(self) -> PreparedDataLoader | None:
         """The loader whose passes lead the steps; before that the first one that was trained on."""
         loaders = sorted(
-            self.loaders, key=lambda one: (one.epochs not in self.run.leaders, not one.has_trained)
+            self.loaders,
+            key=lambda one: (one.epochs not in self.run.leaders, not one.epochs.has_trained),
         )
         return loaders[0] if loaders else None
 
@@ -210,7 +211,7 @@ class Training:
             for one in self.run.open
             if not one.owner.has_trained
         )
-        return is_open and any(one.has_trained for one in self.loaders)
+        return is_open and any(one.epochs.has_trained for one in self.loaders)
 
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()

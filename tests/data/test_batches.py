@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
-from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import PreparedDataLoader
 from headway.data.rounds import samples_in
 from headway.distributed.nested import for_each_tensor
@@ -91,16 +90,3 @@ def test_loaders_side_by_side_and_inside_each_other_all_come_to_their_ends() -> 
             with accelerator.accumulate():
                 ends.append(accelerator.sync_gradients)
     assert ends == [False, True] * 3
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("pinned", [True, False])
-def test_batches_copied_ahead_are_complete_when_they_are_used(pinned: bool) -> None:
-    device = torch.device("cuda", 0)
-    rows: Any = torch.arange(64.0).repeat_interleave(1 << 20).reshape(64, 1 << 20)
-    loader = DataLoader(rows, batch_size=8, pin_memory=pinned)
-    config = DataLoaderConfiguration(non_blocking=True)
-    weight = torch.ones(1 << 20, device=device)
-    sums = [batch @ weight for batch in PreparedDataLoader(loader, config=config, device=device)]
-    assert torch.equal(torch.cat(sums).cpu(), torch.arange(64.0) * (1 << 20))

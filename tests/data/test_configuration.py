@@ -92,14 +92,6 @@ def test_a_seeded_order_depends_on_the_seed_and_the_epoch_only() -> None:
     assert type(kinds[0].sampler) is RandomSampler  # the script's own is left as it was
 
 
-def test_a_seeded_loader_keeps_what_scripts_read_from_it() -> None:
-    loader: DataLoader[Any] = DataLoader(torch.arange(10), batch_size=4, shuffle=True)  # type: ignore[arg-type]
-    config = DataLoaderConfiguration(use_seedable_sampler=True)
-    prepared = PreparedDataLoader(loader, 0, 2, config=config)
-    assert (prepared.batch_size, prepared.total_batch_size, len(prepared)) == (4, 8, 2)
-    assert (prepared.total_dataset_length, prepared.remainder) == (10, 2)
-
-
 def test_a_loader_says_when_its_last_batch_has_come() -> None:
     prepared = PreparedDataLoader(DataLoader(torch.arange(4), batch_size=2))  # type: ignore[arg-type]
     for _ in range(2):

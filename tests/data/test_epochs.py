@@ -85,36 +85,54 @@ def test_no_draw_look_or_evaluation_changes_a_later_epoch(options: dict[str, Any
     assert torch.equal(torch.get_rng_state(), before), "a later epoch draws nothing of the script's"
 
 
-def two_loops(folder: Path, seed: int, stop: int = 0) -> list[Any]:
-    """Train in two loops in each epoch, until a step; return what each step has seen."""
+Loops = Callable[[list[Any], Any, list[Iterator[Any]]], Iterator[Any]]
+
+
+def one_after_the_other(loaders: list[Any], *_: Any) -> Iterator[Any]:
+    for loader in loaders:
+        yield from loader
+
+
+def in_turns(loaders: list[Any], optimizer: Any, loops: list[Iterator[Any]]) -> Iterator[Any]:
+    """Give a batch of the loader of each step until one ends, and look at the other then."""
+    loops[:] = map(iter, loaders)
+    while (batch := next(loops[optimizer.step_count % 2], None)) is not None:
+        yield batch
+    next(iter(loaders[0]))
+
+
+def two_loops(
+    folder: Path, seed: int, stop: int = 0, in_epoch: Loops = one_after_the_other
+) -> list[Any]:
+    """Train with two loaders in each epoch, until a step; return what each step has seen."""
     set_seed(seed)
     accelerator = Accelerator(cpu=True, project_dir=folder)
     model = torch.nn.Linear(1, 1)
-    data: Any = torch.arange(8.0)[:, None]
+    data: Any = torch.arange(12.0)[:, None]
     model, optimizer, *loops = accelerator.prepare(
         *(model, torch.optim.SGD(model.parameters(), lr=1e-3)),
-        *(DataLoader(data[:size], 2, shuffle=True) for size in (8, 6)),
+        *(DataLoader(data[:size], 2, shuffle=True) for size in (12, 6)),
     )
+    kept: list[Iterator[Any]] = []
     run, seen = accelerator.resume(), []
     for epoch in run.epochs(3):
-        for loop in loops:
-            for batch in loop:
-                accelerator.backward(model(batch).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
-                seen.append((optimizer.step_count, epoch, batch.flatten().tolist()))
-                if optimizer.step_count == stop:  # a crash, before the checkpoint of this step
-                    accelerator.parts.training.run.due = None
-                    accelerator.parts.preemption.release()
-                    return seen
-                accelerator.checkpoint(every=1)
+        for batch in in_epoch(loops, optimizer, kept):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append((optimizer.step_count, epoch, batch.flatten().tolist()))
+            if optimizer.step_count == stop:  # a crash, before the checkpoint of this step
+                accelerator.parts.training.run.due = None
+                accelerator.parts.preemption.release()
+                return seen
+            accelerator.checkpoint(every=1)
     accelerator.end_training()
     return seen
 
 
 def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> None:
     whole = two_loops(tmp_path / "whole", seed=1)
-    for stop in (2, 4, 5, 6, 8, 9, 12):
+    for stop in (2, 6, 7, 8, 10, 11, 16):
         begun = two_loops(tmp_path / str(stop), 1, stop)
         rest = two_loops(tmp_path / str(stop), 2)
         first = rest[0][0]  # after the last batch of a loop a checkpoint waits for the next loop's
@@ -122,15 +140,74 @@ def test_two_loops_in_each_epoch_resume_where_they_were_cut(tmp_path: Path) -> N
         assert begun[: first - 1] + rest == whole, stop
 
 
+def test_loops_that_take_turns_resume_though_an_epoch_leaves_one_of_them_open(
+    tmp_path: Path,
+) -> None:
+    whole = two_loops(tmp_path / "whole", 1, in_epoch=in_turns)
+    assert len(whole) > 14
+    for stops in ((3, 9), (8, 15), (10, 11), (12, 17)):
+        runs = [two_loops(tmp_path / str(stops), 1, stop, in_turns) for stop in (*stops, 0)]
+        assert [*{row[0]: row for run in runs for row in run}.values()] == whole, stops
+
+
+def test_a_checkpoint_before_a_look_is_taken_again_after_it() -> None:
+    loader, taken = prepared(), list[int]()
+    run = loader.run
+
+    def train() -> None:
+        for _ in loader:
+            run.progress.num_trained += 1
+            run.note_leader()
+        run.leaders.clear()
+
+    for _ in loader:
+        run.progress.num_trained += 1
+        run.note_leader()
+        run.mark(lambda: taken.append(run.progress.num_trained))
+    taken.clear()
+    for number in (1, 2, 3):
+        next(iter(loader))
+        assert len(taken) == number
+    train()
+    assert len(taken) == 4
+    next(iter(loader))
+    run.take()
+    assert len(taken) == 4, "something was trained since"
+
+
+def test_an_iterator_that_is_kept_from_one_epoch_of_a_run_to_the_next_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def used(loader: PreparedDataLoader, batches: Iterator[Any] | None) -> str:
+        for _ in loader.run.count_epochs(2, [loader.epochs]):
+            batches = batches or iter(loader)
+            next(batches)
+            loader.run.progress.num_trained += 1
+        return notes(capsys)
+
+    loader = prepared()
+    assert used(loader, iter(loader)) == ""
+    assert "used in a later one" in used(prepared(), None)
+
+
+def test_an_iterator_that_an_epoch_of_a_run_leaves_open_is_not_over_in_the_next() -> None:
+    loader = prepared()
+    for _ in loader.run.count_epochs(2, [loader.epochs]):
+        batches = iter(loader)
+        next(batches)
+        loader.run.progress.num_trained += 1
+        assert loader.epochs.over == []
+
+
 def saved_before_its_first_batch(folder: Path) -> None:
     """Resume, and save at once: what a job does that is stopped twice."""
     set_seed(3)
     accelerator = Accelerator(cpu=True, project_dir=folder)
     model = torch.nn.Linear(1, 1)
-    data: Any = torch.arange(8.0)[:, None]
+    data: Any = torch.arange(12.0)[:, None]
     accelerator.prepare(
         *(model, torch.optim.SGD(model.parameters(), lr=1e-3)),
-        *(DataLoader(data[:size], 2, shuffle=True) for size in (8, 6)),
+        *(DataLoader(data[:size], 2, shuffle=True) for size in (12, 6)),
     )
     accelerator.resume()
     accelerator.checkpoint()
@@ -141,7 +218,7 @@ def test_a_run_that_is_stopped_again_before_its_first_batch_resumes_at_the_same_
     tmp_path: Path,
 ) -> None:
     whole = two_loops(tmp_path / "whole", seed=1)
-    for stop in (4, 7, 9):
+    for stop in (4, 9, 11):
         folder = tmp_path / str(stop)
         begun = two_loops(folder, 1, stop)
         saved_before_its_first_batch(folder)
@@ -233,4 +310,4 @@ def test_a_pass_for_each_step_counts_its_samples_and_nothing_else() -> None:
     for _ in range(3):
         next(iter(loader))
         loader.run.progress.num_trained += 1
-    assert (loader.epoch, loader.samples, loader.epochs.over) == (3, 6, [])
+    assert (loader.epoch, loader.epochs.samples, loader.epochs.over) == (3, 6, [])

@@ -69,6 +69,18 @@ class Plainly(IterableDataset[int]):
         return iter(range(SAMPLES))
 
 
+class Shuffling(IterableDataset[int]):
+    """A stream without state, in an order that its own generators draw in each pass."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy = random.Random(1), np.random.default_rng(1)
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*range(SAMPLES)]
+        self.python.shuffle(order)
+        return (one + int(self.numpy.integers(99)) for one in order)
+
+
 class OwnBatches:
     """A batch sampler that draws from torch's generator, or from Python's."""
 
@@ -115,6 +127,7 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
     "own batches": lambda: [DataLoader(Augmented(), batch_sampler=OwnBatches(of_python=True))],
     "single samples": lambda: [DataLoader(Augmented(), batch_size=None, shuffle=True)],
     "stream": lambda: [DataLoader(Stream(), SIZE)],
+    "stream with generators": lambda: [DataLoader(Shuffling(), SIZE)],
     "two": lambda: [
         DataLoader(Augmented(), SIZE, shuffle=True),
         DataLoader(Plain(), 2, shuffle=True),
@@ -172,7 +185,7 @@ def broken(loader: Any) -> Iterator[list[Any]]:
 
 def looked_at(loader: Any) -> Iterator[list[Any]]:
     """Yield the batches of whole epochs, after the first batch was looked at twice."""
-    if not loader.has_trained:
+    if not loader.epochs.has_trained:
         next(iter(loader)), next(iter(loader))
     yield from whole_epochs(loader)
 
@@ -358,5 +371,5 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
     assert loader.epoch == 0
     for _ in loader:
         loader.run.progress.num_trained += 1
-    assert (loader.epoch, loader.samples) == (1, SAMPLES)
+    assert (loader.epoch, loader.epochs.samples) == (1, SAMPLES)
     assert loader.state_dict()["place"][:2] == [1, [0, 0]]

@@ -24,8 +24,9 @@ from torch.utils.data import (  # noqa: E402
 
 from headway import Accelerator  # noqa: E402
 from headway.data.configuration import DataLoaderConfiguration  # noqa: E402
+from headway.data.generators import mixed  # noqa: E402
 from headway.data.loader import PreparedDataLoader, skip_first_batches  # noqa: E402
-from headway.data.seeds import mixed, number_of  # noqa: E402
+from headway.data.seeds import number_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
 SIZE = 13

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -91,22 +93,35 @@ def test_uneven_ranks_get_every_sample_once_in_as_many_batches_as_their_length_s
     assert all(len(batch) <= batch_size for part in parts for batch in part)
 
 
-def test_uneven_ranks_get_whole_batches_while_there_are_some() -> None:
-    loader: DataLoader[Any] = DataLoader(range(7), batch_size=2)  # type: ignore[arg-type]
-    assert shares(loader, 3, even_batches=False) == [[[0, 1], [6]], [[2, 3]], [[4, 5]]]
+def of_size(size: int | None, n: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(torch.arange(n), batch_size=size, **options)  # type: ignore[arg-type]
 
 
-def test_split_batches_gives_each_rank_its_part_of_every_batch() -> None:
-    assert shares(DataLoader(range(8), batch_size=4), 2, split_batches=True) == [  # type: ignore[arg-type]
-        [[0, 1], [4, 5]],
-        [[2, 3], [6, 7]],
-    ]
+BUCKETS: Any = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]
+SHARES: list[tuple[DataLoader[Any], dict[str, Any], list[Any]]] = [
+    (of_size(2, 8), {}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (of_size(2, 9, drop_last=True), {}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (of_size(2, 9, drop_last=True), {}, [[[0, 1]], [[2, 3]], [[4, 5]]]),
+    (of_size(2, 7), {"even_batches": False}, [[[0, 1], [6]], [[2, 3]], [[4, 5]]]),
+    (of_size(4, 8), {"split_batches": True}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (
+        DataLoader(range(9), batch_sampler=BUCKETS),  # type: ignore[arg-type]
+        {},
+        [[[0], [3, 4, 5], [7]], [[1, 2], [6], [8]]],
+    ),
+    (
+        of_size(None, 6, sampler=BatchSampler(SequentialSampler(range(6)), 2, False)),
+        {},
+        [[[0, 1], [4]], [[2, 3], [5]]],
+    ),
+]
 
 
-def test_sampler_that_yields_batches_is_shared_out() -> None:
-    batches = BatchSampler(SequentialSampler(range(6)), 2, drop_last=False)
-    loader: DataLoader[Any] = DataLoader(torch.arange(6), sampler=batches, batch_size=None)  # type: ignore[arg-type]
-    assert shares(loader, 2) == [[[0, 1], [4]], [[2, 3], [5]]]
+@pytest.mark.parametrize(("loader", "options", "expected"), SHARES)
+def test_each_rank_gets_its_batches_of_every_round(
+    loader: DataLoader[Any], options: dict[str, Any], expected: list[Any]
+) -> None:
+    assert shares(loader, len(expected), **options) == expected
 
 
 def test_stream_of_ready_batches_is_dealt_out() -> None:
@@ -198,7 +213,14 @@ def test_every_pass_tells_its_number_to_whoever_asks_for_it(world: int) -> None:
         for _ in range(2):
             assert sum(1 for _ in prepared) > 0
         assert passes[-3:] == [7, 7, 8]
-    assert sampler.told == batches.told
+        own = stream if loader.dataset is stream else batches
+        for _ in range(2):  # the script's own calls number the passes, too
+            own.set_epoch(3)
+            assert prepared.epoch == 3
+            assert sum(1 for _ in prepared) > 0
+        assert passes[-4:] == [3, 3, 3, 3]
+        assert isinstance(pickle.loads(pickle.dumps(own)).set_epoch, MethodType)
+    assert sampler.told[:7] == batches.told[:7]
 
 
 @pytest.mark.parametrize("name", ["batch_size", "collate_fn", "num_workers", "sampler"])

@@ -99,31 +99,19 @@ def test_loader_workers_lose_and_repeat_nothing() -> None:
 
 
 @with_ranks(1, 2, 3)
-def test_an_unseeded_script_still_gets_disjoint_shards_that_change_each_epoch() -> None:
-    set_seed(RANK)  # the ranks disagree: a script without a seed
-    loader = Accelerator().prepare(DataLoader(Numbers(24), batch_size=2, shuffle=True))
-    epochs = [of_all_ranks(samples_of(loader)) for _ in range(2)]
-    for parts in epochs:
-        assert sorted(chain.from_iterable(parts)) == list(range(24))
-    assert epochs[0] != epochs[1]
-
-
-@with_ranks(2, 3)
-def test_rank_0_s_own_generator_orders_the_samples_of_all_ranks() -> None:
-    own = torch.Generator()
-    own.manual_seed(RANK)
-    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True, generator=own)
-    parts = of_all_ranks(samples_of(Accelerator().prepare(loader)))
-    assert sorted(chain.from_iterable(parts)) == list(range(24))
-
-
-@with_ranks(1, 2, 3)
-def test_rank_0_s_seed_orders_the_samples_of_all_ranks() -> None:
-    set_seed(RANK)
-    config = DataLoaderConfiguration(use_seedable_sampler=True)
-    loader = DataLoader(Numbers(12), batch_size=2, shuffle=True)
-    parts = of_all_ranks(samples_of(Accelerator(dataloader_config=config).prepare(loader)))
-    assert sorted(chain.from_iterable(parts)) == list(range(12))
+def test_ranks_whose_generators_differ_get_disjoint_shards_that_change_each_epoch() -> None:
+    own, made = torch.Generator(), [DataLoaderConfiguration(), dispatching()]
+    made.append(DataLoaderConfiguration(use_seedable_sampler=True))
+    for config, generator in product(made, (None, own)):
+        set_seed(RANK)
+        own.manual_seed(RANK)
+        loader: Any = DataLoader(Numbers(24), batch_size=2, shuffle=True, generator=generator)
+        prepared = Accelerator(dataloader_config=config).prepare(loader)
+        epochs = [of_all_ranks(samples_of(prepared)) for _ in range(2)]
+        for parts in epochs:
+            assert sorted(chain.from_iterable(parts)) == list(range(24))
+        assert epochs[0] != epochs[1]
+        assert loader.sampler.generator is generator
 
 
 @in_ranks(1, 2, 3)
@@ -138,35 +126,6 @@ def order() -> list[int]:
 @each_world(2, 3)
 def test_one_seed_gives_one_order_of_samples_with_any_number_of_ranks(world: int) -> None:
     assert order(world)[0] == order(1)[0]
-
-
-@with_ranks(2, 3)
-def test_rank_r_gets_every_wth_batch() -> None:
-    batches = [[first, first + 1] for first in range(0, 24, 2)]
-    loader = Accelerator().prepare(DataLoader(Numbers(24), batch_size=2))
-    assert batches_of(loader) == batches[RANK::WORLD]
-
-
-@with_ranks(1, 2, 3)
-def test_drop_last_drops_the_round_that_is_not_whole() -> None:
-    loader = Accelerator().prepare(DataLoader(Numbers(9), batch_size=2, drop_last=True))
-    expected = {
-        1: [[[0, 1], [2, 3], [4, 5], [6, 7]]],
-        2: [[[0, 1], [4, 5]], [[2, 3], [6, 7]]],
-        3: [[[0, 1]], [[2, 3]], [[4, 5]]],
-    }
-    assert batches_of(loader) == expected[WORLD][RANK]
-    assert len(loader) == len(expected[WORLD][RANK])
-
-
-@with_ranks(2, 3)
-def test_batches_of_the_script_s_own_sizes_stay_whole() -> None:
-    loader = Accelerator().prepare(DataLoader(Numbers(9), batch_sampler=BUCKETS))
-    expected = {
-        2: [[[0], [3, 4, 5], [7]], [[1, 2], [6], [8]]],
-        3: [[[0], [6]], [[1, 2], [7]], [[3, 4, 5], [8]]],
-    }
-    assert batches_of(loader) == expected[WORLD][RANK]
 
 
 class Loops(DataLoader[Any]):
@@ -383,13 +342,13 @@ class Streamed:
             yield {"x": torch.arange(first, first + 2) + 100 * RANK, "name": f"from {RANK}"}
 
 
-def dispatching() -> Accelerator:
-    return Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+def dispatching() -> DataLoaderConfiguration:
+    return DataLoaderConfiguration(dispatch_batches=True)
 
 
 @with_ranks(1, 2, 3)
 def test_rank_0_reads_for_all_where_batches_are_dispatched() -> None:
-    accelerator = dispatching()
+    accelerator = Accelerator(dataloader_config=dispatching())
     ready = [[one, one + 1] for one in range(0, 10, 2)]
     last = ready[len(ready) // WORLD * WORLD :]
     ready += last[: -len(ready) % WORLD]  # each rank gets one in the last round
@@ -405,28 +364,13 @@ def test_rank_0_reads_for_all_where_batches_are_dispatched() -> None:
 
 
 @with_ranks(1, 2, 3)
-def test_rank_0_shuffles_for_all_where_batches_are_dispatched() -> None:
-    set_seed(RANK)
-    loader = dispatching().prepare(DataLoader(Numbers(12), batch_size=2, shuffle=True))
-    parts = of_all_ranks(samples_of(loader))
-    assert sorted(chain.from_iterable(parts)) == list(range(12))
-
-
-@with_ranks(1, 2, 3)
 def test_dispatched_batches_of_texts_are_gathered_and_skipped() -> None:
-    accelerator = dispatching()
+    accelerator = Accelerator(dataloader_config=dispatching())
     texts = DataLoader(Numbers(7), batch_size=2, collate_fn=lambda rows: [str(one) for one in rows])
     seen = [accelerator.gather_for_metrics(batch) for batch in accelerator.prepare(texts)]
     assert list(chain.from_iterable(seen)) == [str(one) for one in range(7)]
     skipped = accelerator.skip_first_batches(accelerator.prepare(texts), 1)
     assert len(skipped) == len(list(skipped)) == -(-4 // WORLD) - 1
-
-
-@with_ranks(1, 2, 3)
-def test_a_sampler_without_generator_is_left_without() -> None:
-    loader = DataLoader(Numbers(6), shuffle=True)
-    list(Accelerator().prepare(loader))
-    assert getattr(loader.sampler, "generator", 0) is None
 
 
 MODES: dict[str, dict[str, Any]] = {
