@@ -6,22 +6,25 @@ The ranks are forked, and not started anew, so that functions defined in a noteb
 from __future__ import annotations
 
 import atexit
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+from torch.multiprocessing.spawn import (
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
 
 from headway.contract import signals
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
@@ -33,9 +36,7 @@ from headway.state import AcceleratorState
 from headway.training.arguments import check_precision
 
 GRACE_S = 5
-"""How long a rank has to exit, once another has failed or the launch was interrupted."""
-_SEEN_S = 0.2
-"""How long the exit of another rank may take to be seen, after an error that it has caused."""
+"""How long a rank has to exit, once another has failed."""
 _ADDRESS, _ANY_PORT = "127.0.0.1", "29500"
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 CALL = "the call of notebook_launcher(...)"
@@ -176,15 +177,8 @@ def _run_ranks(
         try:
             while not ranks.join(grace_period=GRACE_S):
                 pass
-        except ProcessExitedException as failure:
-            raise _failure(folder, failure, count) from None
-        except KeyboardInterrupt:
-            for rank in ranks.processes:
-                rank.terminate()
-            ends_at = time.monotonic() + GRACE_S
-            for rank in ranks.processes:
-                rank.join(max(0, ends_at - time.monotonic()))
-            raise
+        except (ProcessExitedException, ProcessRaisedException) as failure:
+            raise _failure(ranks, failure, count) from None
 
 
 def _output(folder: Path, local_rank: int, number: int) -> Path:
@@ -210,29 +204,16 @@ def _be_rank(
     # OpenMP's threads are not forked, and a parallel region would wait for them
     torch.set_num_threads(1)
     AcceleratorState._reset_state(reset_partial_state=True)  # that of the launching process
+    Finalize(None, atexit._run_exitfuncs, exitpriority=0)  # multiprocessing does not
     with patch_environment(RANK=rank, LOCAL_RANK=rank):
-        _call(function, args, rank, folder / f"{rank}.json")
-
-
-def _call(function: Callable[..., Any], args: Sequence[Any], rank: int, report: Path) -> None:
-    """Call `function`, and write a traceback into the file `report`."""
-    try:
-        function(*args)
-        leave_world()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        try:
+            function(*args)
+            leave_world()
+        except (Exception, SystemExit) as error:
+            sys.last_type = type(error)  # exit functions look at it, as at the end of a script
+            if isinstance(error, SystemExit) and isinstance(error.code, str):
+                raise RuntimeError(f"SystemExit: {error.code}") from None
             raise
-        # the launching process raises it
-        told = [time.time(), rank, os.getpid(), traceback.format_exc()]
-        report.write_text(json.dumps(told), "utf-8")
-        sys.last_type = type(error)  # exit functions look at it, as at the end of a script
-    finally:
-        atexit._run_exitfuncs()  # multiprocessing does not
-        sys.stdout.flush()
-        sys.stderr.flush()
-    if report.exists():
-        time.sleep(_SEEN_S)
-        os._exit(1)  # torch would leave a file of it
 
 
 @contextmanager
@@ -252,19 +233,21 @@ def _process_group() -> Iterator[int]:
         leader.communicate()
 
 
-def _failure(folder: Path, failure: ProcessExitedException, size: int) -> WorkerFailed:
-    """Return the error of the rank that failed first, as it has reported, or as torch tells it.
+def _failure(ranks: Any, failure: Any, size: int) -> WorkerFailed:
+    """Return the error of the rank that failed first, by the files in which torch has tracebacks.
 
-    A rank that a signal has ended reports nothing, and the others' errors come from that.
+    A rank that a signal has ended leaves none, and the others' errors come from that.
     """
-    reports = [json.loads(one.read_text("utf-8")) for one in folder.glob("*.json")]
-    rank, code, pid, trace = failure.error_index, failure.exit_code, failure.error_pid, ""
-    if reports and code >= 0:
-        _, rank, pid, trace = min(reports)
+    rank, code, trace = failure.error_index, getattr(failure, "exit_code", 1), ""
+    found = sorted(filter(os.path.exists, ranks.error_files), key=os.path.getmtime)
+    if found and code > 0:
+        rank, trace = ranks.error_files.index(found[0]), pickle.loads(Path(found[0]).read_bytes())
+    for file in found:
+        os.unlink(file)
     how = trace.strip().splitlines()[-1] if trace else f"ended with exit code {code}"
     return WorkerFailed(
         f"rank {rank} of {size} failed: {how}",
-        where=f"process {pid}, which was forked from this one",
+        where=f"process {ranks.processes[rank].pid}, which was forked from this one",
         fix="correct the function that is launched, and call the launcher again",
         details=trace,
         exit_code=code if code > 0 else 128 - code,
