@@ -9,8 +9,16 @@ from typing import NamedTuple
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.errors import ConfigError, Problem
-from headway.migration.listing import MISSING, Row, rows_of
-from headway.migration.scripts import Script, find_scripts, read_script, replace_script, rewritten
+from headway.migration.scripts import (
+    MISSING,
+    Row,
+    Script,
+    find_scripts,
+    read_script,
+    replace_script,
+    rewritten,
+    rows_of,
+)
 
 _LISTED = 5  # lines of one name
 SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"

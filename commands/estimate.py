@@ -14,15 +14,17 @@ from headway.contract.choices import DDP, PRECISIONS
 from headway.contract.notes import size, waiting_for
 from headway.contract.run import ACCELERATE
 from headway.errors import ConfigError, UsageError, did_you_mean
-from headway.estimate.devices import Devices, devices_of, parse_devices
 from headway.estimate.planner import (
     MARGIN_BYTES,
     MARGIN_SHARE,
     Attempt,
+    Devices,
     Judged,
     Outcome,
     Planner,
     Row,
+    devices_of,
+    parse_devices,
     rows_for,
 )
 from headway.launcher.plan.program import Program, interpreter

@@ -13,7 +13,7 @@ from headway._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
-    from headway.compat.replacing import replace_accelerate as replace_accelerate
+    from headway.compat.forwarding import replace_accelerate as replace_accelerate
     from headway.data.configuration import DataLoaderConfiguration as DataLoaderConfiguration
     from headway.data.loader import skip_first_batches as skip_first_batches
     from headway.distributed.rng import synchronize_rng_states as synchronize_rng_states
@@ -57,7 +57,7 @@ _HOMES = {
     "debug_launcher": "headway.notebook",
     "find_executable_batch_size": "headway.memory",
     "notebook_launcher": "headway.notebook",
-    "replace_accelerate": "headway.compat.replacing",
+    "replace_accelerate": "headway.compat.forwarding",
     "skip_first_batches": "headway.data.loader",
     "synchronize_rng_states": "headway.distributed.rng",
 }

@@ -48,8 +48,7 @@ from headway.contract.run import read_run
 from headway.contract.typed import encode
 from headway.devices.table import is_kind, kind_of
 from headway.launcher.plan.program import interpreter
-from headway.launcher.processes.process_cleanup import end_descendants, has_children
-from headway.launcher.processes.shutdown import KILL_MARGIN_S
+from headway.launcher.processes.shutdown import KILL_MARGIN_S, end_descendants, has_children
 from headway.launcher.rank import import_hooks, rank_monitor, worker
 
 _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period

@@ -24,7 +24,7 @@ from headway.contract.notes import say, waiting_for
 from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.errors import LaunchError
 from headway.launcher.plan.plan import LaunchPlan
-from headway.launcher.processes.process_cleanup import end_descendants, end_processes, is_running
+from headway.launcher.processes.shutdown import end_descendants, end_processes, is_running
 from headway.launcher.rank import worker
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ def run_program(
         if ranks is not None and ranks.rank != run.debug_rank:
             skip_prompts()
     if run is not None and run.replace_accelerate:
-        from headway.compat.replacing import replace_accelerate
+        from headway.compat.forwarding import replace_accelerate
 
         replace_accelerate()
     if process_progress().is_connected:

@@ -57,7 +57,7 @@ from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
 from headway.contract.forking import adopt_orphans
 from headway.distributed.rng import generator_states
-from headway.launcher.processes.process_cleanup import end_descendants
+from headway.launcher.processes.shutdown import end_descendants
 from headway.precision.precision import Fp16, PrecisionSettings
 from headway.utils import (
     DataLoaderConfiguration,

@@ -14,8 +14,18 @@ import pytest
 from headway.commands.estimate import Report
 from headway.contract.notes import size
 from headway.errors import ConfigError, LaunchError
-from headway.estimate.devices import Devices, devices_of, parse_devices
-from headway.estimate.planner import ROWS, Attempt, Judged, Outcome, Planner, judged, rows_for
+from headway.estimate.planner import (
+    ROWS,
+    Attempt,
+    Devices,
+    Judged,
+    Outcome,
+    Planner,
+    devices_of,
+    judged,
+    parse_devices,
+    rows_for,
+)
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from tests.commands.running import run

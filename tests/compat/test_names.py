@@ -16,7 +16,7 @@ accelerate = pytest.importorskip("accelerate")
 pytest.importorskip("torch")
 
 from headway import compat  # noqa: E402
-from headway.compat.replacing import RUNTIME  # noqa: E402
+from headway.compat.forwarding import RUNTIME  # noqa: E402
 from headway.migration.homes import has, module_for  # noqa: E402
 from headway.migration.topics import TOPICS, topic_of_member, topic_of_name  # noqa: E402
 

@@ -16,7 +16,7 @@ import pytest
 
 from headway.contract import forking
 from headway.contract.forking import ProcessHandle
-from headway.launcher.processes.process_cleanup import end_processes
+from headway.launcher.processes.shutdown import end_processes
 
 pytestmark = pytest.mark.processes
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from headway.history.record import read_all
-from headway.launcher.processes.process_cleanup import is_running
+from headway.launcher.processes.shutdown import is_running
 from tests.distributed.families import (
     MANNERS,
     family_script,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.estimate.devices import devices_of
+from headway.estimate.planner import devices_of
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, GpuUse, MigSlice, Torch, is_on
 from headway.machine.snapshot import load_machine, to_json

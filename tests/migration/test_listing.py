@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.migration.listing import DIFFERENCES, DIFFERS, MISSING, SAME, Row, rows_of
-from headway.migration.scripts import Script
+from headway.migration.scripts import DIFFERENCES, DIFFERS, MISSING, SAME, Row, Script, rows_of
 
 # what public scripts take from Accelerate most often
 WANTED = """
