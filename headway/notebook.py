@@ -48,6 +48,8 @@ def notebook_launcher(
     num_processes: int | None = None,
     mixed_precision: str = "no",
     use_port: int | str = _ANY_PORT,
+    rdzv_backend: str = "static",
+    monitor_interval: float = 0.1,
     **unsupported: NoReturn,
 ) -> None:
     """Call `function(*args)` on several ranks, forked from this process, and wait for them.
@@ -60,6 +62,8 @@ def notebook_launcher(
             process.
         mixed_precision: the precision of each `Accelerator()` that chooses none itself.
         use_port: where the ranks meet; Accelerate's default stands for any free port.
+        rdzv_backend: without effect, like the next: the ranks of one machine meet, and the end of
+            one is seen, at once.
         unsupported: Accelerate's arguments for several machines, restarts and labels are refused.
 
     Raises:
