@@ -90,7 +90,6 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("main_address", "n1:http", "neither a host name nor an IP address"),
         ("main_address", "10.0.0.1:29500", "its port is main_port"),
         ("main_address", "tcp://10.0.0.1", "neither a host name nor an IP address"),
-        ("main_address", "user@n1", "neither a host name nor an IP address"),
         ("main_address", "node[01-2]", "neither a host name nor an IP address"),
         ("main_address", "0.0.0.0", "every address"),
         ("main_address", "::", "every address"),
