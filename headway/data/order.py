@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -174,20 +174,16 @@ class Order(Draws):
         return lambda drawn: Drawn(drawn if is_batched else [drawn], key, not is_batched)
 
     def _drawn(self, source: Iterable[Any], place: Place) -> Iterator[Any]:
-        """Yield what a source gives, drawn with the generators of the place."""
+        """Return what a source gives, drawn with the generators of the place."""
         if self._draws_nothing:
             if place.is_new:
                 self.begin_first(self.generators.states())
                 self.first = None  # which nothing needs
-            yield from source
-            return
+            return iter(source)
         with self.at(place, 0), self._own_copies() if self._with_generators else nullcontext():
             items = iter(source)
-            first = next(items, _END)
-        if first is _END:
-            return
-        yield first
-        yield from items if self.is_torchs else self.each(items, place, 1)
+            first = [*islice(items, 1)]
+        return chain(first, items if self.is_torchs else self.each(items, place, 1))
 
     @contextmanager
     def _own_copies(self) -> Iterator[None]:

@@ -160,11 +160,12 @@ class Indices:
     def __iter__(self) -> Iterator[Any]:
         self.given = deque()
         if not self.can_miss:
-            return self._alone(self._order.draw(self.start.place, self.start.sums), self.given)
+            return self._alone(self.start, self.given)
         return self._ahead(self.rounds(self.start), self.given)
 
-    def _alone(self, batches: Iterator[Any], given: deque[GlobalBatch]) -> Iterator[Any]:
+    def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of the only rank, without the cost of dividing them."""
+        batches = self._order.draw(start.place, start.sums)
         size, to_load, is_batched = self._size, self._order.loading(), self.is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
