@@ -42,7 +42,7 @@ from headway.training.training import Training
 Weights = dict[str, Any]
 _NO_OWN: dict[str, Any] = {
     "generators": None,
-    "tokens": None,
+    "tokens": {},
     "buffers": (),
     "gradients": (),
     "positions": (),
@@ -477,7 +477,7 @@ class OwnOfRank(_Part):
             training.run.tell(_WITHHELD)
         return {
             "generators": generator_states(training.world.device),
-            "tokens": training.accumulation.pending,
+            "tokens": training.accumulation.tokens,
             "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
             "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
             "positions": [one.state_dict() if one.is_of_rank else None for one in training.loaders],
@@ -501,7 +501,7 @@ class OwnOfRank(_Part):
         """Change the training; yield a name before that."""
         yield "what each rank has of its own"
         training, own = self._training, checkpoint.own
-        training.accumulation.pending = own["tokens"]
+        training.accumulation.tokens = own["tokens"]
         parameters = _parameters(training)
         gradients = own["gradients"] or [None] * len(parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):

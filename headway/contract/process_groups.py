@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -45,6 +46,7 @@ def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
         if args[:1] == ("env://",) and None not in (port, found := port_of_store()):
             _require_same(port, found)
         for store, rank, size in find(*args, **kwargs):
+            _join_as(rank, store)
             is_forming = True
             yield c10d.PrefixStore(f"group_{formed}", store) if formed else store, rank, size
 
@@ -69,6 +71,46 @@ def _require_same(port: str | None, found: str | None) -> None:
             where="the script's os.environ",
             fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
         )
+
+
+def _join_as(rank: int, store: Any) -> None:
+    """Refuse to be a rank that another process is, such as the one that has started this one."""
+    key, own = f"headway/process/{rank}", place_of_process()
+    other = store.get(key).decode() if store.check([key]) else own
+    if other != own and is_here(other) and not has_ended(other):
+        raise UsageError(
+            f"rank {rank} is process {other.rpartition(':')[2]}, and process {os.getpid()} has its"
+            " RANK too, as a process that a rank starts",
+            where=f"environment RANK={rank}",
+            fix="start it without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
+        )
+    store.set(key, own)
+
+
+def place_of_process() -> str:
+    """Return this machine, as far as process ids reach, a colon and the id of this process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            machine = file.read().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        machine = os.uname().nodename
+    return f"{machine}:{os.getpid()}"
+
+
+def is_here(place: str) -> bool:
+    """Return whether a process is on this machine."""
+    return place.rpartition(":")[0] == place_of_process().rpartition(":")[0]
+
+
+def has_ended(place: str) -> bool:
+    """Return whether a process on this machine is known to have ended."""
+    try:
+        os.kill(int(place.rpartition(":")[2]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        pass
+    return False
 
 
 def read_groups() -> tuple[Group, ...]:

@@ -74,16 +74,17 @@ class LoaderLoop:
         self.batch = GlobalBatch()
         self.is_last = False  # whether the current batch is the last one
         self.passed: Passed | None = None  # the pass that has ended in the current batch
-        self._num_alike = 0  # batches up to the current one that are like it
+        self.number = 0  # of the current batch, from 1
+        self._num_counted = 0  # of the batches before those that are like the current one
         self._counted: Passed | None = Passed(0, 0)  # before these; None if it is unknown
         self.rows: set[int] = set()  # for each sample, of the results gathered for full batches
 
     def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
         """Make `batch` the current one, and this loop the innermost."""
         if batch is not self.batch and batch != self.batch:
-            self._counted, self._num_alike = self._count(), 0
+            self._counted, self._num_counted = self._count(), self.number
             self.batch = batch
-        self._num_alike += 1
+        self.number += 1
         self.is_last, self.passed = is_last, None
         if not _loops or _loops[-1] is not self:
             self._leave()
@@ -92,23 +93,22 @@ class LoaderLoop:
     def end(self) -> None:
         """Leave the loop."""
         self._leave()
-        if self._num_alike:
-            current_loop().passed, self._num_alike = self._count(), 0
+        if self.number:
+            current_loop().passed = self._count()
 
     def _leave(self) -> None:
         _loops[:] = [other for other in _loops if other is not self]
 
     def _count(self) -> Passed | None:
-        if not self._num_alike or self._counted is None:
+        num_alike = self.number - self._num_counted
+        if not num_alike or self._counted is None:
             return self._counted
         samples, new = self.batch.of_rank(*rank_and_size())
-        is_in_between = new and (self._counted.repeated or (new < samples and self._num_alike > 1))
+        is_in_between = new and (self._counted.repeated or (new < samples and num_alike > 1))
         if not samples or is_in_between:  # repeats are not all at the end
             return None
         all_of_it, repeated = self._counted
-        return Passed(
-            all_of_it + self._num_alike * samples, repeated + self._num_alike * (samples - new)
-        )
+        return Passed(all_of_it + num_alike * samples, repeated + num_alike * (samples - new))
 
 
 _loops: list[LoaderLoop] = []  # the innermost is the last

@@ -407,7 +407,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     def without_first(self, batches: int) -> PreparedDataLoader:
         """Return this loader without the first batches of each pass; see `skip_first_batches`."""
         other = copy.copy(self)
-        other._skipped = batches
+        other._skipped = self._skipped + batches
         return other
 
     @property

@@ -23,7 +23,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from headway.contract.process_groups import read_groups
+from headway.contract.process_groups import has_ended, is_here, place_of_process, read_groups
 from headway.contract.progress import process_progress
 from headway.contract.step_clock import SYNC
 from headway.devices.table import kind_of
@@ -55,6 +55,7 @@ class Where(NamedTuple):
     place: str = ""  # the line of the script
     waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
     has_left: bool = False
+    process: str = ""  # as `place_of_process` names it
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
@@ -184,6 +185,7 @@ class _Meetings:
         store: Any = dist.PrefixStore("meetings", default_store())
         self._store = store
         self._pid, self._caller = os.getpid(), threading.get_ident()
+        self._process = place_of_process()
         self.number = 0  # of the last meeting that all have come to
         self.last, self.is_waiting = Where(), False
         self._has_reported = False
@@ -269,7 +271,12 @@ class _Meetings:
         keys = [f"where/{rank}" for rank in range(self._size)]
         if not self._store.check(keys):  # a rank is still starting
             return [Where()] * self._size
-        return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
+        found = [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
+        return [one._replace(has_left=one.has_left or self._has_ended(one)) for one in found]
+
+    def _has_ended(self, one: Where) -> bool:
+        """Return whether a rank of this machine has ended without a report, as by os._exit()."""
+        return is_here(one.process) and has_ended(one.process)
 
     def _exchange(self, mine: Where) -> list[Where]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
@@ -305,8 +312,9 @@ class _Meetings:
         )
 
     def _report(self, where: Where, store: Any = None) -> None:
+        text = json.dumps(where._replace(process=self._process))
         with suppress(RuntimeError):  # the store has ended
-            (store or self._store).set(f"where/{self._rank}", json.dumps(where))
+            (store or self._store).set(f"where/{self._rank}", text)
 
     def _watch(self, store: Any) -> None:
         """Report the collective that this rank stands still in, if others wait; in a thread.

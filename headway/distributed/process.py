@@ -77,7 +77,7 @@ class Process:
         barrier(self.device)
 
     def main_process_first(self) -> AbstractContextManager[None]:
-        """Return a context that rank 0 leaves before the others enter it.
+        """Return a context that rank 0 leaves, in whatever way, before the others enter it.
 
         Examples:
             >>> with accelerator.main_process_first():
@@ -96,9 +96,11 @@ class Process:
     def _goes_first(self, is_first: bool) -> Iterator[None]:
         if not is_first:
             self.wait_for_everyone()
-        yield
-        if is_first:
-            self.wait_for_everyone()
+        try:
+            yield
+        finally:  # also after an error that the script catches
+            if is_first:
+                self.wait_for_everyone()
 
     def on_main_process(self, function: Function) -> Function:
         """Make a function run on rank 0 only; on other ranks it returns None.

@@ -312,6 +312,8 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
         )
         if world.device.type == "cpu":
             atexit.register(_leave_world_unless_failed)
+    except UsageError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a group: {error}",

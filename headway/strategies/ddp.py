@@ -13,7 +13,7 @@ from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
-from headway.distributed.meeting import meet
+from headway.distributed.meeting import has_real_ranks, meet
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
@@ -72,6 +72,8 @@ class DDP(Strategy):
 
     def _copy_from_rank_0(self, model: torch.nn.Module) -> None:
         """Give all ranks rank 0's weights, as DDP does for models that are trained."""
+        if not has_real_ranks():
+            return
         Weights(model, self._world.device)  # refuses models that are not the same
         group = self._world.mesh.get_group("data")
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())

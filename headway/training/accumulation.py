@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -60,11 +60,63 @@ def check_steps(name: str, steps: object, where: str) -> None:
         )
 
 
+class OpenStep:
+    """The optimizer step that is under way for a set of models."""
+
+    def __init__(self, models: str) -> None:
+        self.models = models  # their numbers among the prepared ones
+        self.micro_batches = 0
+        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The tokens of the micro-batches before this one, and what their sums were divided by."""
+        self.is_fresh: bool | None = None  # no backward pass in this micro-batch; None: in none
+        self.by_tokens: bool | None = None  # those of this step have num_tokens; None: no pass yet
+        self._batch: tuple[Any, int] = (None, 0)  # the loop, and the number of its batch
+        self._parts, self._usual = 0, 1  # micro-batches of this batch, and of the one before
+        self._has_ended_early = False  # in this batch, the last of its loop
+
+    def begin(self, steps: int, ends_with_loader: bool) -> bool:
+        """Count one more micro-batch, and return whether its gradients are due."""
+        loop = current_loop()
+        batch = loop, loop.number
+        if batch != self._batch:
+            before, number = self._batch
+            was_last = before is not None and before.is_last and before.number == number
+            if was_last and self.micro_batches and ends_with_loader:
+                raise self._parts_differ(f"fewer micro-batches than the {self._usual} of the one")
+            self._usual = self._parts if loop is before else 1
+            self._batch, self._parts, self._has_ended_early = batch, 0, False
+        if self._has_ended_early:
+            raise self._parts_differ(f"more micro-batches than the {self._usual} of the one")
+        if self.micro_batches == 0:
+            self.by_tokens = None
+        self.is_fresh = True
+        self._parts += 1
+        self.micro_batches += 1
+        if self.micro_batches < steps:
+            is_at_end = ends_with_loader and loop.is_last and self._parts >= self._usual
+            self._has_ended_early = is_at_end
+            if not is_at_end:
+                return False
+        self.micro_batches = 0
+        return True
+
+    def _parts_differ(self, what: str) -> UsageError:
+        return UsageError(
+            f"the last batch of a loader has {what} before it, so where its optimizer step ends is"
+            " not known",
+            where="the script's loop with accelerator.accumulate(...)",
+            fix="pass GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False), which"
+            " counts on over the ends of loaders, or divide all batches into equally many parts",
+        )
+
+
 class Accumulation:
     """Counts micro-batches: gradients are due every `steps`, and at the end of the loader.
 
-    Every rank counts the same, because every rank gets equally many batches. A loop that is left
-    early keeps its count: its gradients are still in the model, and count towards the next step.
+    Each set of models that is accumulated together has a count of its own. Every rank counts the
+    same, because every rank gets equally many batches. A loop that is left early keeps its count:
+    its gradients are still in the model, and count towards the next step. A step that ends with the
+    loader ends at the n-th micro-batch of its last batch, if the batch before had n.
 
     Sums over tokens are weighed so that gradients are those of the mean over all tokens of a step.
     Their number is known only in its last micro-batch. Before the backward pass of that one, in
@@ -89,17 +141,15 @@ class Accumulation:
     def reset(self) -> None:
         """Restart the count, for all optimizers that step with this."""
         self.sync_gradients = True  # whether gradients are due
-        self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        """The tokens of the micro-batches before this one, and what their sums were divided by."""
-        self._micro_batches = 0  # of the step that is under way
-        self._is_fresh: bool | None = None  # no backward pass in this micro-batch; None: in none
-        self._by_tokens: bool | None = None  # those of this step have num_tokens; None: no pass yet
+        self._steps: dict[str, OpenStep] = {}
+        self.step = self._step_of("")  # that of the models which were accumulated last
+        self._by_models: dict[tuple[torch.nn.Module, ...], OpenStep] = {}
         self.num_backward = 0  # backward passes since gradients were used or dropped
 
     @property
     def is_open(self) -> bool:
         """Whether there are gradients of an optimizer step that is not complete."""
-        return self._micro_batches > 0
+        return any(one.micro_batches for one in self._steps.values())
 
     @property
     def has_gradients(self) -> bool:
@@ -108,8 +158,9 @@ class Accumulation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where in an optimizer step training stands."""
+        steps = self._steps.items()
         return {
-            "micro_batches": self._micro_batches,
+            "micro_batches": {key: one.micro_batches for key, one in steps if one.micro_batches},
             "num_backward": self.num_backward,
             "sync_gradients": self.sync_gradients,
             "steps": self.steps,
@@ -117,21 +168,40 @@ class Accumulation:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called."""
-        self._micro_batches = state["micro_batches"]
+        for key in {*self._steps, *state["micro_batches"]}:
+            self._step_of(key).micro_batches = state["micro_batches"].get(key, 0)
         self.num_backward = state["num_backward"]
         self.sync_gradients = state["sync_gradients"]
 
-    def begin_micro_batch(self) -> None:
-        """Count one more micro-batch, and decide whether its gradients are due."""
-        if self._micro_batches == 0:
-            self._by_tokens = None
-        self._is_fresh = True
-        self._micro_batches += 1
-        self.sync_gradients = self._micro_batches >= self.steps or (
-            self._ends_with_loader and current_loop().is_last
-        )
-        if self.sync_gradients:
-            self._micro_batches = 0
+    @property
+    def tokens(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """What is pending, by models."""
+        return {key: one.pending for key, one in self._steps.items() if one.pending is not None}
+
+    @tokens.setter
+    def tokens(self, tokens: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for key in {*self._steps, *tokens}:
+            self._step_of(key).pending = tokens.get(key)
+
+    def _step_of(self, key: str) -> OpenStep:
+        return self._steps.setdefault(key, OpenStep(key))
+
+    def begin_micro_batch(
+        self, models: tuple[torch.nn.Module, ...], prepared: Callable[[], Sequence[torch.nn.Module]]
+    ) -> None:
+        """Count one more micro-batch of these models, or of all, and decide whether it is due."""
+        step = self._by_models.get(models)
+        if step is None:
+            numbers = [at for at, one in enumerate(prepared()) if not models or one in models]
+            step = self._by_models[models] = self._step_of(",".join(map(str, numbers)))
+        self.step = step
+        self.sync_gradients = step.begin(self.steps, self._ends_with_loader)
+
+    def is_apart(self, number: int) -> bool:
+        """Return whether a prepared model is accumulated with others than those of now."""
+        others = (one for one in self._steps.values() if one is not self.step)
+        own = self.step.models.split(",")
+        return str(number) not in own and any(str(number) in o.models.split(",") for o in others)
 
     def note_backward(self, by_tokens: bool) -> None:
         """Raise UsageError if a backward pass cannot be weighed together with those before it.
@@ -139,10 +209,11 @@ class Accumulation:
         The last micro-batch of a step scales all its gradients by the step's tokens: its losses
         must have them, and each token may count once.
         """
-        if self._is_fresh is None:  # the script counts micro-batches by itself
+        step = self.step
+        if step.is_fresh is None:  # the script counts micro-batches by itself
             return
-        is_first, self._is_fresh = self._is_fresh, False
-        before, self._by_tokens = self._by_tokens, by_tokens
+        is_first, step.is_fresh = step.is_fresh, False
+        before, step.by_tokens = step.by_tokens, by_tokens
         if before is None or not (by_tokens or before):
             return
         if not is_first or before != by_tokens:
@@ -201,18 +272,19 @@ class Accumulation:
         one = torch.ones_like(loss_sum, requires_grad=False)
         tokens = _counted(num_tokens).to(loss_sum.device)
         if not self.sync_gradients:
-            if self.pending is None:
+            if self.step.pending is None:
                 most = tokens.clamp(min=1)
                 if is_exchanged and rank_and_size()[1] > 1:
                     dist.all_reduce(most, dist.ReduceOp.MAX)
-                self.pending = torch.zeros_like(tokens), most
-            before, unit = self.pending
-            self.pending = before + tokens, unit
+                self.step.pending = torch.zeros_like(tokens), most
+            before, unit = self.step.pending
+            self.step.pending = before + tokens, unit
             return one / unit
-        if self.pending is None:
+        pending = self.step.pending
+        if pending is None:
             weight = _weight(tokens)
         else:
-            weight = self._scale(parameters(), tokens + self.pending[0], self.pending[1])
+            weight = self._scale(parameters(), tokens + pending[0], pending[1])
         return (one * weight).to(loss_sum.dtype)
 
     def _scale(
@@ -228,7 +300,7 @@ class Accumulation:
                 by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
         for device, gradients in by_device.items():
             torch._foreach_mul_(gradients, (weight * unit).to(device))
-        self.pending = None
+        self.step.pending = None
         return weight
 
 

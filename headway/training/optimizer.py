@@ -75,11 +75,17 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """What adapts fp16's loss scale; None in other precisions."""
         return self._precision.scaler
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Change the weights, unless gradients accumulate or overflowed (fp16)."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change the weights, unless gradients accumulate or overflowed (fp16).
+
+        Return what `closure` returned first, as torch's optimizers do.
+        """
         accumulation = self._accumulation
+        losses: list[Any] = []
+        if closure is not None:
+            closure = self._noting(closure, losses)
         if accumulation.sync_gradients:
-            if accumulation.pending is not None:
+            if accumulation.step.pending is not None:
                 accumulation.refuse_step()
             progress = self._progress
             if progress.is_watched:
@@ -98,6 +104,23 @@ class PreparedOptimizer(torch.optim.Optimizer):
                     progress.end_step(self.step_count)
                 if self.step_count == self._next_call and self._after_step is not None:
                     self._next_call = self._after_step(self.step_count)
+        return losses[0] if losses else None
+
+    def _noting(self, closure: Callable[[], Any], losses: list[Any]) -> Callable[[], Any]:
+        if not self._accumulation.sync_gradients:
+            raise UsageError(
+                "optimizer.step(closure) while gradients accumulate, which the closure would have"
+                " to compute",
+                where="the script's optimizer.step(...)",
+                fix="call accelerator.backward(loss) before optimizer.step(), without a closure; or"
+                " train with gradient_accumulation_steps=1",
+            )
+
+        def noting() -> Any:
+            losses.append(closure())
+            return losses[-1]
+
+        return noting
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, unless they accumulate."""

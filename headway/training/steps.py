@@ -92,14 +92,21 @@ class Steps:
         return accumulation.start_of_backward(
             loss,
             num_tokens,
-            training.parameters,
+            lambda: chain.from_iterable(
+                one.parameters()
+                for number, one in enumerate(training.models)
+                if not accumulation.is_apart(number)
+            ),
             is_exchanged=training.strategy.shards or accumulation.exchanges_each_batch,
         )
 
-    def accumulate(self, models: Sequence[torch.nn.Module]) -> AbstractContextManager[Any]:
+    def _models(self) -> list[torch.nn.Module]:
+        return self.training.models
+
+    def accumulate(self, models: tuple[torch.nn.Module, ...]) -> AbstractContextManager[Any]:
         """Start a micro-batch: each n-th, and the last of a loader, completes a step."""
         accumulation = self.training.accumulation
-        accumulation.begin_micro_batch()
+        accumulation.begin_micro_batch(models, self._models)
         if accumulation.sync_gradients or accumulation.exchanges_each_batch:
             return NOTHING
         strategy = self.training.strategy

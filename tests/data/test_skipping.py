@@ -60,6 +60,8 @@ def test_a_prepared_loader_goes_on_where_the_epoch_was_left(
         for skip in range(7):
             skipped = skip_first_batches(loader, skip)
             assert (batches(skipped), len(skipped)) == (whole[skip:], len(whole[skip:]))
+            again = skip_first_batches(skip_first_batches(loader, skip // 2), skip - skip // 2)
+            assert (batches(again), len(again)) == (whole[skip:], len(whole[skip:]))
 
 
 @pytest.mark.parametrize("world", [1, 2])

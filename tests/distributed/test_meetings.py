@@ -211,3 +211,24 @@ def test_a_rank_that_has_left_the_script_is_named() -> None:
     assert done.returncode == 2, done.stderr
     assert re.search(r"rank 0 waits in save_state\(\.\.\.\), and rank [12] has left", done.stderr)
     assert not Path("ended").exists()
+
+
+EXITING = """
+import os, subprocess, sys
+from headway import Accelerator
+accelerator = Accelerator(cpu=True)
+if len(sys.argv) == 1 and accelerator.is_main_process:
+    child = subprocess.run([sys.executable, __file__, "child"], capture_output=True, text=True)
+    print(child.returncode, child.stderr)
+accelerator.wait_for_everyone()
+if accelerator.process_index:
+    os._exit(0)
+accelerator.wait_for_everyone()
+"""
+
+
+def test_a_rank_that_exits_without_a_word_and_a_child_of_a_rank_are_named() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", script(EXITING))
+    assert done.returncode == 2, done.stderr
+    assert "rank 0 waits in wait_for_everyone(), and rank 1 has left" in done.stderr
+    assert re.search(r"rank 0 is process \d+, and process \d+ has its RANK", done.stdout)

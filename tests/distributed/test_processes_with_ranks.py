@@ -121,6 +121,17 @@ def test_each_rank_knows_its_place_and_its_turn() -> None:
 
 
 @with_ranks(1, 2, 3)
+def test_ranks_take_their_turns_though_the_first_one_leaves_by_an_error() -> None:
+    accelerator = Accelerator()
+    with contextlib.suppress(OSError), accelerator.main_process_first():
+        Path("in turn").touch()
+        if accelerator.is_main_process:
+            raise OSError("no network")
+        assert Path("in turn").exists()
+    accelerator.wait_for_everyone()
+
+
+@with_ranks(1, 2, 3)
 def test_what_is_for_each_machine_s_first_rank_happens_there_first_and_only_there() -> None:
     accelerator = Accelerator()
     with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -237,6 +237,24 @@ def test_an_optimizer_whose_step_takes_no_closure_steps() -> None:
     assert weight.item() == 0.5
 
 
+def test_a_closure_s_loss_is_returned_and_refused_while_gradients_accumulate() -> None:
+    accelerator = Accelerator(cpu=True)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = accelerator.prepare(torch.optim.LBFGS([weight], max_iter=3))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (weight - 3).square().sum()
+        accelerator.backward(loss)
+        return loss
+
+    assert optimizer.step(closure).item() == 4.0
+    assert optimizer.step_count == 1
+    accelerator.gradient_accumulation_steps = 2
+    with accelerator.accumulate(), pytest.raises(UsageError, match="while gradients accumulate"):
+        optimizer.step(closure)
+
+
 def test_scheduler_may_step_on_its_own() -> None:
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
     _, optimizer, _, scheduler = accelerator.prepare(*make())
