@@ -389,7 +389,7 @@ def _end_what_was_left(pids: Collection[int]) -> None:
     for child in _children():
         if child.pid in pids:
             child.kill()
-    for started in [one for one in gc.get_objects() if type(one) is subprocess.Popen]:
+    for started in [one for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)]:
         if started.pid in pids:
             started.wait()
         if started.poll() is None:

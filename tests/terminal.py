@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ import pyte
 
 from tests.machines.recorded import FOLDER
 
-PATIENCE_S = 20
+PATIENCE_S = 120
 
 ON_MACHINE = """
 import shutil, sys
@@ -32,11 +33,11 @@ KEYS = {"up": "\x1b[A", "down": "\x1b[B", "esc": "\x1b", "ctrl-c": "\x03", "ctrl
 
 
 class Terminal:
-    """Runs `headway` on one of the recorded machines, on a screen of this size."""
+    """Runs `headway` on one of the recorded machines, or here, on a screen of this size."""
 
     def __init__(
         self,
-        machine: str,
+        machine: str | None,
         *words: str,
         rows: int = 30,
         columns: int = 100,
@@ -45,12 +46,12 @@ class Terminal:
     ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
-        python = (sys.executable, "-c", ON_MACHINE, str(FOLDER / f"{machine}.json"))
-        command = [*under, *python, *words]
+        there = ("-c", ON_MACHINE, str(FOLDER / f"{machine}.json"))
+        command = [*under, sys.executable, *(there if machine else ("-m", "headway")), *words]
         self.child: Any = pexpect.spawn(
             command[0],
             command[1:],
-            env=_environ(term),
+            env=_environ(term) | ({"PYTHONWARNINGS": "error"} if machine else {}),
             dimensions=(rows, columns),
         )
         # answers when the program asks where the cursor is
@@ -88,10 +89,14 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Wait until `text` stands on the screen."""
+        self.wait_until(lambda: text in self.text)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so on the screen."""
         end = time.monotonic() + PATIENCE_S
-        while text not in self.text:
-            assert self.read() or text in self.text, f"ended without {text!r}:\n{self.text}"
-            assert time.monotonic() < end, f"no {text!r} on the screen:\n{self.text}"
+        while not is_so():
+            assert self.read() or is_so(), f"ended before it was so:\n{self.text}"
+            assert time.monotonic() < end, f"it is not so:\n{self.text}"
 
     def press(self, *keys: str) -> None:
         """Type keys by name, or else letter by letter."""
@@ -117,4 +122,4 @@ class Terminal:
 def _environ(term: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "TERM": term, "PYTHONWARNINGS": "error"}
+    return {**os.environ, "PYTHONPATH": path, "TERM": term}

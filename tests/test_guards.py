@@ -97,8 +97,11 @@ import pytest, subprocess, sys
 
 pytestmark = pytest.mark.processes
 
+class WarmPopen(subprocess.Popen):
+    pass
+
 def test_that_fails_beside_its_processes():
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = WarmPopen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     other = subprocess.Popen([sys.executable, "-c", "1"], stdout=subprocess.PIPE)
     assert False, "on purpose"
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from tests.distributed.launching import environment, is_alive
+from tests.distributed.launching import environment, free_port, is_alive
 
 NODES = ("127.0.0.2", "127.0.0.3")
 SPARE = "127.0.0.4"
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "salloc", "scancel", "squeue")
-_FIRST_PORT = 27200
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"}
 
 _CONFIG = """\
@@ -109,7 +108,7 @@ class Slurm:
         own = [f"--{name}={self.folder}/munge.{suffix}" for name, suffix in names.items()]
         self._run("munged", "--force", f"--key-file={key}", *own)
         host = socket.gethostname().partition(".")[0]
-        ports = _free_ports(1 + len(self._nodes))
+        ports = [free_port() for _ in range(1 + len(self._nodes))]
         nodes = [
             f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} CPUs=4"
             for node, port in zip(self._nodes, ports[1:], strict=True)
@@ -267,14 +266,3 @@ def wait_for(is_so: Callable[[], bool], within_s: float = 300) -> bool:
 def launch(*words: str) -> str:
     """Return the line of `headway launch` for a shell."""
     return subprocess.list2cmdline([sys.executable, "-m", "headway", "launch", *words])
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    """Return ports that nobody listens on now, below those that the system gives out."""
-    free: list[int] = []
-    for port in range(_FIRST_PORT, 28000):
-        with suppress(OSError), socket.create_server(("", port)):
-            free.append(port)
-        if len(free) == count:
-            return free
-    raise OSError("no free ports")

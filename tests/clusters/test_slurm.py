@@ -68,11 +68,6 @@ def test_a_shell_of_salloc_starts_one_run_on_two_nodes(slurm: Slurm) -> None:
     assert places(done.stdout) == on_two_nodes(2), done.stderr
 
 
-def test_srun_by_hand_with_one_task_on_each_node_starts_one_run(slurm: Slurm) -> None:
-    done = slurm.run("srun", "--nodes=2", *launch("-q", "--cpu", script(SUM)).split())
-    assert places(done.stdout) == on_two_nodes(1), done.stderr
-
-
 def test_the_tasks_of_srun_are_the_ranks_where_a_node_has_several(slurm: Slurm) -> None:
     name = script(SUM)
     srun = ("srun", "--nodes=2", "--ntasks-per-node=2")
@@ -114,6 +109,7 @@ def test_scancel_leaves_nothing(slurm: Slurm) -> None:
     assert wait_for(lambda: not any(map(is_alive, pids)), within_s=300)
 
 
+@pytest.mark.long
 def test_the_exit_code_of_a_rank_is_the_jobs(slurm: Slurm) -> None:
     text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(42)\ntime.sleep(600)"
     job = slurm.submit(launch("--cpu", script(text)) + "\necho code $?", "--nodes=2")

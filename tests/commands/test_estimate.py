@@ -29,7 +29,7 @@ from headway.estimate.planner import (
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from tests.commands.running import run
-from tests.distributed.launching import environment, is_alive
+from tests.distributed.launching import environment, wait_for_end
 from tests.docs.test_screens import ROOT
 from tests.estimate.following import warm_planners
 from tests.waiting import wait_until
@@ -236,7 +236,7 @@ def test_what_is_killed_takes_the_script_with_it(killed: str, tmp_path: Path) ->
         (process if killed == "the estimate" else started[0]).kill()
         _, said = process.communicate()
     assert len(started) == 2
-    wait_until(lambda: not any(is_alive(one.pid) for one in started))
+    wait_for_end(*(one.pid for one in started))
     if killed == "the estimate":
         assert not [*tmp_path.glob("headway-estimate-*")]
     else:

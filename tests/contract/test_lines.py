@@ -32,5 +32,5 @@ def test_one_long_line_in_small_parts_takes_time_in_proportion_to_its_length() -
     lines, began = Lines(2**24), time.monotonic()
     for _ in range(2**14):
         assert [*lines.feed(b"x" * 1000)] == []
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     assert [len(one) for one in lines.feed(b"\n")] == [1000 * 2**14]

@@ -29,6 +29,8 @@ for worker in batches._workers:
 """
 MANNERS = {"polite": POLITE, "stubborn": STUBBORN, "family": FAMILY}
 
+_PATIENCE_S = 60  # none of a family ends by itself
+
 _SCRIPT = """
 import os, signal, subprocess, sys, time
 pids = [os.getpid()]
@@ -74,9 +76,9 @@ def processes_of_this_test() -> list[psutil.Process]:
     ]
 
 
-def survivors(within_s: float) -> list[str]:
-    """Return what still runs of this test after at most `within_s`, and end it."""
-    deadline = time.monotonic() + within_s
+def survivors() -> list[str]:
+    """Return what does not end of this test's processes, and end it."""
+    deadline = time.monotonic() + _PATIENCE_S
     while (left := processes_of_this_test()) and time.monotonic() < deadline:
         time.sleep(0.05)
     named = [f"{one.pid} {one.name()} {one.cmdline()}" for one in left if one.is_running()]

@@ -17,7 +17,7 @@ CASES = [
     for optimizer in ("sgd", "adamw")
     for steps in (1, 3)  # micro-batches
 ]
-STEPS, BATCH, LENGTH, MAX_NORM = 20, 12, 8, 0.5
+BATCH, LENGTH, MAX_NORM = 12, 8, 0.5
 MODELS: dict[str, Any] = {"gpt": GPT, "mlp": MLP}
 State = dict[str, Tensor]
 
@@ -47,12 +47,13 @@ class Trained:
         }
 
 
-def differences(cases: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return by how much sharded training differs, for cases such as "gpt sgd 3"."""
+def differences(cases: Iterable[str], steps: int) -> dict[str, dict[str, float]]:
+    """Return by how much so many sharded steps differ, for cases such as "gpt sgd 3"."""
     found = {}
     for case in cases:
-        name, kind, steps = case.split()
-        mine, alone = sharded(name, kind, int(steps)), plain(name, kind, int(steps))
+        name, kind, accumulation = case.split()
+        how = (name, kind, int(accumulation), steps)
+        mine, alone = sharded(*how), plain(*how)
         mine.state = mine.state or alone.state  # rank 0 alone has the state in full
         found[case] = mine.difference(alone)
     return found
@@ -73,14 +74,13 @@ def batches(count: int) -> Iterator[Tensor]:
         yield torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
 
 
-def sharded(name: str, kind: str, accumulation: int, **settings: Any) -> Trained:
-    settings = {"strategy": "fsdp", **settings}
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation, **settings)
+def sharded(name: str, kind: str, accumulation: int, steps: int) -> Trained:
+    accelerator = Accelerator(cpu=True, strategy="fsdp", gradient_accumulation_steps=accumulation)
     rank, world = accelerator.process_index, accelerator.num_processes
     torch.manual_seed(rank)  # the weights of rank 0 are those of all
     model, optimizer, scheduler = accelerator.prepare(*parts_of(name, kind))
     found = Trained()
-    for batch in batches(STEPS * accumulation):
+    for batch in batches(steps * accumulation):
         with accelerator.accumulate(model):
             accelerator.backward(model(batch[rank * BATCH // world : (rank + 1) * BATCH // world]))
             if accelerator.sync_gradients:
@@ -94,11 +94,11 @@ def sharded(name: str, kind: str, accumulation: int, **settings: Any) -> Trained
     return found
 
 
-def plain(name: str, kind: str, accumulation: int) -> Trained:
+def plain(name: str, kind: str, accumulation: int, steps: int) -> Trained:
     torch.manual_seed(0)
     model, optimizer, scheduler = parts_of(name, kind)
     found = Trained()
-    for number, batch in enumerate(batches(STEPS * accumulation), 1):
+    for number, batch in enumerate(batches(steps * accumulation), 1):
         (model(batch) / accumulation).backward()
         if number % accumulation == 0:
             found.gradients.append(_gradient(model))

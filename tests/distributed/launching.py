@@ -7,16 +7,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from tests.distributed.warm_start import WarmPopen, WarmPython
+from tests.waiting import wait_until
 
 HEADWAY = [sys.executable, "-m", "headway", "launch"]
+IN_TERMINAL = "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+"""What start() does first where the terminal of the streams is that of a new session."""
 _warm_pythons: list[WarmPython] = []
 
 
@@ -48,10 +53,12 @@ def launch(
     return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s, typed=typed)
 
 
-def start(*words: str, **options: Any) -> subprocess.Popen[str]:
-    """Begin `headway launch` with these words."""
+def start(*words: str, first: str = "", **options: Any) -> subprocess.Popen[str]:
+    """Begin `headway launch` with these words, in the place of a program that does this first."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return popen([*HEADWAY, *words], env=environment(), text=True, **streams, **options)
+    before = f"{first}\nimport os, sys\nos.execve(sys.argv[1], sys.argv[1:], os.environ)"
+    command = [*([sys.executable, "-c", before] if first else []), *HEADWAY, *words]
+    return popen(command, env=environment(), text=True, **streams | options)
 
 
 def run(
@@ -97,10 +104,19 @@ def executed() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """Return a port that nobody listens on, and that neither systems nor other tests give out."""
+    for port in _ports():
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise OSError("no free ports")
+
+
+@cache
+def _ports() -> Iterator[int]:
+    """Return this worker's ports, below those of connections; beginning where no other run does."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 16384 + worker % 16 * 1000
+    return cycle(first + (os.getpid() + number) % 1000 for number in range(1000))
 
 
 def is_alive(pid: int) -> bool:
@@ -109,6 +125,11 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def wait_for_end(*pids: int) -> None:
+    """Wait until none of these processes runs: signalled ones take their time to end."""
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def script(text: str, name: str = "script.py") -> str:

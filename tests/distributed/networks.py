@@ -12,17 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment
+from tests.distributed.launching import HEADWAY, environment, popen
 
 needs_namespaces = pytest.mark.skipif(
-    sys.platform != "linux"
-    or os.geteuid() != 0
-    or any(shutil.which(name) is None for name in ("ip", "nsenter", "unshare", "mount")),
-    reason="needs root, ip, nsenter and unshare, to make network namespaces",
+    sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None,
+    reason="needs root and ip, to make network namespaces",
 )
 
 _ON_MACHINE = """\
-hostname "$0"; ip link set lo up; mount --bind "$1" /etc/hosts; shift; exec "$@"
+import ctypes, os, socket, subprocess, sys
+space, name, hosts, *command = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+with open(space) as file:
+    entered = libc.setns(file.fileno(), 0)
+own = libc.unshare(0x04020000)  # CLONE_NEWUTS | CLONE_NEWNS
+private = libc.mount(None, b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+bound = libc.mount(hosts.encode(), b"/etc/hosts", None, 0x1000, None)  # MS_BIND
+assert entered == own == private == bound == 0, os.strerror(ctypes.get_errno())
+socket.sethostname(name)
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+os.execvpe(command[0], command, os.environ)
 """
 
 
@@ -60,7 +69,7 @@ class Network:
         self._ip("-n", space, "link", "set", "eth0", "up")
         known = "".join(f"10.79.0.{other} n{other}\n" for other in self.numbers)
         hosts = f"127.0.0.1 localhost\n127.0.1.1 n{number}\n{known}"
-        (self._folder / f"hosts{number}").write_text(hosts)
+        Path(self._hosts(number)).write_text(hosts)
 
     def launch(self, number: int, *words: str, **variables: str) -> subprocess.Popen[str]:
         """Begin `headway launch` with these words on machine n`number`."""
@@ -68,7 +77,7 @@ class Network:
 
     def start(self, number: int, command: list[str], **variables: str) -> subprocess.Popen[str]:
         """Begin a command on machine n`number`."""
-        return subprocess.Popen(
+        return popen(
             [*self.prefix(number), *command],
             env=environment(**variables),
             stdout=subprocess.PIPE,
@@ -78,11 +87,8 @@ class Network:
 
     def prefix(self, number: int) -> list[str]:
         """Return the words before a command that runs it on machine n`number`."""
-        return [
-            *("nsenter", f"--net=/run/netns/{self._space(number)}"),
-            *("unshare", "--uts", "--mount", "bash", "-c", _ON_MACHINE),
-            *(f"n{number}", str(self._folder / f"hosts{number}")),
-        ]
+        place = (f"/run/netns/{self._space(number)}", f"n{number}", self._hosts(number))
+        return [sys.executable, "-c", _ON_MACHINE, *place]
 
     def cut(self, number: int) -> None:
         """Cut the cable of a machine."""
@@ -107,6 +113,9 @@ class Network:
         for space in [f"{self._prefix}s", *map(self._space, self.numbers)]:
             with suppress(subprocess.CalledProcessError):
                 self._ip("netns", "del", space)
+
+    def _hosts(self, number: int) -> str:
+        return str(self._folder / f"hosts{number}")
 
     def _space(self, number: int) -> str:
         return f"{self._prefix}n{number}"

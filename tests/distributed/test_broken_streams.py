@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, launch, run, script, start
+from tests.distributed.launching import HEADWAY, environment, run, script, start
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -123,15 +123,19 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("before", "code"), [("", 1), ("BY_SIGNAL=1 ", 141)])
+@pytest.mark.parametrize(("by_signal", "code"), [(False, 1), (True, 141)])
 def test_a_reader_of_stdout_that_goes_away_ends_the_run_with_one_line(
-    before: str, code: int
+    by_signal: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = f"{before}LAUNCH | head -n 3; exit ${{PIPESTATUS[0]}}"
-    done = launch_in_shell(words, script(PRINTING))
-    assert done.stderr == "headway: the reader of stdout went away\n"
-    assert done.returncode == code
-    assert done.stdout.count("\n") == 3
+    if by_signal:
+        monkeypatch.setenv("BY_SIGNAL", "1")
+    with start(*WORDS, script(PRINTING)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "x" * 1000 in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == "headway: the reader of stdout went away\n"
+        assert process.wait(timeout=120) == code
 
 
 EXITING = """
@@ -158,7 +162,7 @@ def test_the_report_comes_to_stdout_where_stderr_is_closed_and_names_are_not_utf
 @pytest.mark.parametrize(
     ("closed", "left"),
     [
-        (">&-", "stderr"),
+        pytest.param(">&-", "stderr", marks=pytest.mark.long),
         pytest.param("2>&-", "stdout", marks=pytest.mark.long),
         (">&- 2>&-", None),
     ],
@@ -197,8 +201,8 @@ import errno, os, sys
 fork, count = os.fork, 0
 def limited():  # as under `ulimit -u`, which does not bind root
     global count
-    count += 1
-    if count > 1 and "processes.server" in str(sys.orig_argv):
+    count += "processes.server" in str(sys.orig_argv)
+    if count > 1:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return fork()
 os.fork = limited
@@ -230,13 +234,12 @@ threading.Thread.start = limited
 def test_a_limit_of_processes_or_threads_that_is_reached_is_named_with_the_fix(
     limit: str, said: str
 ) -> None:
-    script(limit, "sitecustomize.py")
-    words = ("--cpu", "--num-processes", "3", script("pass"))
-    done = launch("-q", *words, PYTHONPATH=os.pathsep.join([".", *sys.path]))
-    assert done.returncode == 4, done.stderr
-    assert said in done.stderr
-    assert "ulimit -u" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = start("-q", "--cpu", "--num-processes", "3", script("pass"), first=limit)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 4, errors
+    assert said in errors
+    assert "ulimit -u" in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("words", [[], ["--supervise"]])

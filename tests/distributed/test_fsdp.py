@@ -66,7 +66,8 @@ def require_near(one: Tensor, other: Tensor, limit: float, name: str = "") -> No
 
 @with_ranks(2, long=LONG)
 def test_weights_gradients_and_norms_are_those_of_one_process() -> None:
-    found = fsdp_parity.differences(FEW if WORLD == 2 else fsdp_parity.CASES)
+    cases, steps = (FEW, 7) if WORLD == 2 else (fsdp_parity.CASES, 20)
+    found = fsdp_parity.differences(cases, steps)
     for case, differences in found.items():
         # Adam amplifies differences of rounding where gradients are near zero
         assert differences["weights"] <= (1e-5 if "adamw" in case else 1e-6), case

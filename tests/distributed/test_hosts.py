@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.launching import HEADWAY, is_alive, launch, script, start
+from tests.distributed.launching import HEADWAY, launch, script, start, wait_for_end
 from tests.distributed.networks import needs_namespaces, network
 from tests.distributed.ssh_server import prepare, serve, ssh_server, why_no_server
 from tests.waiting import wait_until
@@ -99,7 +99,7 @@ def test_the_end_of_the_caller_is_the_end_on_all_hosts(number: signal.Signals) -
         process.send_signal(number)
         process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
-    wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
+    wait_for_end(*(int(up.read_text()) for up in ups))
 
 
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_a_lost_connection_is_the_reason_that_is_given_and_all_hosts_end() -> No
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 4, errors
     assert "error: the connection to b was lost" in errors
-    wait_until(lambda: not any(is_alive(int(up.read_text())) for up in ups))
+    wait_for_end(*(int(up.read_text()) for up in ups))
 
 
 def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts() -> None:

@@ -27,7 +27,6 @@ pytestmark = [
 ]
 
 LONG = pytest.mark.long
-_GONE_WITHIN_S = 10  # asked to stop, two seconds later killed; the rest is for a busy machine
 
 
 def start_families(count: int, *words: str) -> tuple[subprocess.Popen[str], list[int]]:
@@ -63,7 +62,7 @@ def kill_launcher_and_server(count: int, *words: str) -> list[str]:
     ours = above(ranks[0], process.pid)
     kill_suspended([ours[0], ours[-1]])
     process.communicate()
-    return survivors(_GONE_WITHIN_S)
+    return survivors()
 
 
 @pytest.mark.timeout(3600)
@@ -87,7 +86,7 @@ def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spare
     )
     kill_suspended([one for name, one in ours.items() if name != spared])
     process.communicate(timeout=120)
-    assert not survivors(_GONE_WITHIN_S)
+    assert not survivors()
 
 
 @pytest.mark.long
@@ -102,7 +101,7 @@ def test_nothing_survives_any_one_process_killed_forty_eight_times() -> None:
         if victim.pid not in [process.pid, *ranks]:
             process.terminate()  # the run may go on without it
         process.communicate(timeout=120)
-        assert not survivors(_GONE_WITHIN_S), what
+        assert not survivors(), what
 
 
 ORPHANS = """
@@ -112,7 +111,7 @@ for _ in range(30):
     subprocess.run(["sh", "-c", "sleep 0 &"], check=True)
 subprocess.run(["sh", "-c", "sleep 300 &"], check=True)  # the adopted ones are there by now
 adopter = psutil.Process(os.getppid())
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 100
 while [one for one in adopter.children() if one.status() == psutil.STATUS_ZOMBIE]:
     if time.monotonic() > deadline:
         sys.exit("zombies are left")
@@ -134,7 +133,7 @@ def test_a_suspended_fork_server_does_not_hold_a_stop_up() -> None:
     above(ranks[0], process.pid)[0].suspend()
     process.terminate()
     process.communicate(timeout=120)
-    assert not survivors(_GONE_WITHIN_S)
+    assert not survivors()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspende
         for name in names:
             ours[name].send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert not survivors(_GONE_WITHIN_S)
+    assert not survivors()
     if "launcher" not in killed:
         assert process.returncode == 128 + signal.SIGKILL
         assert "the process that starts the ranks" in errors, errors

@@ -12,21 +12,23 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 import pytest
 
 from tests.distributed.launching import (
     HEADWAY,
+    IN_TERMINAL,
     environment,
     free_port,
-    is_alive,
     launch,
     popen,
     script,
     start,
+    wait_for_end,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -210,13 +212,14 @@ while True:
 
 
 def pids_of_ranks(count: int) -> list[int]:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        texts = [path.read_text() for path in Path.cwd().glob("pid_*")]
-        if len(texts) == count and all(texts):
-            return [int(pid) for text in texts for pid in text.split()]
-        time.sleep(0.05)
-    raise AssertionError("the ranks did not start")
+    texts: list[str] = []
+
+    def are_told() -> bool:
+        texts[:] = [path.read_text() for path in Path.cwd().glob("pid_*")]
+        return len(texts) == count and all(texts)
+
+    wait_until(are_told)
+    return [int(pid) for text in texts for pid in text.split()]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,7 @@ def test_a_stop_reaches_the_ranks_and_nothing_survives_it(
     assert process.returncode == expected, errors
     assert out.count("saving") == 2
     assert "Traceback" not in errors
-    assert not [pid for pid in pids if is_alive(pid)]
+    wait_for_end(*pids)
 
 
 def lines_to(stream: IO[str], words: str) -> list[str]:
@@ -262,18 +265,13 @@ def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_n
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode == 130
-    assert not [pid for pid in pids if is_alive(pid)]
+    wait_for_end(*pids)
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:
     text = WAITING.replace("STOPPED", "0")
-    process = start(
-        "--cpu",
-        "--num-processes",
-        "2",
-        script(text),
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
-    )
+    nohup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    process = start("--cpu", "--num-processes", "2", script(text), first=nohup)
     pids_of_ranks(2)
     process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
@@ -343,7 +341,7 @@ def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out.count("saving") == 2
-    assert not [pid for pid in pids if is_alive(pid)]
+    wait_for_end(*pids)
 
 
 def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait() -> None:
@@ -432,18 +430,20 @@ if os.environ["RANK"] == "0":
 
 
 def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
-    import pexpect
+    import pty
+    import termios
 
-    command = [*HEADWAY, "-q", "--cpu", "--num-processes", "2", script(RESIZED)]
-    child: Any = pexpect.spawn(
-        command[0], command[1:], env=environment(), dimensions=(24, 110), timeout=120
-    )
-    child.expect("ready")
-    child.setwinsize(24, 60)
-    child.expect("56 56 columns")  # beside the prefix
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(leader, (24, 110))
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    words = ["-q", "--cpu", "--num-processes", "2", script(RESIZED)]
+    process = start(*words, first=IN_TERMINAL, **streams)
+    os.close(follower)
+    assert b"ready" in os.read(leader, 4096)
+    termios.tcsetwinsize(leader, (24, 60))
+    assert b"56 56 columns" in os.read(leader, 4096)  # beside the prefix
+    assert process.wait(timeout=120) == 0
+    os.close(leader)
 
 
 def test_torchs_private_names_that_the_agent_relies_on_are_there() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.families import survivors
 from tests.distributed.launching import launch, script, start
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.distributed,
@@ -24,12 +24,8 @@ subprocess.Popen(["sh", "-c", wait], start_new_session=os.environ["RANK"] == "1"
 WORDS = ["-q", "--cpu", "--num-processes", "2"]
 
 
-def uploads(count: int) -> bool:
-    """Return whether so many uploads end within a while."""
-    deadline = time.monotonic() + 120
-    while len(list(Path.cwd().glob("uploaded_?"))) < count and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return len(list(Path.cwd().glob("uploaded_?"))) == count
+def await_uploads(count: int) -> None:
+    wait_until(lambda: len(list(Path.cwd().glob("uploaded_?"))) == count)
 
 
 @pytest.mark.parametrize(("words", "count"), [(["--supervise"], 1), (["--num-processes", "2"], 2)])
@@ -41,7 +37,7 @@ def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named(
     line = process.stderr.readline()
     assert line.startswith("headway: waiting up to 30 s for what the ranks left: sh (pid ")
     Path("go").touch()
-    assert uploads(count)
+    await_uploads(count)
     output, rest = process.communicate(timeout=120)
     assert (output, "are over" in rest) == ("", False)
     assert process.returncode == 0
@@ -62,7 +58,7 @@ def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: l
     assert done.returncode == 0, done.stderr
     assert "1 s are over: ending " in done.stderr
     assert "sh (pid " in done.stderr
-    assert not survivors(0.5)
+    assert not survivors()
 
 
 def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
@@ -77,7 +73,7 @@ def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
     done = launch("-q", "--cpu", *words, script(text))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left 0\n"
-    assert uploads(1)
+    await_uploads(1)
 
 
 VICTIM = """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.launching import launch, start
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
@@ -28,10 +28,7 @@ def require(*packages: str) -> None:
 
 def begin_of_save(folder: Path, step: int) -> None:
     """Wait until a checkpoint is being written."""
-    deadline = time.monotonic() + 120
-    while not (folder / "out" / f"checkpoint-{step}" / "optimizer.pt").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((folder / "out" / f"checkpoint-{step}" / "optimizer.pt").exists)
 
 
 def steps(folder: Path) -> list[int]:
@@ -57,8 +54,7 @@ def test_trainer_on_two_ranks_is_killed_and_stopped_amid_saves_and_ends_with_the
     partial = cut / "out" / "checkpoint-10"
     assert not (partial / "trainer_state.json").exists(), "it was being written"
     run = start(*words, "--resume", "latest", WORKER, "trainer", str(cut), *SLOW)
-    while steps(cut)[-2:] != [6, 7]:
-        time.sleep(0.02)
+    wait_until(lambda: steps(cut)[-2:] == [6, 7], run)
     assert partial.exists(), "it is left where it is"
     os.kill(run.pid, signal.SIGTERM)
     _, told = run.communicate(timeout=120)
@@ -84,8 +80,7 @@ def test_lightning_exits_after_the_step_when_the_job_is_asked_to_stop_and_resume
     assert launch("--cpu", WORKER, "lightning", str(whole), *words, "0").returncode == 0
     hooked = ("--cpu", "--set", "library_hooks=yes")  # one process is plain Python otherwise
     run = start(*hooked, WORKER, "lightning", str(cut), *words, "0.2")
-    while not (cut / "steps-0").exists() or len(steps(cut)) < 7:
-        time.sleep(0.02)
+    wait_until(lambda: (cut / "steps-0").exists() and len(steps(cut)) >= 7, run)
     workers = children(run.pid)
     assert len(workers) >= 2
     for process in (*workers, run.pid):  # as a cluster does

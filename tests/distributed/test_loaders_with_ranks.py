@@ -448,7 +448,7 @@ def require_exact_metrics_in(choice: str, seed: int) -> None:
     accelerators["plain"].end_training()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@each_world(1, 2, 3, long=(4,))
 @pytest.mark.parametrize(
     "choice",
     ["tenth", pytest.param("all", marks=[pytest.mark.long, pytest.mark.timeout(3600)])],

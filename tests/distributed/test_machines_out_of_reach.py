@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import free_port, is_alive, script, start
+from tests.distributed.launching import free_port, script, start, wait_for_end
 from tests.waiting import wait_for_lines, wait_until
 
 pytestmark = [
@@ -43,7 +43,7 @@ def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
         process = machine(1, silent.getsockname()[1])
         wait_for_lines(process, "something listens there, but has not answered yet")
         process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == 128 + number
 
 
@@ -56,13 +56,13 @@ def two_machines_of_which_0_is_suspended() -> Iterator[subprocess.Popen[str]]:
     yield machines[1]
     machines[0].send_signal(signal.SIGCONT)
     machines[0].terminate()
-    machines[0].communicate(timeout=30)
+    machines[0].communicate(timeout=120)
 
 
 def test_a_stop_signal_ends_a_machine_whose_machine_0_is_suspended() -> None:
     with two_machines_of_which_0_is_suspended() as other:
         other.send_signal(signal.SIGINT)
-        other.communicate(timeout=30)
+        other.communicate(timeout=120)
         assert other.returncode == 130
 
 
@@ -79,7 +79,7 @@ def test_a_stop_signal_ends_a_machine_that_waits_for_a_suspended_machine_0_to_fi
     with two_machines_of_which_0_is_suspended() as other:
         Path("end_1").touch()
         rank = int(Path("up_1").read_text())
-        wait_until(lambda: not is_alive(rank))
+        wait_for_end(rank)
         other.send_signal(signal.SIGTERM)
-        other.communicate(timeout=30)
+        other.communicate(timeout=120)
         assert other.returncode == 0  # all its ranks had

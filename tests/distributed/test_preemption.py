@@ -64,7 +64,7 @@ class Job:
 
 def ended(process: subprocess.Popen[str]) -> Outcome:
     out, errors = process.communicate(timeout=LIMIT_S)
-    assert not survivors(30)
+    assert not survivors()
     return process.returncode, out + errors
 
 

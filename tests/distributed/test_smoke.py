@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -51,13 +52,16 @@ def test_two_ranks_exchange_sums_and_step_as_one_process_would(
 
 
 @pytest.mark.distributed
-def test_write_and_test_in_the_questionnaire_trains_on_the_ranks_of_the_new_profile() -> None:
+@pytest.mark.usefixtures("forked_launch")
+def test_write_and_test_in_the_questionnaire_trains_on_the_ranks_of_the_new_profile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("no\nwrite and test\n"))
     words = ["--profile", "two", "--set", "device=cpu", "--set", "num_processes=2"]
-    command = [sys.executable, "-m", "headway", "config", *words]
-    done = run(command, environment(), timeout_s=120, typed="no\nwrite and test\n")
-    assert done.returncode == 0, done.stderr
-    assert "wrote ~/.config/headway/two.yaml" in done.stdout
-    assert "ranks 0, 1 of 2" in done.stdout
+    assert main(["config", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "wrote ~/.config/headway/two.yaml" in shown
+    assert "ranks 0, 1 of 2" in shown
 
 
 @pytest.mark.processes

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import psutil
 import pytest
 
 from headway.history.record import read_all
-from headway.launcher.processes.shutdown import is_running
 from tests.distributed.families import (
     MANNERS,
     family_script,
@@ -24,7 +21,15 @@ from tests.distributed.families import (
     survivors,
     wait_for_families,
 )
-from tests.distributed.launching import HEADWAY, environment, is_alive, launch, script, start
+from tests.distributed.launching import (
+    HEADWAY,
+    IN_TERMINAL,
+    environment,
+    is_alive,
+    launch,
+    script,
+    start,
+)
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -35,32 +40,18 @@ pytestmark = [
 GRACE_S = 2
 
 
+def start_in_terminal(*words: str) -> subprocess.Popen[str]:
+    ours, theirs = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = start(*words, first=IN_TERMINAL, **streams)
+    os.close(theirs)
+    vars(process)["terminal"] = ours
+    return process
+
+
 def close_terminal(process: subprocess.Popen[str]) -> None:
     """Hang up the terminal that the launcher was started in."""
-    assert isinstance(process, InTerminal)
-    os.close(process.terminal)
-
-
-class InTerminal(subprocess.Popen[str]):
-    """A launch in a terminal of its own, whose other end is `terminal`."""
-
-    terminal: int
-
-    @classmethod
-    def start(cls, *words: str) -> InTerminal:
-        ours, theirs = pty.openpty()
-        process = cls(
-            [*HEADWAY, *words],
-            env=environment(),
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        os.close(theirs)
-        process.terminal = ours
-        return process
+    os.close(vars(process)["terminal"])
 
 
 def kill_launcher(process: subprocess.Popen[str]) -> None:
@@ -121,16 +112,14 @@ SHORT = {
 def test_nothing_survives(stop: str, manner: str, count: int) -> None:
     do, code = STOPS[stop]
     words = ["--supervise", "--num-processes", str(count), "--grace-period-s", str(GRACE_S)]
-    begin = InTerminal.start if stop == "terminal closed" else start
-    process: subprocess.Popen[str] = begin(
-        "-q", "--cpu", *words, script(family_script(MANNERS[manner]))
-    )
+    begin = start_in_terminal if stop == "terminal closed" else start
+    process = begin("-q", "--cpu", *words, script(family_script(MANNERS[manner])))
     families = wait_for_families(process, count)
     assert all(is_alive(pid) for pids in families.values() for pid in pids)
 
     do(process)
     process.communicate(timeout=120)
-    assert not survivors(GRACE_S + 2 if stop == "launcher killed" else 0.5)
+    assert not survivors()
     if manner == "polite":
         assert process.returncode == code
     elif stop.startswith("ctrl-c"):
@@ -213,11 +202,11 @@ finally:
     print("finally")
 """
 ALONE_ENDS = {  # how one process without a launcher ends, python's exit code
-    "SIGINT": ("time.sleep(30)", -signal.SIGINT),
-    "SIGTERM": ("time.sleep(30)", -signal.SIGTERM),
-    "SIGHUP": ("time.sleep(30)", -signal.SIGHUP),
-    "SIGKILL": ("time.sleep(30)", -signal.SIGKILL),
-    "SIGQUIT": ("time.sleep(30)", -signal.SIGQUIT),
+    "SIGINT": ("time.sleep(300)", -signal.SIGINT),
+    "SIGTERM": ("time.sleep(300)", -signal.SIGTERM),
+    "SIGHUP": ("time.sleep(300)", -signal.SIGHUP),
+    "SIGKILL": ("time.sleep(300)", -signal.SIGKILL),
+    "SIGQUIT": ("time.sleep(300)", -signal.SIGQUIT),
     "exception": ("raise ValueError('boom')", 1),
     "sys.exit": ("sys.exit(7)", 7),
     "abort": ("os.abort()", -signal.SIGABRT),
@@ -243,23 +232,17 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
     )
     if number is not None:
         wait_until(
-            lambda: pid.exists() and psutil.Process(process.pid).status() == "sleeping", process
+            lambda: (
+                pid.exists()
+                and pid.read_text()
+                and psutil.Process(process.pid).status() == "sleeping"
+            ),
+            process,
         )
         process.send_signal(number)
     output, errors = process.communicate(timeout=120)
     assert int(pid.read_text()) == process.pid  # no launcher has stayed
-    home = os.environ["HOME"]  # this test's own, and of all that it started
-    started = [
-        one
-        for one in psutil.process_iter(["environ"])
-        if (one.info["environ"] or {}).get("HOME") == home and one.pid != os.getpid()
-    ]
-    deadline = time.monotonic() + 20  # what writes the run's record may not be through
-    while (survivors := [*filter(is_running, started)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for one in survivors:
-        one.kill()
-    assert not survivors
+    assert not survivors()  # what writes the run's record ends a moment later
     lines = [line for line in errors.splitlines() if not line.startswith("headway: ")]
     return process.returncode, output, lines
 

@@ -163,7 +163,7 @@ def test_an_exchange_can_be_triggered_in_the_last_of_several_backward_passes() -
     assert agree(accelerator, model)
 
 
-@with_ranks(2, 3)
+@with_ranks(2)
 def test_accumulate_holds_back_the_models_it_is_given_compiled_or_not() -> None:
     set_seed(3)
     accelerator = Accelerator(gradient_accumulation_steps=2)
@@ -175,7 +175,7 @@ def test_accumulate_holds_back_the_models_it_is_given_compiled_or_not() -> None:
     assert [agree(accelerator, model) for model in (a, b, c)] == [False, True, False]
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2)
 def test_weights_are_saved_under_the_names_of_one_process() -> None:
     accelerator = Accelerator()
     plain = torch.nn.Sequential(torch.nn.Linear(2, 1))
@@ -191,7 +191,7 @@ def test_weights_are_saved_under_the_names_of_one_process() -> None:
     assert unwrapped(torch.ones(1, 2)).equal(plain(torch.ones(1, 2)))
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2)
 def test_compiled_models_train_alike_and_keep_the_names_of_their_weights() -> None:
     for regional in (False, True):
         plugin = TorchDynamoPlugin(backend="eager", use_regional_compilation=regional)
@@ -330,7 +330,7 @@ def test_a_hook_that_torch_cannot_run_here_is_refused() -> None:
         prepared_with_hook(DDPCommunicationHookType.BF16)
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2)
 def test_the_batch_size_that_the_rank_with_least_memory_can_use_is_that_of_all() -> None:
     """The last rank runs out of memory; the others train their attempt to its end."""
     accelerator = Accelerator()

@@ -48,4 +48,4 @@ def test_a_killed_rank_and_its_child_that_a_tracer_holds_do_not_hold_the_launche
         tracer.kill()
     assert process.returncode == 130
     assert f"rank 1 (process {rank}) has been killed, but is " in errors
-    assert not survivors(10)
+    assert not survivors()

@@ -5,9 +5,9 @@ directory, arguments and signal handlers of a program that is executed. What Pyt
 when they start is the warm process's: programs with other variables for them are executed, and so
 are those with options of Popen that a fork cannot have.
 
-A launch that is to start a fork server gets another fork beside it, its child, which becomes that
-server when the launcher starts it. The ranks start as always, but what scripts with an optimizer or
-a checkpoint import of torch is in memory, too.
+A launch that is to start a fork server, also one that replaces another program, gets another fork
+beside it, its child, which becomes that server when the launcher starts it. The ranks start as
+always, but what scripts with an optimizer or a checkpoint import of torch is in memory, too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from headway.launcher.processes import server, starter
+from headway.launcher.processes import server
 from headway.launcher.rank import import_hooks
 
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TORCH", *import_hooks.READ_AT_IMPORT)
 _CORES = str(len(os.sched_getaffinity(0))) if sys.platform == "linux" else ""
 _PROGRAMS = ("-c", "-m")
+_SUPERVISED = {"--supervise", "--num-machines", "--num-processes", "--profile"}
 _POSSIBLE = {"env", "cwd", "stdin", "stdout", "stderr", "text"}  # options of Popen
 _LONGEST = 2**17  # of a request
 _ROOM = "-" * 200  # in the command line, which titles of forks overwrite
@@ -50,7 +51,7 @@ class WarmPython:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._settled = _read_at_start(environ)
+        self._environ = environ
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), _ROOM]
         with theirs:
@@ -64,7 +65,7 @@ class WarmPython:
 
     def can_start(self, command: Sequence[str], options: Mapping[str, Any]) -> bool:
         """Return whether a fork is the same as a Popen with these words and options."""
-        is_settled = _read_at_start(options["env"]) == self._settled
+        is_settled = _is_settled(options["env"], self._environ)
         return _is_plain(command) and is_settled and options.keys() <= _POSSIBLE
 
     def fork(
@@ -116,7 +117,7 @@ class _ServerPopen(subprocess.Popen[bytes]):
         (passed,), cwd, env, pipes = details[3], details[4], details[5], details[9:15]
         cls = type(self)
         usual = {**_environ_of_fork, "PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "")}
-        if not cls.pid_of_reserved or _read_at_start(env) != _read_at_start(usual):
+        if not cls.pid_of_reserved or not _is_settled(env, usual):
             super()._execute_child(command, *details)  # type: ignore[misc]
             return
         self.pid, cls.pid_of_reserved = cls.pid_of_reserved, 0
@@ -139,6 +140,8 @@ def reserve_server() -> bool:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = _fork()
     if pid != 0:
+        from headway.launcher.processes import starter
+
         theirs.close()
         _ServerPopen.reserved, _ServerPopen.pid_of_reserved = ours, pid
         vars(starter)["subprocess"] = SimpleNamespace(
@@ -202,7 +205,7 @@ def _fork_orphan() -> bool:
 
 
 def _become(cwd: str, env: Mapping[str, str], fds: Sequence[int]) -> None:
-    """Give this process a working directory, variables and streams."""
+    """Give this process a working directory, variables, with the modules there, and streams."""
     for own, fd in enumerate(fds):
         os.dup2(fd, own)
         os.close(fd)
@@ -210,6 +213,8 @@ def _become(cwd: str, env: Mapping[str, str], fds: Sequence[int]) -> None:
     os.environ.update(env)
     _show_environ(env)
     os.chdir(cwd)
+    extra = map(os.path.abspath, _own_path(env, _environ_of_fork))
+    sys.path[1:1] = [one for one in extra if one not in sys.path]
     if env.get("OMP_NUM_THREADS") == "1":
         sys.modules["torch"].set_num_threads(1)
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
@@ -226,9 +231,12 @@ class _Executed(BaseException):
 def _execute(path: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Do as os.execve() does, but with torch in memory where that is the same."""
     vars(os)["execve"] = _execve
-    is_settled = _read_at_start(environ) == _read_at_start(_environ_of_fork)
+    is_settled = _is_settled(environ, _environ_of_fork)
+    if _ServerPopen.pid_of_reserved:
+        _ServerPopen.reserved.close()
+        os.waitpid(_ServerPopen.pid_of_reserved, 0)
     if _is_plain(command) and is_settled and threading.active_count() == 1:
-        raise _Executed(command, environ)
+        raise _Executed(command, dict(environ))
     os.execve(path, [*command], environ)
 
 
@@ -242,7 +250,11 @@ def _run_in_place(command: Sequence[str], environ: Mapping[str, str], modules: s
         signal.signal(number, signal.SIG_IGN)
     _forget_modules(modules)
     _become(os.getcwd(), environ, ())
-    _run(command)
+    sys.orig_argv[:] = command
+    if _has_server(command) and reserve_server():
+        _serve_ranks(modules)
+    else:
+        _run(command)
 
 
 def _forget_modules(usual: Collection[str]) -> None:
@@ -266,14 +278,26 @@ def _show_environ(env: Mapping[str, str]) -> None:
     ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 
+def _is_settled(environ: Mapping[str, str], usual: Mapping[str, str]) -> bool:
+    """Return whether a fork of a process with the usual variables can have these."""
+    ends_alike = environ.get("PYTHONPATH", "").endswith(usual["PYTHONPATH"])
+    return ends_alike and _read_at_start(environ) == _read_at_start(usual)
+
+
+def _own_path(environ: Mapping[str, str], usual: Mapping[str, str]) -> list[str]:
+    """Return the folders of PYTHONPATH that come before the usual ones."""
+    own = environ["PYTHONPATH"].removesuffix(usual["PYTHONPATH"])
+    return [one for one in own.split(os.pathsep) if one]
+
+
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a fork cannot have otherwise; for the rest see _become()."""
     read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
-    for name in ("TORCH_FR_BUFFER_SIZE", "PYTHONDONTWRITEBYTECODE"):
+    for name in ("TORCH_FR_BUFFER_SIZE", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH"):
         read.pop(name, None)
     if read.get("OMP_NUM_THREADS", "") in ("1", _CORES):
         del read["OMP_NUM_THREADS"]
-    return {name: value for name, value in read.items() if value}
+    return {one: text for one, text in read.items() if text and not one.startswith("TORCHELASTIC")}
 
 
 @contextmanager
@@ -320,16 +344,11 @@ def _is_plain(command: Sequence[str]) -> bool:
 
 
 def _has_server(command: Sequence[str]) -> bool:
-    """Return whether this is a launch that surely has a fork server."""
+    """Return whether this is a launch that may have a fork server."""
     if command[1:4] != ["-m", "headway", "launch"]:
         return False
-    one = {"--supervise", "--num-machines"}.isdisjoint(command)
-    return not one or _num_processes(command) != "1"
-
-
-def _num_processes(command: Sequence[str]) -> str:
-    words = [*command, "--num-processes", "1"]
-    return words[words.index("--num-processes") + 1]
+    has_profile = "--dry-run" not in command and os.path.exists("headway.yaml")
+    return has_profile or any(word.partition("=")[0] in _SUPERVISED for word in command)
 
 
 def _serve_ranks(usual_modules: Collection[str]) -> None:
@@ -337,7 +356,7 @@ def _serve_ranks(usual_modules: Collection[str]) -> None:
     _forget_modules(usual_modules)
     from headway.launcher.processes import server
 
-    server._warm_up = lambda: None
+    vars(server)["gc"] = SimpleNamespace(collect=bool, freeze=bool)  # it is done
     server.main()
 
 
@@ -349,6 +368,10 @@ def main() -> None:
     with warnings.catch_warnings():  # one of them sets filters
         import torch._dynamo
         import torch.distributed.checkpoint.state_dict
+
+        with suppress(ImportError):  # what most examples import
+            import sklearn.datasets
+            import sklearn.model_selection  # noqa: F401
     tempfile.tempdir = None  # which they have asked for
     usual_modules = {*sys.modules}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import sys
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ import pytest
 
 from tests.distributed import launching
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_pythons")]
 
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -45,7 +45,7 @@ print(int((model.eval()(images).argmax(dim=1) == labels).sum()))
 def test_digits_learns_counts_each_test_sample_once_and_saves_its_model(
     launcher: list[str], num_ranks: int, tmp_path: Path
 ) -> None:
-    stdout, stderr = run(launcher, "digits.py", tmp_path)
+    stdout, stderr = run(launcher, "digits.py", tmp_path, "--epochs", "8")
 
     assert re.findall(r"number of ranks: (\d+)", stdout) == [str(num_ranks)]
     [(accuracy, num_correct, num_samples)] = re.findall(
@@ -60,7 +60,7 @@ def test_digits_learns_counts_each_test_sample_once_and_saves_its_model(
 
 @pytest.mark.distributed
 def test_char_gpt_learns_within_a_few_steps_and_samples(tmp_path: Path) -> None:
-    options = ["--steps", "50", "--batch-size", "32", "--sample-length", "50"]
+    options = ["--steps", "40", "--batch-size", "16", "--sample-length", "50"]
     stdout, _ = run(HEADWAY, "char_gpt.py", tmp_path, *options)
 
     first, *_, last = losses(stdout)
@@ -73,12 +73,14 @@ ACCURACY = r"test accuracy \S+ \((\d+) of (\d+)\)"
 
 
 @pytest.mark.distributed
-def test_metrics_are_those_of_one_process_on_two_ranks(tmp_path: Path) -> None:
-    one, two = (run(launcher, "metrics.py", tmp_path)[0] for launcher in (ONE, HEADWAY))
+def test_metrics_count_each_sample_of_two_ranks_once(tmp_path: Path) -> None:
+    two = run(HEADWAY, "metrics.py", tmp_path)[0]
 
-    assert figures(two)[1:] == figures(one)[1:], "all but the number of ranks"
-    assert "test samples: 59 of 59" in one
-    assert float(re.findall(r"accuracy: (\S+)", one)[0]) >= 0.95
+    assert "test samples: 59 of 59" in two
+    (accuracy,) = (float(text) for text in re.findall(r"accuracy: (\S+)", two))
+    assert accuracy >= 0.95
+    confusion = json.loads(re.findall(r"confusion: (.*)", two)[0])
+    assert [sum(row) for row in confusion] == [20, 23, 16], "the samples of each class"
 
 
 @pytest.mark.distributed
@@ -137,7 +139,7 @@ def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
 
 @pytest.mark.distributed
 def test_a_sharded_model_learns_goes_on_from_its_checkpoint_and_is_saved(tmp_path: Path) -> None:
-    stdout, stderr = run([*HEADWAY, "--strategy", "fsdp"], "fsdp.py", tmp_path)
+    stdout, stderr = run([*HEADWAY, "--strategy", "fsdp"], "fsdp.py", tmp_path, "--epochs", "1")
 
     [(own, total)] = re.findall(r"([\d,]+) of ([\d,]+) parameters", stdout)
     assert int(own.replace(",", "")) <= 0.51 * int(total.replace(",", ""))
@@ -155,7 +157,7 @@ def run(
     scratch.mkdir(exist_ok=True)
     command = [*launcher, str(EXAMPLES / example), *options]
     # threads of torch spin while they wait for each other: on busy cores for minutes
-    env = environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1")
+    env = launching.environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     with launching.executed() if launcher is PYTHON else nullcontext():
         done = launching.run(command, env, timeout_s=150, cwd=folder)
     assert done.returncode == code, done.stdout + done.stderr
@@ -178,12 +180,6 @@ def mean_loss(stdout: str) -> float:
 def num_correct_of_saved_model(path: Path) -> int:
     """Return how many of the test samples a saved model recognises, without any launcher."""
     words = [*PYTHON, launching.script(CHECK_MODEL), str(EXAMPLES / "digits.py"), str(path)]
-    done = launching.run(words, environment(), timeout_s=150)
+    done = launching.run(words, launching.environment(CUDA_VISIBLE_DEVICES=""), timeout_s=150)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment, in which `headway` is found and no GPU, and more."""
-    python_path = os.pathsep.join(filter(None, sys.path))
-    return {**os.environ, "PYTHONPATH": python_path, "CUDA_VISIBLE_DEVICES": "", **variables}

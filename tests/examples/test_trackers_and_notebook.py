@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_examples import EXAMPLES, HEADWAY, PYTHON, environment, run
+from tests.distributed.launching import environment
+from tests.examples.test_examples import EXAMPLES, HEADWAY, PYTHON, run
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm_pythons")]
 
 RUN_NOTEBOOK = """\
 import sys, nbclient, nbformat
@@ -48,7 +49,7 @@ def notebook_output(notebook: Path, folder: Path) -> str:
     done = subprocess.run(
         [*PYTHON, "-c", RUN_NOTEBOOK, str(notebook)],
         cwd=folder,
-        env=environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1"),
+        env=environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         text=True,
         timeout=170,

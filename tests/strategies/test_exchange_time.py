@@ -14,7 +14,7 @@ from headway.contract.progress import Progress
 from headway.contract.step_clock import BACKWARD, FORWARD, SYNC, StepClock
 from headway.strategies.exchange_time import note_buffers, note_exchange
 
-SLOW_S = 0.05
+SLOW_S = 0.2  # others use this machine
 
 
 class SlowToCompute(torch.autograd.Function):
@@ -80,7 +80,7 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
         assert backward_s >= SLOW_S
         assert sync_s >= 2 * SLOW_S
     for some in (taken[:3], taken[3:]):  # until the last parameter is known, and from then on
-        assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S  # others use this machine
+        assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S
     assert sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()) == 1
 
 

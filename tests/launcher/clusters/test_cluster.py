@@ -24,7 +24,7 @@ from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
 from headway.settings.setting import AUTO, Machines
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
-from tests.distributed.launching import environment, free_port, script
+from tests.distributed.launching import environment, free_port, popen, script
 
 POD = {
     "PET_NNODES": "2",
@@ -272,16 +272,15 @@ def test_a_cluster_that_no_package_has_is_refused(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons", "package")
 @pytest.mark.skipif(find_spec("torch") is None, reason="starts ranks, which needs torch")
-def test_the_machines_of_a_cluster_start_one_run_without_a_flag(package: Path) -> None:
+def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     port = str(free_port())
     machines = [
-        subprocess.Popen(
+        popen(
             [sys.executable, "-m", "headway", "launch", "--cpu", name],
-            env=environment(
-                **{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}, PYTHONPATH=str(package)
-            ),
+            env=environment(**{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -70,7 +70,7 @@ def sink(screen: Screen) -> Iterator[Sink]:
 
 
 def shows(screen: Screen, *lines: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (shown := screen.lines()) != [*lines]:
         assert time.monotonic() < deadline, shown
         time.sleep(0.01)
@@ -88,7 +88,7 @@ def test_the_line_stays_below_what_ranks_write(screen: Screen, sink: Sink) -> No
         sink.show((0, 1), f"line {number}\n".encode(), b"")
     shows(screen, *[f"line {number}" for number in range(3, 8)], "step 2")
     sink.show_below("")
-    assert sink.wait(time.monotonic() + 5)
+    assert sink.wait(time.monotonic() + 60)
     shows(screen, *[f"line {number}" for number in range(3, 8)])
 
 
@@ -126,9 +126,7 @@ def test_the_line_is_below_a_bar_of_tqdm_and_gives_way_to_one_inside_it(
         )
 
     def shows_names(*names: str) -> None:
-        wait_until(
-            lambda: [line.partition(":")[0] for line in screen.lines()] == [*names], within_s=20
-        )
+        wait_until(lambda: [line.partition(":")[0] for line in screen.lines()] == [*names])
 
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
     sink.show_below("step: 1")
@@ -147,11 +145,10 @@ def test_a_prompt_has_the_terminal_for_itself(screen: Screen, sink: Sink) -> Non
     shows(screen, "(Pdb)")
     os.write(screen.slave, b"c\r\n")  # as the terminal echoes what is typed
     sink.show((0, 1), b"goes on\n", b"")
-    time.sleep(0.3)
+    wait_until(lambda: screen.lines()[-1] == "step 1")
     shown = screen.lines()
     assert shown[0] == "(Pdb) c"
     assert "goes on" in shown
-    assert shown[-1] == "step 1"
 
 
 def test_clear_and_a_narrower_terminal_leave_no_torn_line(screen: Screen, sink: Sink) -> None:
@@ -244,7 +241,7 @@ def test_a_stream_that_is_no_terminal_has_no_line_below() -> None:
     sink = Sink(write, False, lambda: None)
     sink.show_below("step 1")
     sink.show((0, 1), b"one\n", b"")
-    assert sink.wait(time.monotonic() + 5)
+    assert sink.wait(time.monotonic() + 60)
     time.sleep(2 * sinks._REDRAW_S)
     assert os.read(read, 100) == b"one\n"
     sink.close()
