@@ -18,6 +18,7 @@ from headway.data.samplers import as_plain, is_plain
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
+from headway.training.hyperparameters import of_scheduler
 from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.preparer import Preparer
@@ -48,6 +49,7 @@ class AcceleratedScheduler(PreparedScheduler):
         split_batches: bool = False,
     ) -> None:
         self.scheduler = scheduler
+        self.hyperparameters = of_scheduler(scheduler)
         self.optimizers = (
             [optimizers] if isinstance(optimizers, PreparedOptimizer) else list(optimizers)
         )

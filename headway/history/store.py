@@ -1,5 +1,4 @@
-"""The folder of records, and what a record has from the beginning: what was launched, its code, the
-versions of packages.
+"""The folder of records, and what a record has from the beginning: the launch, its code, versions.
 
 One folder a run, which only its user may enter. A launch of one process waits for this.
 """

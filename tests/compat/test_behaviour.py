@@ -108,6 +108,18 @@ def test_a_script_may_say_itself_when_gradients_are_due() -> None:
     assert accelerator.rng_types == ["torch"]
 
 
+def test_a_schedule_is_saved_and_restored(tmp_path: Path) -> None:
+    accelerator, weight = Accelerator(cpu=True), torch.nn.Parameter(torch.ones(1))
+    own = torch.optim.SGD([weight], lr=8.0)
+    schedule: Any = torch.optim.lr_scheduler.ExponentialLR(own, 0.5)
+    optimizer, schedule = accelerator.prepare(own, schedule)
+    accelerator.save_state(tmp_path / "saved")
+    optimizer.step()
+    schedule.step()
+    accelerator.load_state(tmp_path / "saved")
+    assert schedule.get_last_lr() == [8.0]
+
+
 def test_a_loader_that_nobody_has_any_more_is_no_active_one() -> None:
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(4))))
