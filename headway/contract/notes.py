@@ -68,7 +68,7 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
     """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`."""
     import threading  # a launch of one process waits for nothing
 
-    timer = threading.Timer(SILENT_S, announce, [what])
+    timer = threading.Timer(SILENT_S, say, [f"waiting for {what}"])
     timer.daemon = True
     if not is_quiet:
         timer.start()
@@ -78,10 +78,6 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
         timer.cancel()
         if not is_quiet:
             timer.join()
-
-
-def announce(what: str) -> None:
-    say(f"waiting for {what}")
 
 
 def size(nbytes: int) -> str:

@@ -121,7 +121,6 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
         ["estimate", "--devices", "H100-80GB", "--strategy", "ddpp", "script.py"],
         ["estimate", "--devices", "H100-80GB", "--strategy", "fsdp", "script.py"],
         ["estimate", "--devices", "H100-80GB", "--time-limit", "soon", "script.py"],
-        ["estimate", "--devices", "H100-80GB", "--time-limit", "nan", "script.py"],
         ["estimate", "--devices", "H100-80GB", "--time-limit", "0", "script.py"],
         ["estimate", "--devices", "H100-80GB", "missing.py"],
         ["estimate", "--devices", "H100-80GB"],

@@ -24,14 +24,14 @@ from tests.waiting import wait_for_lines
 def announced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Announce every wait at once; set when one was announced."""
     event = threading.Event()
-    say = notes.announce
+    say = notes.say
 
-    def announce(what: str) -> None:
-        say(what)
+    def announce(text: str) -> None:
+        say(text)
         event.set()
 
     monkeypatch.setattr(notes, "SILENT_S", 0)
-    monkeypatch.setattr(notes, "announce", announce)
+    monkeypatch.setattr(notes, "say", announce)
     return event
 
 
