@@ -105,11 +105,8 @@ def check_precision(accelerator: Accelerator) -> Outcome:
     prepared(torch.ones(2, 8, device=accelerator.device))
     accelerator.free_memory()
     wanted = getattr(torch, PRECISIONS[accelerator.mixed_precision].dtype)
-    return Outcome(seen == [wanted], f"matrices are multiplied in {_name(seen[0])}")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    name = str(seen[0]).removeprefix("torch.")
+    return Outcome(seen == [wanted], f"matrices are multiplied in {name}")
 
 
 def check_step(accelerator: Accelerator) -> Outcome:
