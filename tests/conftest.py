@@ -105,6 +105,7 @@ _num_frozen = 0
 def freeze() -> None:
     """Let no garbage collection look through what is there now: above all, modules."""
     global _num_frozen
+    gc.enable()
     gc.collect()
     gc.freeze()
     _num_frozen = len(sys.modules)
@@ -146,6 +147,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     They make and remove some 20,000 folders, which takes milliseconds each on a disk.
     """
+    gc.disable()  # until the tests are collected
     sys.addaudithook(_refuse_processes)
     if importlib.util.find_spec("torch") is None:
         from headway.commands import main

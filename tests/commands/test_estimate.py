@@ -225,7 +225,7 @@ def test_what_is_killed_takes_the_script_with_it(killed: str, tmp_path: Path) ->
     pytest.importorskip("torch")
     Path("folder").mkdir()
     Path("random.py").write_text("open('imported', 'w').close()")  # not to be found by the child
-    Path("folder/endless.py").write_text("open('begun', 'w').close()\nwhile True: pass")
+    Path("folder/endless.py").write_text("import time; open('begun', 'w').close(); time.sleep(600)")
     python = [sys.executable, *["-P"] * (sys.version_info >= (3, 11))]
     command = [*python, "-m", "headway", "estimate", "--devices", "24GB", "folder/endless.py"]
     environ = {**ENVIRON, "TMPDIR": str(tmp_path)}

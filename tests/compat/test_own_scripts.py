@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.launching import launch
+
 accelerate = pytest.importorskip("accelerate")
 pytest.importorskip("torch")
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("warm_pythons")]
 
 FOLDER = Path(accelerate.__file__).parent / "test_utils" / "scripts"
 LEFT_OUT = {
@@ -45,8 +45,5 @@ def test_a_script_passes(name: str, num_processes: int, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(text)
     words = ("--cpu", "--replace-accelerate", f"--num-processes={num_processes}")
-    launch = [sys.executable, "-m", "headway", "launch", *words]
-    done = subprocess.run(
-        [*launch, str(script)], timeout=120, check=False, capture_output=True, text=True
-    )
+    done = launch(*words, str(script))
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,8 @@ _warm_pythons: list[WarmPython] = []
 
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment, in which `headway` is found, and `variables`."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+    folders = [one for one in sys.path if one and not one.endswith("_vendor")]  # of setuptools
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
 
 
 @contextmanager
