@@ -172,6 +172,11 @@ class Run:
             owner.place = one.following
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a pass over a prepared loader has begun."""
+        return self._num_begun > 0
+
+    @property
     def has_trained(self) -> bool:
         """Whether something was trained since the run was started or resumed."""
         return self.progress.num_trained != self._resumed_at

@@ -56,8 +56,9 @@ class DistributedDataParallelKwargs(KwargsHandler):
             (https://arxiv.org/abs/1905.13727).
         comm_wrapper: the precision in which a PowerSGD hook sends its matrices: fp16 or bf16.
         comm_state_option: arguments for torch's PowerSGDState, with a PowerSGD hook only.
-        compare_weights: whether ranks compare the weights of prepared models, after the first and
-            the hundredth optimizer step, at checkpoints and at the end.
+        compare_weights: whether ranks compare the weights and learning rates of prepared objects,
+            after 1, 2, 4, ..., 1024 optimizer steps and each 1024 more, at checkpoints, and in
+            `end_training()`.
 
     Raises:
         UsageError: a hook or wrapper is unknown, or the three do not go together.

@@ -186,6 +186,11 @@ class Accumulation:
     def _step_of(self, key: str) -> OpenStep:
         return self._steps.setdefault(key, OpenStep(key))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the script has entered `accumulate()`."""
+        return bool(self._by_models)
+
     def begin_micro_batch(
         self, models: tuple[torch.nn.Module, ...], prepared: Callable[[], Sequence[torch.nn.Module]]
     ) -> None:

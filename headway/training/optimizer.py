@@ -102,7 +102,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 progress.num_trained += 1
                 if progress.is_watched:
                     progress.end_step(self.step_count)
-                if self.step_count == self._next_call and self._after_step is not None:
+                if self.step_count >= self._next_call and self._after_step is not None:
                     self._next_call = self._after_step(self.step_count)
         return losses[0] if losses else None
 

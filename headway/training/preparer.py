@@ -23,7 +23,7 @@ from headway.data.samplers import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
-from headway.training.replicas import COMPARED_AT, note_unprepared, require_equal
+from headway.training.replicas import next_comparison, note_unprepared, note_unused, require_equal
 from headway.training.training import Training
 
 Prepare = Callable[[Any, torch.device | None], None]
@@ -153,7 +153,8 @@ class Preparer:
         if step == 1:
             groups = optimizer.param_groups
             note_unprepared(self.training, (one for group in groups for one in group["params"]))
-        return COMPARED_AT[step]
+            note_unused(self.training)
+        return next_comparison(step)
 
     def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
         """Prepare a scheduler."""

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.contract.notes import named, say_once
+from headway.data.active_loader import open_loops
 from headway.devices.table import kind_of
 from headway.distributed.collectives import gather_alike
 from headway.distributed.meeting import has_real_ranks, meet, meet_to_end
@@ -18,28 +19,44 @@ from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 
-COMPARED_AT = {0: 1, 1: 100, 100: -1}
-"""The optimizer steps after which ranks compare their weights, each by the one before it."""
+_MOST_APART = 1024  # steps between two comparisons
 
 _TOLERANCE = 1e-4  # ranks may have GPUs that round differently
 
 
-def require_equal(training: Training, call: str) -> None:
-    """Raise UsageError on all ranks if a weight of prepared models is not the same on all.
+def next_comparison(step: int) -> int:
+    """Return the step after which ranks compare their weights, the next one after `step`.
 
-    They compare its sum and sum of squares. Every rank calls this, in `call` of the script.
+    These are 1, 2, 4, ..., 1024 and each 1024th: in all less than a thousandth of a training.
+    """
+    return step + min(max(step, 1), _MOST_APART)
+
+
+def require_equal(training: Training, call: str) -> None:
+    """Raise UsageError on all ranks if weights or learning rates are not the same on all.
+
+    They compare a weight's sum and sum of squares. Every rank calls this, in `call` of the script.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return
     weights = dict(_weights_of(training, call))
     if not weights:
         return
-    names = [*weights]
+    rates = {
+        f"the learning rate of parameter group {group} of optimizer {number}": torch.tensor(
+            float(one["lr"]), dtype=torch.float64
+        )
+        for number, optimizer in enumerate(training.optimizers)
+        for group, one in enumerate(optimizer.param_groups)
+        if "lr" in one
+    }
+    names = [*rates, *weights]
     if meet(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
         raise _differing("the prepared models have other weights", "on other ranks", call)
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
-    sums = torch.stack([_sums(one, dtype).to(device) for one in weights.values()])
+    compared = [*rates.values(), *weights.values()]
+    sums = torch.stack([_sums(one, dtype).to(device) for one in compared])
     everyones = gather_alike(sums[None])  # rank, weight, which sum
     scale = everyones[0].abs()
     scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may add up to 0
@@ -50,7 +67,7 @@ def require_equal(training: Training, call: str) -> None:
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
     raise _differing(
         names[first],
-        f"on {named(ranks)} and on rank 0 (of {int(differ.any(0).sum())} weights)",
+        f"on {named(ranks)} and on rank 0",
         call,
     )
 
@@ -71,13 +88,21 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
 
 
 def _differing(what: str, where: str, call: str) -> UsageError:
+    if what.startswith("the learning rate"):
+        return UsageError(
+            f"{what} differs {where}: the ranks train different models",
+            where=call,
+            fix="give the scheduler the same number on all ranks, such as"
+            ' accelerator.reduce(metric, "mean")',
+        )
     return UsageError(
         f"{what} differs {where}: the ranks train different models",
         where=call,
-        fix="call the prepared model itself, not accelerator.unwrap_model(model) or the model from"
-        " before prepare(); call backward() once for each forward pass, with the sum of its losses;"
-        " replace layers before prepare(); change weights by hand on all ranks alike. If they are"
-        " meant to differ, pass DistributedDataParallelKwargs(compare_weights=False)",
+        fix="prepare model and optimizer; call the prepared model itself, not"
+        " accelerator.unwrap_model(model) or the model from before prepare(); call backward()"
+        " once for each forward pass, with the sum of its losses; replace layers before"
+        " prepare(); change weights by hand on all ranks alike. If they are meant to differ, pass"
+        " DistributedDataParallelKwargs(compare_weights=False)",
     )
 
 
@@ -116,6 +141,39 @@ def _sums(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     sums = torch.stack([weight.sum(dtype=dtype), squares])
     is_nan = sums.isnan()
     return torch.cat([sums.where(~is_nan, 0), is_nan.to(dtype)])
+
+
+def note_unused(training: Training) -> None:
+    """Log once, after the first step, which parts of the training the script goes without."""
+    accumulation, ranks = training.accumulation, training.world.ranks
+    if ranks.rank:
+        return
+    if accumulation.steps > 1 and not accumulation.has_begun:
+        say_once(
+            f"note: gradient_accumulation_steps is {accumulation.steps}, and an optimizer stepped"
+            " outside of accelerator.accumulate(model): each backward pass makes a step; fix: with"
+            " accelerator.accumulate(model), around the body of the loop"
+        )
+    if training.strategy.data_size > 1 and not training.run.has_begun and not open_loops():
+        say_once(
+            "note: no prepared DataLoader gave a batch: unless the script draws other samples on"
+            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: model,"
+            " optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+        )
+
+
+def note_raw_optimizer(training: Training) -> None:
+    """Log once, on rank 0, if gradients accumulate and no optimizer knows of it."""
+    if (
+        training.accumulation.has_begun
+        and not training.optimizers
+        and not training.world.ranks.rank
+    ):
+        say_once(
+            "note: accumulate() without a prepared optimizer: the script's own steps after each"
+            " micro-batch, unless it asks for accelerator.sync_gradients; fix: model, optimizer,"
+            " loader = accelerator.prepare(model, optimizer, loader)"
+        )
 
 
 def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None = None) -> None:

@@ -17,7 +17,7 @@ from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
 from headway.strategies.strategy import NOTHING
 from headway.training.optimizer import PreparedOptimizer
-from headway.training.replicas import note_unprepared
+from headway.training.replicas import note_raw_optimizer, note_unprepared
 from headway.training.training import Training
 
 Tensors = torch.Tensor | Iterable[torch.Tensor]
@@ -49,6 +49,8 @@ class Steps:
             progress.num_trained += 1
             if progress.num_trained == 1:
                 note_unprepared(training)
+                if training.accumulation.steps > 1:
+                    note_raw_optimizer(training)
             training.accumulation.num_backward += 1
             if progress.is_watched:
                 progress.end_backward()

@@ -23,7 +23,7 @@ from tests.distributed.in_ranks import RANK, WORLD, marks, with_ranks
 
 pytestmark = marks(__name__)
 
-SINGLE = torch.arange(12.0).reshape(6, 2) / 10
+SINGLE: Any = torch.arange(12.0).reshape(6, 2) / 10
 DATA = SINGLE[RANK::WORLD]
 
 
@@ -81,8 +81,13 @@ def replaced_layer(accelerator: Accelerator, model: Any, optimizer: Any) -> None
 def changed_by_hand(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     for one in range(100):  # the first step is right
         step(accelerator, optimizer, model(DATA).square().mean())
-        if one == 50:
+        if one == 20:
             model.module.head.bias.data += RANK
+
+
+def own_learning_rate(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.1 + RANK
+    step(accelerator, optimizer, model(DATA).square().mean())
 
 
 def at_checkpoint(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
@@ -102,7 +107,8 @@ DRIFTS: dict[Callable[..., None], str] = {
     two_losses: "differs .*number 1$",
     other_method: "differs .*number 1$",
     replaced_layer: "head.weight was not in its model.*number 1$",
-    changed_by_hand: "head.bias differs on .*number 100$",
+    changed_by_hand: "head.bias differs on .*number 32$",
+    own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 .*number 1$",
     at_checkpoint: "body.weight differs .*a checkpoint$",
     at_the_end: r"weight of prepared model 1 differs .*end_training\(\)$",
 }
@@ -115,7 +121,7 @@ def test_ranks_whose_weights_differ_are_refused() -> None:
             drift(*prepared())
         text = str(refused.value)
         assert re.search(told, " ".join(text.splitlines()[:2])), (drift, text)
-        assert "before prepare()" in text
+        assert ("before prepare()" in text) == (drift is not own_learning_rate)
 
 
 @with_ranks(2)
@@ -192,7 +198,8 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
     def all_prepared() -> None:
         Accelerator()
         accelerator, model, optimizer = prepared()
-        step(accelerator, optimizer, model(DATA).sum())
+        for batch in accelerator.prepare(torch.utils.data.DataLoader(SINGLE, batch_size=2)):
+            step(accelerator, optimizer, model(batch).sum())
         accelerator.prepare(torch.utils.data.TensorDataset(DATA), DATA, "text", None)
 
     def as_it_is() -> None:
@@ -208,6 +215,12 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
     notes._said.clear()
     assert "note" not in said(all_prepared)
 
+    def without_loader() -> None:
+        accelerator, model, optimizer = prepared()
+        step(accelerator, optimizer, model(DATA).sum())
+
+    assert said(without_loader).count("no prepared DataLoader gave a batch") == is_told
+
     def ending(accelerator: Accelerator) -> str:
         with patch("headway.accelerator.leave_world"):
             return said(accelerator.end_training)
@@ -217,6 +230,37 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
     splitting = Accelerator()
     splitting.split_between_processes([RANK])
     assert ending(splitting) == ending(prepared()[0]) == ""
+
+
+@with_ranks(1, 2)
+def test_accumulation_that_does_not_take_effect_is_reported() -> None:
+    def raw_optimizer() -> None:
+        accelerator = Accelerator(gradient_accumulation_steps=2)
+        model = accelerator.prepare(Net())
+        with accelerator.accumulate(model):
+            accelerator.backward(model(DATA).sum())
+
+    def not_entered() -> None:
+        accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
+        step(accelerator, optimizer, model(DATA).sum())
+
+    def both() -> None:
+        accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
+        for batch in accelerator.prepare(torch.utils.data.DataLoader(SINGLE, batch_size=2)):
+            with accelerator.accumulate(model):
+                step(accelerator, optimizer, model(batch).sum())
+
+    trainings = {
+        raw_optimizer: "accumulate() without a prepared optimizer",
+        not_entered: "outside of accelerator.accumulate(model)",
+    }
+    for training, told in trainings.items():
+        process_progress().num_trained = 0
+        notes._said.clear()
+        assert said(training).count(told) == (RANK == 0), training
+    process_progress().num_trained = 0
+    notes._said.clear()
+    assert "note" not in said(both)
 
 
 @with_ranks(2, 3)
