@@ -118,13 +118,9 @@ def _cells(manifest: Manifest | None) -> tuple[str, ...]:
         str(manifest.step),
         str(manifest.epoch),
         str(manifest.world_size),
-        f"{_size(manifest) / 2**20:.1f} MiB",
+        f"{sum(file.size for file in manifest.files) / 2**20:.1f} MiB",
         when(manifest.saved_at),
     )
-
-
-def _size(manifest: Manifest) -> int:
-    return sum(file.size for file in manifest.files)
 
 
 def _verify(folders: Sequence[Path]) -> int:

@@ -20,7 +20,6 @@ from headway.estimate.planner import (
     Attempt,
     Devices,
     Judged,
-    Outcome,
     Planner,
     Row,
     devices_of,
@@ -81,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         found = planner.judge(rows, attempt, devices)
     first = found[0].outcome
     if first.failed_at:
-        said = _last_lines(first)
+        said = "\n".join(line[:_LONGEST_LINE] for line in first.output.splitlines()[-10:])
         raise UsageError(
             f"the script could not be followed: {first.failed_at}",
             where=f"{program.name}; its last lines:\n{said}" if said else program.name,
@@ -229,7 +228,3 @@ def _show_launch(report: Report) -> None:
         print(report.launch_line(chosen))
         if chosen.row.settings != {"strategy": DDP}:
             print("it needs a script whose model goes through accelerator.prepare()")
-
-
-def _last_lines(outcome: Outcome) -> str:
-    return "\n".join(line[:_LONGEST_LINE] for line in outcome.output.splitlines()[-10:])

@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO
 
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
-from headway.contract.notes import say
+from headway.contract.notes import flush_streams, say
 from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
@@ -77,9 +77,7 @@ def run_command() -> NoReturn:
     """
     exit_code = main()
     if "headway.launcher.processes.supervise" in sys.modules:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # the terminal is gone; the exit code still counts
-                stream.flush()
+        flush_streams()
         os._exit(exit_code)
     sys.exit(exit_code)
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 from headway.commands.main import described
 from headway.contract import signals
 from headway.contract.forking import die_with_parent, reap, wake_on_child_end
+from headway.contract.notes import flush_streams
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.typed import decode, encode, kinds_of
 from headway.errors import HeadwayError, LaunchError
@@ -138,7 +139,7 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
         for pid, status in reap() if woken in ready else ():
             if pid == child:
                 report = _rest_of(reading, reports) or _what_has_killed(status, is_ours=is_killed)
-                return End(_exit_code(status), report)
+                return End(signals.shell_code(os.waitstatus_to_exitcode(status)), report)
         if not ready:
             os.kill(child, signal.SIGKILL)
             kill_at, is_killed = None, True
@@ -174,11 +175,6 @@ def _what_has_killed(status: int, *, is_ours: bool) -> str:
     return described(LaunchError(what, where=f"host {host}", fix=fix))
 
 
-def _exit_code(status: int) -> int:
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
 def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoReturn:
     """Launch in this process and exit; report an error to the caller instead of printing it."""
     signal.set_wakeup_fd(-1)
@@ -203,9 +199,7 @@ def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoRet
     except BaseException:  # noqa: BLE001  of ours; Python would show it the same
         sys.excepthook(*sys.exc_info())
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
+        flush_streams()
         os._exit(exit_code)
 
 

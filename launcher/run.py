@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from headway.contract import signals
-from headway.contract.notes import say
+from headway.contract.notes import flush_streams, say
 from headway.contract.run import RECORD_VARIABLE
 from headway.errors import HeadwayError
 from headway.launcher.plan.plan import LaunchPlan
@@ -94,16 +94,16 @@ def outlive_early_signals() -> None:
 
 @contextmanager
 def interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
-    """Exit on Ctrl-C without an exception, which numpy and torch swallow during their imports."""
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    """Exit on a signal without an exception, which numpy and torch swallow during their imports."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
-    def end(*_: object) -> None:
-        signals.ignore(signal.SIGINT)
+    def end(number: int, _: object) -> None:
+        signals.ignore(*usual)
         starter.close()
-        say("interrupted")
-        os._exit(130)
+        say("interrupted" if number == signal.SIGINT else "stopped by SIGTERM")
+        os._exit(128 + number)
 
-    with signals.trapped(end, *([signal.SIGINT] if is_usual else [])):
+    with signals.trapped(end, *(one for one in usual if signal.getsignal(one) is usual[one])):
         yield
 
 
@@ -184,9 +184,7 @@ def _free_port() -> int:
 
 def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the script's Python, which keeps its pid, terminal and stdin."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # it cannot be written to, as the script will find out
-            stream.flush()
+    flush_streams()
     # Python ignores them, which exec would pass on
     signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     program = plan.program

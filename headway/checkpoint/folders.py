@@ -16,7 +16,6 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -105,7 +104,8 @@ def commit(pending: Path, target: Path) -> None:
     refuses, it remains.
     """
     try:
-        _flush_folders(pending)
+        for parent, _, _ in os.walk(pending, topdown=False, onerror=fail):
+            _flush(Path(parent))
         pending.chmod(0o777 & ~_umask())  # as new folders
         _give_name(pending, target)
     except OSError as error:
@@ -353,17 +353,17 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    return sorted(_candidates_of(one for one in paths_in(folder) if not one.name.startswith(".")))
-
-
-def _candidates_of(paths: Iterable[Path]) -> Iterator[Candidate]:
-    for path in filter(_may_be_checkpoint, paths):
+    found = []
+    for path in paths_in(folder):
+        if path.name.startswith(".") or not _may_be_checkpoint(path):
+            continue
         try:
             manifest = read_manifest(path)
-            yield Candidate(manifest.saved_at, path, manifest)
+            found.append(Candidate(manifest.saved_at, path, manifest))
         except CheckpointError:
             if not is_absent(path):  # else it has been removed meanwhile
-                yield Candidate(_time_of(path), path)
+                found.append(Candidate(_time_of(path), path))
+    return sorted(found)
 
 
 def _time_of(path: Path) -> float:
@@ -478,11 +478,6 @@ def _siblings(target: Path, kind: str) -> list[Path]:
         for one in paths_in(target.parent)
         if one.name.startswith(start) and len(one.name) == len(start) + length
     ]
-
-
-def _flush_folders(folder: Path) -> None:
-    for parent, _, _ in os.walk(folder, topdown=False, onerror=fail):
-        _flush(Path(parent))
 
 
 def _flush(folder: Path) -> None:

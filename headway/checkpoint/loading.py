@@ -31,11 +31,7 @@ class Loaded(NamedTuple):
 Like = Callable[[str, torch.Tensor, bool], torch.Tensor]
 
 
-def _as_saved(_: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
-    return saved
-
-
-def load_checkpoint(folder: Path, like: Like = _as_saved) -> Loaded:
+def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Loaded:
     """Verify a checkpoint and read all of it; every rank calls this, and all raise together.
 
     `like` gets a saved tensor's name, its facts, and whether it was a DTensor, and returns a tensor

@@ -197,7 +197,12 @@ class SavedTensors:
         """
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.facts.get(name), self._folder)
-        loaded = {name: _empty_like(tensor) for name, tensor in wanted.items()}
+        loaded = {
+            name: torch.empty_like(one)
+            if isinstance(one, DTensor)
+            else torch.empty(one.shape, dtype=one.dtype)
+            for name, one in wanted.items()
+        }
         try:
             with _alone_without_a_word():
                 load(
@@ -242,12 +247,6 @@ def described(tensor: torch.Tensor) -> str:
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, DTensor):
-        return torch.empty_like(tensor)
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 class _Reader(FileSystemReader):
@@ -305,7 +304,8 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
     try:
         index = read(Index, json.loads(path.read_bytes()))
         facts = {name: _fact(name, entry) for name, entry in index.tensors.items()}
-        size = sum(_size_of(folder, name) for name in _files_of(index))
+        files = {part.file for entry in index.tensors.values() for part in entry.parts}
+        size = sum(_size_of(folder, name) for name in files)
         if (needed := sum(one.nbytes for one in facts.values())) > size:
             raise ValueError(f"its tensors need {needed} bytes, and its files have {size}")
     except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -324,10 +324,6 @@ def _fact(name: str, entry: Entry) -> torch.Tensor:
     if (found := sum(math.prod(part.sizes) for part in entry.parts)) != fact.numel():
         raise ValueError(f"the parts of {name} have {found} elements, not {fact.numel()}")
     return fact
-
-
-def _files_of(index: Index) -> set[str]:
-    return {part.file for entry in index.tensors.values() for part in entry.parts}
 
 
 def _size_of(folder: Path, name: str) -> int:

@@ -15,6 +15,13 @@ def line_of(text: str) -> str:
     return f"headway: {text}\n"
 
 
+def flush_streams() -> None:
+    """Flush stdout and stderr; one that cannot be written to is skipped."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+
+
 def shown(text: str) -> str:
     """Return text from a script for one line of a message: control characters as escapes."""
     return "".join(

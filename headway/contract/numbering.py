@@ -37,21 +37,20 @@ def is_task(environ: Environ) -> bool:
     return is_numbered_step(environ) and _TERMINAL not in environ
 
 
-def hosts_in(path: str) -> list[str]:
-    """Return the names in a file of a scheduler, each once; none if it is not on this machine."""
+def _in_file(path: str) -> str:
+    """Return the text of a scheduler's file; empty if it is not on this machine."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return list(dict.fromkeys(file.read().split()))
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return ""
+
+
+UNKNOWN = -1  # what is no number
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and text.isascii() else 0
-
-
-def _number_of_hosts(path: str) -> int:
-    return len(hosts_in(path))
+    return int(text) if text.isdecimal() and text.isascii() else UNKNOWN if text else 0
 
 
 class Numbering(NamedTuple):
@@ -64,11 +63,17 @@ class Numbering(NamedTuple):
     is_joined: bool = True  # by `headway launch`
     read: Callable[[str], int] = _number  # returns the number in `size`
     applies: Callable[[Environ], bool] = lambda _: True
+    hosts: Callable[[str], str] | None = None  # returns the names of hosts, if `size` has these
 
     def count(self, environ: Environ) -> int:
-        """Return how many there are; 0 if that is not set. Raises OSError for a file of hosts."""
-        is_set = self.size in environ and self.applies(environ)
-        return self.read(environ[self.size]) if is_set else 0
+        """Return how many there are, or UNKNOWN; 0 if unset. Raises OSError for a file of hosts."""
+        if self.size not in environ or not self.applies(environ):
+            return 0
+        return self.read(environ[self.size]) if self.hosts is None else len(self.names(environ))
+
+    def names(self, environ: Environ) -> list[str]:
+        """Return the names of the hosts, each once; none where only their number is set."""
+        return list(dict.fromkeys(self.hosts(environ[self.size]).split())) if self.hosts else []
 
 
 NUMBERINGS: Mapping[str, Numbering] = {
@@ -106,8 +111,9 @@ NUMBERINGS: Mapping[str, Numbering] = {
         is_joined=False,
         read=lambda text: text.count(",") + 1,  # a JSON list of names
     ),
-    "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, _number_of_hosts),
-    "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, _number_of_hosts),
+    "pbs": Numbering("PBS", "PBS_NODEFILE", "", MACHINE, False, hosts=_in_file),
+    "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_in_file),
+    "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
 }
 """The first row that counts several holds. The names of those that are joined are clusters'."""
 
@@ -117,4 +123,4 @@ def unjoined(environ: Environ = os.environ) -> Numbering | None:
     if RUN_VARIABLE in environ or environ.get(ALONE_VARIABLE, "").strip().lower() == ALONE:
         return None
     started = [row for row in NUMBERINGS.values() if row.rank]
-    return next((row for row in started if row.count(environ) > 1), None)
+    return next((row for row in started if row.count(environ) not in (0, 1)), None)

@@ -227,6 +227,8 @@ def require_group(call: str) -> None:
 
 def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
     name = best_device(ranks) if asked in ("auto", "gpu") else asked
+    if asked == "auto" and name == CPU.name:
+        _refuse_unusable_gpu()
     if asked == "gpu" and name == "cpu":
         raise MachineError(
             f"device is 'gpu', but this machine has none: {detect_machine().best_device()[1]}",
@@ -257,6 +259,22 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
             fix=machine.mps_fix or "choose `--device cpu`, or `pip install -U torch` on a Mac",
         )
     return torch.device(name)
+
+
+def _refuse_unusable_gpu() -> None:
+    """Refuse to take the CPU where a GPU's driver is loaded; report a card without one."""
+    machine = detect_machine()
+    if machine.unused_card:
+        say_once(f"note: {machine.unused_card}; fix: install the driver")
+    name, reason = machine.best_device()
+    if kind_of(name).is_numbered:
+        from headway.machine.gpus import how_to_use_gpus
+
+        raise MachineError(
+            f"a GPU's driver is loaded, but torch can use no GPU here: {reason}",
+            where="device 'auto'",
+            fix="; or ".join([*how_to_use_gpus(machine), "train with Accelerator(cpu=True)"]),
+        )
 
 
 def group_device() -> torch.device:

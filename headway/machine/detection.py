@@ -44,7 +44,7 @@ def detect_machine(
     else:
         machine = _with_listed_gpus(machine, environ, source)
         if not machine.gpus:
-            machine = _with_driver(machine, environ, source, full=full)
+            machine = _with_driver(machine, environ, source, device, full=full)
     is_outside = device not in (*KINDS, "auto", "gpu")
     if is_outside or (device != CPU.name and not machine.gpus and not machine.mps):
         kinds = outside_kinds()
@@ -82,9 +82,12 @@ def _as_torch_decides(
 
 
 def _with_driver(
-    machine: Machine, environ: Mapping[str, str], source: Source, *, full: bool
+    machine: Machine, environ: Mapping[str, str], source: Source, device: str, *, full: bool
 ) -> Machine:
-    """Add the GPUs of the drivers that are loaded, if torch may use them."""
+    """Add the GPUs of the drivers that are loaded, if torch may use them.
+
+    For the CPU it is enough that a driver is loaded: its tool may hang.
+    """
     devices = source.names_in("dev")
     libraries = source.names_in("usr/lib/wsl/lib") if "dxg" in devices else []
     is_nvidia = (
@@ -94,6 +97,8 @@ def _with_driver(
     )
     if not (is_nvidia or "dxg" in devices or source.names_in("sys/class/kfd/kfd")):
         return machine._replace(unused_card=_card_without_driver(source))
+    if is_nvidia and device == CPU.name and not full:
+        return machine._replace(has_driver=True)
     from headway.machine.gpus import with_gpus
 
     return with_gpus(_with_torch(machine, source), environ, source, is_nvidia, full=full)

@@ -196,7 +196,7 @@ class Machine(NamedTuple):
     @property
     def why_no_gpu(self) -> str:
         """Why `visible_gpus` is empty."""
-        if self.mismatch is not None:
+        if self.mismatch is not None and not self.is_hidden:
             return self.mismatch
         reason = "" if self.gpus else self.gpus_reason
         if self.mask is not None and (self.gpus or (self.has_driver and self.is_hidden)):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from headway.contract.notes import shown
 from headway.devices.kind import numbers
 from headway.devices.table import CUDA, kind_of
 from headway.machine.facts import (
@@ -58,7 +59,7 @@ def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
         install = "pip install --force-reinstall torch --index-url"
         is_listed = device in machine.listed_kinds
         return [f"`{install} {WHEELS}/{kind_of(device).wheels}`"] if is_listed else []
-    if machine.mismatch is not None:
+    if machine.mismatch is not None and not machine.is_hidden:
         return _matching_torch(machine)
     if machine.visible_gpus:
         return how_to_free(machine.visible_gpus[0])
@@ -89,7 +90,9 @@ def of_machine(command: str) -> str:
 def _matching_torch(machine: Machine) -> list[str]:
     if machine.is_rocm:
         return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
-    driver = numbers(machine.driver or "0")
+    if machine.driver is None:
+        return ["install torch for the CUDA version of the driver: https://pytorch.org"]
+    driver = numbers(machine.driver)
     major = max((cuda for cuda, oldest in OLDEST_DRIVER.items() if oldest <= driver), default=None)
     if major is None:
         return ["update the NVIDIA driver"]
@@ -138,14 +141,16 @@ class _NvidiaSmi:
         except FileNotFoundError:
             return [], "it is not installed"
         except OSError as error:
-            return [], error.strerror or str(error)
+            return [], shown(error.strerror or str(error))
         return [line for line in text.splitlines() if line.strip()], ""
 
     def _rows(self, query: str, width: int) -> tuple[list[list[str]], str]:
         """Return the rows of as many cells, and the first line that is none, or the error."""
         lines, fault = self._lines(query, "--format=csv,noheader,nounits")
         rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-        odd = [line.strip() for line, row in zip(lines, rows, strict=True) if len(row) != width]
+        odd = [
+            shown(line.strip()) for line, row in zip(lines, rows, strict=True) if len(row) != width
+        ]
         return [row for row in rows if len(row) == width], fault or "".join(odd[:1])
 
     def _query(self) -> tuple[list[dict[str, str]], str]:
@@ -268,4 +273,4 @@ def _number(text: str) -> int | None:
 def _bytes(mebibytes: str) -> int | None:
     """Return a size; None if unknown, as for memory that a GPU shares with the CPU."""
     number = _number(mebibytes)
-    return None if number is None else number * 2**20
+    return None if number is None or number < 0 else number * 2**20

@@ -42,8 +42,11 @@ def read_host(raw: Raw) -> str:
     if not (is_name or _is_ip_address(host)):
         more = "; its port is main_port" if re.search(r":\d+$", text) else ""
         raise ValueError(f"which is neither a host name nor an IP address{more}")
-    if host in ("0.0.0.0", "::"):
-        raise ValueError("which is every address of a machine, and not one that others reach")
+    if host in ("0.0.0.0", "::", "255.255.255.255"):
+        raise ValueError("which is every address, and not the one at which others reach a machine")
+    labels = host.removesuffix(".").split(".")
+    if ":" not in host and (len(host) > 253 or not all(0 < len(one) < 64 for one in labels)):
+        raise ValueError("which is not a host name: it is too long, or has an empty part")
     if host.lower().startswith("fe80:") and "%" not in host:
         raise ValueError("which is link-local: add this machine's interface, as in fe80::1%eth0")
     return host

@@ -34,7 +34,8 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
     no part of that rank's run.
     """
     wanted = _wanted(layers)
-    if wanted == NO_CLUSTER or (wanted == AUTO and not _may_be_on_cluster(environ)):
+    may_be_on_one = any(name.startswith(SIGNS) for name in environ) and not _is_inside_rank(environ)
+    if wanted == NO_CLUSTER or (wanted == AUTO and not may_be_on_one):
         return NOTHING
     from headway.launcher.clusters.table import layer_of
 
@@ -61,10 +62,6 @@ def job_in(environ: Mapping[str, str], settings: Settings) -> str:
     from headway.launcher.clusters.table import row_of
 
     return environ.get(row_of(settings.cluster).job_variable, "")
-
-
-def _may_be_on_cluster(environ: Mapping[str, str]) -> bool:
-    return any(name.startswith(SIGNS) for name in environ) and not _is_inside_rank(environ)
 
 
 def _is_inside_rank(environ: Mapping[str, str]) -> bool:

@@ -6,14 +6,13 @@ import os
 import re
 import secrets
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import product
 from math import prod
 from shutil import which
 from typing import NamedTuple, NoReturn
 
+from headway.contract.notes import flush_streams
 from headway.contract.numbering import NUMBERINGS, STEP_VARIABLE, is_numbered_step, is_task
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.errors import ConfigError, LaunchError
@@ -109,14 +108,11 @@ def _derive(environ: Environ) -> Entries:
     try:
         return _of_step(environ) if is_task(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
-        is_alone = NUMBERINGS["slurm"].count(environ) <= 1 and _has_one_node(environ)
+        has_one_node = not set(environ[_JOB_NODES]) & {*"[],"}
+        is_alone = has_one_node and NUMBERINGS["slurm"].count(environ) <= 1
         if isinstance(error, KeyError) and is_alone:  # a container may lack the other variables
             return {"num_machines": Entry("1", said_by(_JOB_NODES))}
         return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
-
-
-def _has_one_node(environ: Environ) -> bool:
-    return not set(environ[_JOB_NODES]) & {*"[],"}
 
 
 def _of_job(environ: Environ) -> Entries:
@@ -244,9 +240,7 @@ def step_of(
 
 def run_step(step: Step) -> NoReturn:
     """Replace this process by srun, which exits with the highest code, or raise LaunchError."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # it cannot be written to, as the step will find out
-            stream.flush()
+    flush_streams()
     try:
         os.execvpe(step.command[0], step.command, step.environment)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway.contract.numbering import NUMBERINGS, PROCESS, Numbering, hosts_in
+from headway.contract.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
 from headway.errors import Code, Problem
 from headway.extensions import CLUSTERS as EXTENSIONS
 from headway.extensions import extensions
@@ -71,6 +71,8 @@ def _refused(environ: Environ) -> Entries:
             count = row.count(environ)
         except OSError as error:
             return unreadable(row.size, f"{row.by}'s file of hosts cannot be read", error)
+        if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # which says it itself
+            return faulty(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
         if count > 1:
             return {} if row.is_joined else _not_joined(row, count, environ)
     return {}
@@ -78,10 +80,11 @@ def _refused(environ: Environ) -> Entries:
 
 def _not_joined(row: Numbering, count: int, environ: Environ) -> Entries:
     if not row.rank:
-        hosts = ",".join(hosts_in(environ[row.size]))
+        hosts = ",".join(row.names(environ))
         what = f"this job of {row.by} has {count} machines, and this launch would use one of them"
         return faulty(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
-    which = f"{row.what} {environ.get(row.rank, '?')} of {count}"
+    number = environ.get(row.rank)
+    which = f"one of {count} {row.what}s" if number is None else f"{row.what} {number} of {count}"
     what = f"{row.by} has started this launch as {which}, which a launch does not join"
     fix = "start one launch on each machine, with --num-machines and --main-address"
     if row.what == PROCESS:

@@ -306,15 +306,12 @@ def _not_entered(
 
 def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Compare the stacks while the first group forms: torch records nothing yet."""
-    inside = tuple(one.rank for one in statuses if _is_in(one, _FORMING))
+    calls = {one.rank: [frame.function for frame in (*one.stacks, ())[0]] for one in statuses}
+    inside = tuple(rank for rank, functions in calls.items() if _FORMING in functions)
     absent = {one.rank: one for one in statuses if one.is_absent}
     known = [one for one in statuses if one.exit or one.no_stack or one.place]  # others are ending
     missing = [one.rank for one in known if one.rank not in inside]
     return [_not_entered(missing, absent, _FORMING, inside)] if inside and missing else []
-
-
-def _is_in(status: RankStatus, function: str) -> bool:
-    return any(frame.function == function for stack in status.stacks[:1] for frame in stack)
 
 
 def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:

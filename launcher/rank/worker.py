@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.util import MAGIC_NUMBER
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -143,16 +144,17 @@ def _run_file(file: str, main: types.ModuleType) -> None:
         sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
     main.__file__ = file
     main.__cached__ = None  # type: ignore[attr-defined]
-    is_compiled = file.endswith(".pyc")
-    loader = (SourcelessFileLoader if is_compiled else SourceFileLoader)("__main__", file)
-    main.__loader__ = loader
+    loader: SourcelessFileLoader | SourceFileLoader = SourceFileLoader("__main__", file)
     code: Any
     try:
-        if is_compiled:
+        with io.open_code(file) as source:
+            text = source.read()
+        if file.endswith(".pyc") or text[:2] == MAGIC_NUMBER[:2]:  # as python does
+            loader = SourcelessFileLoader("__main__", file)
             code = loader.get_code("__main__")
         else:
-            with io.open_code(file) as source:
-                code = compile(source.read(), file, "exec", dont_inherit=True)
+            code = compile(text, file, "exec", dont_inherit=True)
+        main.__loader__ = loader
     except OSError as error:
         raise ConfigError(
             f"script {file!r} cannot be read any more: {error.strerror}",
@@ -365,23 +367,15 @@ def _format_briefly(error: BaseException, text: str | None = None) -> list[str]:
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     """Remove the launcher's calls: those before the script, and our wrappers of torch functions."""
-    while trace is not None and _is_before_the_script(trace):
+    ours = (_LAUNCHER, "<frozen runpy")
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
-    kept = trace
+    kept, wrappers = trace, (rank_monitor.__file__, process_groups.__file__)
     while kept is not None:
-        while kept.tb_next is not None and _is_our_wrapper(kept.tb_next):
+        while kept.tb_next and kept.tb_next.tb_frame.f_code.co_filename in wrappers:
             kept.tb_next = kept.tb_next.tb_next
         kept = kept.tb_next
     return trace
-
-
-def _is_before_the_script(trace: TracebackType) -> bool:
-    file = trace.tb_frame.f_code.co_filename
-    return file.startswith((_LAUNCHER, "<frozen runpy"))
-
-
-def _is_our_wrapper(trace: TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename in (rank_monitor.__file__, process_groups.__file__)
 
 
 _ends_by_sigint = False

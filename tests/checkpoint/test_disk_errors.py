@@ -70,6 +70,7 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
         with pytest.raises(CheckpointError, match=os.strerror(number)) as caught:
             train(tmp_path)
         assert str(newest) in caught.value.problems[0].where
+        assert "fall_back=True" in caught.value.problems[0].fix
         assert "step_00000002" in caught.value.problems[0].fix
         assert [one.state for one in listed_in(folder)] == [State.COMPLETE, State.UNREADABLE]
         assert main(["verify", str(tmp_path)]) == 1
@@ -101,8 +102,10 @@ def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
     train(tmp_path, 3)
     left = tmp_path / "checkpoints" / ".trash-0123abcd"
     left.mkdir()
+    (gone := left.with_name(".tmp-step_00000004-0123abcd")).mkdir()
     with broken(left, errno.EIO):
         assert train(tmp_path) == 3
+    assert not gone.exists()
     assert f"cannot be removed: {left}" in capsys.readouterr().err
 
 

@@ -172,14 +172,12 @@ REFUSALS = {
         "its permission to execute",
     ),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
-    "a directory": (["folder"], "is a directory"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
     "an unknown flag with an optional value": (
         ["--replace-acelerate", "yes", "script.py"],
         "pass --replace-accelerate,",
     ),
     "an abbreviated flag": (["--num-proc", "2", "script.py"], "unknown flag"),
-    "a wrong number": (["--num-processes", "two", "script.py"], "which is not a whole number"),
     "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, gpu, mps"),
     "a flag without its value": (["--num-processes"], "requires a value"),
     "a value for a flag that takes none": (["--cpu=yes", "script.py"], "takes no value"),
@@ -200,24 +198,11 @@ REFUSALS = {
         ["--dry-run", "--log-dir", "script.py", "script.py"],
         "log_dir 'script.py' cannot be written to",
     ),
-    "a log folder that the system refuses": (
-        ["--num-processes=2", "--log-dir", "/proc/xx", "script.py"],
-        "log_dir '/proc/xx' cannot be written to",
-    ),
-    "waiting for idle GPUs where there is none": (
-        ["--devices=idle:2", "--wait", "script.py"],
-        "which selects GPUs, but device is 'cpu'",
-    ),
     "a wait without =": (["--devices=idle:2", "--wait", "10m", "script.py"], "'10m' not found"),
     "a setting without a flag": (["--restart-delay", "3", "script.py"], "--set restart_delay=3"),
     "a setting that does not exist": (["--set", "restart_dely=3", "script.py"], "restart_delay"),
     "no setting": (["--set", "record", "script.py"], "which is not NAME=VALUE"),
     "a setting twice": (["--device", "cpu", "--set", "device=cpu", "script.py"], "set twice"),
-    "two processes in this one": (
-        ["--in-process", "--num-processes", "2", "script.py"],
-        "num_processes is 2",
-    ),
-    "fp16 on a CPU": (["--cpu", "--mixed-precision", "fp16", "script.py"], "bf16"),
 }
 
 
@@ -225,7 +210,6 @@ REFUSALS = {
 def test_a_mistake_is_two_to_four_lines_and_exit_2_before_anything_starts(case: str) -> None:
     words, reason = REFUSALS[case]
     script("open('started', 'w')")
-    Path("folder").mkdir()
     code, text = run("launch", *words)
     assert code == 2
     assert reason in text

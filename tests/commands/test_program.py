@@ -93,14 +93,6 @@ def test_a_script_that_cannot_be_looked_up_is_one_error() -> None:
         assert refused(name).problems[0].fix
 
 
-def test_no_other_kind_of_file_is_run_or_planned() -> None:
-    Path("n.ipynb").write_text("{}")
-    for words in ((), ("--dry-run",), ("--num-processes", "2")):
-        code, text = run("launch", *words, "n.ipynb")
-        assert code == 2
-        assert "n.ipynb" in text
-
-
 def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(
     tmp_path: Path,
 ) -> None:

@@ -113,7 +113,7 @@ def test_two_runs_are_compared() -> None:
 
 @pytest.mark.processes
 def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) -> None:
-    tails = {rank: (f"hello of {rank}", "bye") for rank in (0, 1)}
+    tails = {rank: (f"hello of {rank}", "bye") for rank in (0, 1)} | {2: ("",)}
     record = write_run(tails=tails, supervised="--supervise", num_processes=2)
     assert run("logs")[1].splitlines() == ["[0] hello of 0", "[0] bye", "[1] hello of 1", "[1] bye"]
     assert run("logs", "--rank", "1", record.name)[1].splitlines() == ["hello of 1", "bye"]

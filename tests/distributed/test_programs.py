@@ -141,6 +141,9 @@ CASES = {
     "a compiled script": of_text(TELLS)._replace(
         words=["x.pyc"], build=compiled("script.py", "x.pyc")
     ),
+    "a compiled script without a suffix": of_text(TELLS)._replace(
+        words=["packed"], build=compiled("script.py", "packed")
+    ),
     "a compiled script in a folder": Case(
         ["sub/x.pyc"],
         {"sub/x.py": MOVES, "sub/side.py": SIDE},

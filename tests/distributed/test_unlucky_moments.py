@@ -82,10 +82,16 @@ with interrupts_exit_at_once(SimpleNamespace(close=lambda: print("closed", flush
 """
 
 
-def test_an_interrupt_amid_the_launchers_imports_is_not_swallowed() -> None:
-    done = run_python(IN_AN_IMPORT)
-    assert (done.returncode, done.stdout) == (130, "closed\n")
-    assert done.stderr == "headway: interrupted\n"
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")],
+)
+def test_a_signal_amid_the_launchers_imports_is_not_swallowed(
+    number: signal.Signals, said: str
+) -> None:
+    done = run_python(IN_AN_IMPORT.replace("SIGINT", number.name))
+    assert (done.returncode, done.stdout) == (128 + number, "closed\n")
+    assert done.stderr == f"headway: {said}\n"
 
 
 SLOW_TORCH = """

@@ -15,6 +15,7 @@ from headway.errors import ConfigError
 from headway.estimate.planner import devices_of
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, GpuUse, MigSlice, Torch, is_on
+from headway.machine.gpus import how_to_use_gpus
 from headway.machine.snapshot import load_machine, to_json
 from headway.machine.source import Source, count_memory_kills
 from tests.commands.running import python
@@ -121,6 +122,24 @@ def test_what_nvidia_smi_prints_is_read() -> None:
     assert (machine.driver, machine.gpus_reason) == ("580.82.07", "found by nvidia-smi")
     quick = detect_machine({}, Recorded(recording))
     assert quick.gpus[0].use is None
+
+
+def test_what_nvidia_smi_gets_wrong_is_unknown_and_shown_as_text_and_a_cpu_needs_none() -> None:
+    tools = {"nvidia-smi --query-gpu": f"\x1b[31mwarning\n{SMI.replace('15360', '-1')}"}
+    recording = Recording(files=linux("CPU", 8, 16, driver="580.82.07"), tools=tools)
+    machine = detect_machine({}, Recorded(recording))
+    assert machine.gpus[0].memory_bytes is None
+    assert machine.driver_fault == r"\x1b[31mwarning"
+    machine = detect_machine({}, Recorded(recording), device="cpu")
+    assert (machine.has_driver, machine.driver_fault) == (True, "")  # the tool is not asked
+
+
+def test_how_to_use_gpus_follows_what_hides_them_and_what_is_known() -> None:
+    machine = load_machine(str(FOLDER / "cpu_torch_on_gpu_box.json"))
+    hidden = machine._replace(mask="-1", torch_refusal="")  # it is not asked then
+    assert hidden.why_no_gpu == "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"
+    assert how_to_use_gpus(hidden) == ["`unset CUDA_VISIBLE_DEVICES`"]
+    assert "for the CUDA version" in how_to_use_gpus(machine._replace(driver=None))[0]
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

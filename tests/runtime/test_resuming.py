@@ -214,23 +214,6 @@ def test_without_a_project_folder_or_an_optimizer_the_call_says_what_to_do() -> 
 # ------------------------------------------------------------------ damage
 
 
-@pytest.mark.parametrize("damaged", [NAME, "values.json"])
-def test_a_damaged_newest_checkpoint_is_named_and_left_out_only_when_asked(
-    damaged: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Training().train_to(7, every=3)
-    (CHECKPOINTS / "step_00000006" / damaged).write_text("{}")
-    training = Training()
-    with pytest.raises(CheckpointError) as caught:
-        training.accelerator.resume()
-    (problem,) = caught.value.problems
-    assert "step_00000006" in problem.where
-    assert "fall_back=True" in problem.fix
-    assert "step_00000003" in problem.fix
-    assert training.accelerator.resume(fall_back=True).step == 3
-    assert "step_00000006" in capsys.readouterr().err
-
-
 def test_where_none_is_whole_to_fall_back_on_the_error_says_so() -> None:
     Training().train_to(4, every=2)
     for name in names():
@@ -265,15 +248,6 @@ def test_a_checkpoint_that_does_not_fit_is_no_reason_to_fall_back() -> None:
     for options in ({}, {"fall_back": True}):
         with pytest.raises(CheckpointError, match="does not fit"):
             accelerator.resume(**options)
-
-
-def test_what_a_killed_save_has_left_is_removed_as_the_next_run_resumes() -> None:
-    Training().train_to(1, every=1)
-    left = CHECKPOINTS / ".tmp-step_00000002-aaaaaaaa"
-    left.mkdir()
-    (left / "part").touch()
-    Training().accelerator.resume()
-    assert not left.exists()
 
 
 def test_a_disk_that_is_full_where_the_runs_of_trackers_are_noted_is_told_with_their_file() -> None:

@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import VARIABLE, Ranks, RunContract, encode
+from headway.distributed import world
 from headway.distributed.process import part_of
 from headway.distributed.world import World
-from headway.errors import UsageError
+from headway.errors import MachineError, UsageError
 from headway.state import AcceleratorState, GradientState, PartialState, is_initialized
 from headway.utils import GradientAccumulationPlugin
+from tests.machines.recorded import load
 
 TWO = World(torch.device("cpu"), Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2))
 
@@ -150,3 +152,18 @@ def test_arrays_and_datasets_are_split_as_lists_are(monkeypatch: pytest.MonkeyPa
     assert part["d"] == ["c", "c"]
     assert part["n"].tolist() == [2, 2]
     assert part_of([], TWO, apply_padding=True) == []
+
+
+def test_a_script_of_its_own_takes_the_cpu_only_where_no_driver_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = load("cpu_torch_on_gpu_box")
+    monkeypatch.setattr(world, "detect_machine", lambda: there)
+    with pytest.raises(MachineError, match="built without CUDA") as caught:
+        PartialState()
+    assert all(part in caught.value.problems[0].fix for part in ("whl/cu130", "cpu=True"))
+    assert PartialState(cpu=True).device == torch.device("cpu")
+    PartialState._reset_state()
+    there = there._replace(mask="", torch_refusal="", unused_card="an NVIDIA GPU is not used")
+    assert PartialState().device == torch.device("cpu")
+    assert "an NVIDIA GPU is not used; fix: install the driver" in capsys.readouterr().err

@@ -246,6 +246,7 @@ COUNTED = {
     "sagemaker": {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
     "pbs": {"PBS_NODEFILE": "hosts"},
     "lsf": {"LSB_DJOB_HOSTFILE": "hosts"},
+    "lsf_list": {"LSB_HOSTS": "n1 n1 n2"},
 }
 """Processes that are one of several, by the rows of the table; `hosts` names n1 and n2."""
 
@@ -274,6 +275,12 @@ def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_al
     assert place(typed) == (2, None, "a", 29500)
     one = {"sagemaker": '["algo-1"]', "pbs": "elsewhere", "lsf": "elsewhere"}.get(name, "1")
     assert place(settings_in({**environ, row.size: one})) == (1, 0, None, None)
+    if row.rank and name != "sagemaker":
+        with pytest.raises(ConfigError, match="is 'abc', not a whole number"):
+            settings_in({**environ, row.size: "abc"})
+        assert unjoined({**environ, row.size: "abc"}) is row
+        with pytest.raises(ConfigError, match=f"as one of {environ[row.size]} "):
+            settings_in({row.size: environ[row.size]})
 
 
 @pytest.mark.parametrize("name", [name for name, row in NUMBERINGS.items() if row.size])

@@ -88,11 +88,17 @@ def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
         ("EOFError", "Ran out of input", "fix the script at the line"),
         ("FileNotFoundError", "data/x.txt", "in the folder of the launch"),
         ("ModuleNotFoundError", "No module named 'a'", "-m pip install"),
+        ("MemoryError", "", "fewer processes"),
+        ("OutOfMemoryError", "CUDA out of memory", "batch smaller"),
+        ("AssertionError", "Torch not compiled with CUDA enabled", "accelerator.device"),
+        ("AttributeError", "module 'a' has no attribute '_cuda_setDevice'", "accelerator.device"),
+        ("RuntimeError", NO_NCCL, 'init_process_group("gloo")'),
     ],
 )
 def test_a_known_exception_has_a_fix_of_its_own(kind: str, message: str, fix: str) -> None:
     crash = Crash(2.0, kind, message, f"Traceback ...\n{kind}: {message}\n")
-    assert fix in failure(ended(1, 1, 2.0, crash=crash)).fix
+    found = failure(ended(1, 1, 2.0, crash=crash))
+    assert (found.cause, fix in found.fix) == (f"rank 1 of 4 failed with {kind}", True)
 
 
 def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> None:
@@ -169,24 +175,6 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
             ended(1, -9, 1, killed_after_s=600.0),
             *(0, "did_not_stop", "was asked to stop, and did not", "headway stack"),
         ),
-        (crashed("MemoryError", ""), 0, "out_of_memory", "failed with MemoryError", "processes"),
-        (
-            crashed("OutOfMemoryError", "CUDA out of memory"),
-            *(0, "device_out_of_memory", "failed with OutOfMemoryError", "batch smaller"),
-        ),
-        (
-            crashed("ModuleNotFoundError", "No module named 'tiktoken'"),
-            *(0, "module_not_found", "failed with ModuleNotFoundError", "pip install"),
-        ),
-        (
-            crashed("AssertionError", "Torch not compiled with CUDA enabled"),
-            *(0, "no_gpu", "failed with AssertionError", "accelerator.device"),
-        ),
-        (
-            crashed("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'"),
-            *(0, "no_gpu", "failed with AttributeError", "accelerator.device"),
-        ),
-        (crashed("RuntimeError", NO_NCCL), 0, "no_nccl", FAILED, 'init_process_group("gloo")'),
         (
             crashed("NotImplementedError", NO_MPS, is_from_torch=True),
             *(0, "operator_not_on_mps", "failed with NotImplementedError", "MPS_FALLBACK=1"),

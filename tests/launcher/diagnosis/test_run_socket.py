@@ -242,7 +242,7 @@ def test_stack_without_a_pid_lists_several_launches(
     only(monkeypatch, *runs)
     assert main(["stack"]) == ConfigError.exit_code
     streams = capsys.readouterr()
-    first, second = streams.out.splitlines()
+    _, first, second = streams.out.splitlines()
     assert first.split()[:3] == ["11", "a.py", "2"]
     assert second.split()[:6] == ["12", "b.py", "8", "(machine", "1", "of"]
     assert "2 launches run on this machine" in streams.err

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -74,7 +75,31 @@ def planned(
 
 
 def refusal(machine: str, kind: type[HeadwayError] = MachineError, **values: Any) -> str:
-    """Return the error for what cannot be done on a recorded machine."""
+    """Return the error for what cannot be done on a recorded machine.
+
+    Each way out, such as `pass --devices all`, is taken as it is printed: the error is gone then.
+    """
     with pytest.raises(kind) as caught:
         planned(machine, **values)
+    for problem in caught.value.problems:
+        for way in ways_out(problem.fix, values):
+            assert problem.what not in problems_of(machine, way), problem.fix
     return str(caught.value)
+
+
+def problems_of(machine: str, values: dict[str, Any]) -> list[str]:
+    try:
+        planned(machine, **values)
+    except HeadwayError as error:
+        return [problem.what for problem in error.problems]
+    return []
+
+
+def ways_out(fix: str, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the settings after each alternative of a fix that passes flags or leaves them out."""
+    for way in re.split(r"; or |, or ", fix):
+        passed = re.findall(r"pass --([\w-]+) ([^\s,;`]+)", way)
+        left = re.findall(r"leave --([\w-]+) out", way)
+        if passed or left:
+            kept = {name: one for name, one in values.items() if name.replace("_", "-") not in left}
+            yield {**kept, **{name.replace("-", "_"): value for name, value in passed}}
