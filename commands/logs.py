@@ -57,8 +57,9 @@ def main(argv: Sequence[str]) -> int:
             _print_name(path, files)
             slurm_jobs.copy_new(path, 0, _write)
         return 0
-    kept = record.tails.items()
-    tails = {one: lines for one, lines in kept if rank in (None, one) and any(lines)}
+    tails = {
+        one: lines for one, lines in record.tails.items() if rank in (None, one) and any(lines)
+    }
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
         what = f"no output{of} of run {record.name} is kept; it goes to the terminal of the launch"

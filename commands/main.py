@@ -108,8 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
     """Print an error on the first of these streams that is writable."""
-    with suppress(OSError):
-        sys.stdout.flush()
+    flush_streams()
     escape_unencodable()
     for stream in streams:
         with suppress(OSError):

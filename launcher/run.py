@@ -42,7 +42,11 @@ def run(
     environment = changed(plan, environ)
     environment.pop(RECORD_VARIABLE, None)  # of a run that this process is a part of
     if plan.is_world_of_one:
-        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(_free_port())}
+        import socket
+
+        with socket.create_server((LOOPBACK, 0)) as server:  # nobody listens at this port then
+            address = server.getsockname()
+        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(address[1])}
     if plan.supervised is None:
         if start is not None:
             environment |= _begin_record(environ, start)
@@ -171,15 +175,6 @@ def wants_color(environ: Mapping[str, str]) -> bool:
 def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     changes = {name: change.value for name, change in plan.environment.items()}
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
-
-
-def _free_port() -> int:
-    """Return a port that nobody listens on now, for the process group that the script may make."""
-    import socket
-
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:

@@ -51,7 +51,8 @@ def export(argv: Sequence[str]) -> int:
         text, notes = _manifest(parsed, settings, names)  # it holds no secrets
     else:
         told = settings if parsed.show_secrets else settings.without_secrets()
-        text = _assignments(names, told, parsed.format)
+        has_value = [name for name in names if settings.values[name].value is not None]
+        text = "".join(f"{_assignment(name, told, parsed.format)}\n" for name in has_value)
         hidden = [name for name, value in settings.env.items() if told.env[name] != value]
         masked = f"the secret in {', '.join(hidden)} is masked: --show-secrets prints it"
         notes = [masked] if hidden else []
@@ -82,15 +83,6 @@ def _manifest(parsed: Parsed, settings: Settings, names: Sequence[str]) -> tuple
             f"the pods read {', '.join(secrets)} from a Secret, to be made first: {create}"
         )
     return yaml.safe_dump_all(objects, sort_keys=False), notes
-
-
-def _assignments(names: Sequence[str], settings: Settings, style: str) -> str:
-    """Return a line for each of these settings that has a value."""
-    return "".join(
-        f"{_assignment(name, settings, style)}\n"
-        for name in names
-        if settings.values[name].value is not None
-    )
 
 
 def _assignment(name: str, settings: Settings, style: str) -> str:

@@ -472,12 +472,8 @@ def _beside(target: Path, kind: str) -> Path:
 
 
 def _siblings(target: Path, kind: str) -> list[Path]:
-    start, length = f".{kind}-{target.name}-", len(os.urandom(4).hex())
-    return [
-        one
-        for one in paths_in(target.parent)
-        if one.name.startswith(start) and len(one.name) == len(start) + length
-    ]
+    start = f".{kind}-{target.name}"
+    return [one for one in leftovers_in(target.parent) if one.name.rpartition("-")[0] == start]
 
 
 def _flush(folder: Path) -> None:

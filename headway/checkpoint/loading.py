@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import NAME, Manifest, read_manifest, take_another, verify
+from headway.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    read_json,
+    read_manifest,
+    take_another,
+    verify,
+)
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
@@ -55,9 +61,9 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
 
     def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:
         require_the_same()
-        shared = _read_json(folder / values_name())
+        shared = read_json(folder / values_name())
         has_own = rank < manifest.world_size
-        own = _read_json(folder / values_name(rank)) if has_own else None
+        own = read_json(folder / values_name(rank)) if has_own else None
         saved = SavedTensors(folder / TENSORS)
         names = {*tensor_names(shared), *(tensor_names(own) if has_own else ())}
         if missing := sorted(names - saved.facts.keys()):
@@ -119,13 +125,6 @@ def weights_in(folder: Path, number: int | None = None) -> Weights:
         weights = models[number or 0]
         tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
         return Weights(tensors, sorted(weights.keys() - tensors.keys()))
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise _unreadable(path, str(error)) from None
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:

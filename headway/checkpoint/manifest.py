@@ -175,6 +175,13 @@ def _require_known_format(fields: Any, path: Path) -> None:
         )
 
 
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_plain(path))
+    except (ValueError, RecursionError, OSError) as error:
+        raise take_another(f"the checkpoint cannot be read: {error}", path) from None
+
+
 def verify(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint whose files all exist, unchanged.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from headway.checkpoint.folders import (
     saves_in,
     step_folder,
 )
-from headway.checkpoint.manifest import NAME, read_manifest, read_plain
+from headway.checkpoint.manifest import NAME, read_json, read_manifest, take_another
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
 from headway.contract.paths import is_absent
@@ -502,17 +501,9 @@ def _select_checkpoint(
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
     """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified."""
-    path = checkpoint / RUNS_FILE
-    try:
-        runs = json.loads(read_plain(path))
-        if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
-            raise ValueError("it does not give each tracker the name of a run")
-    except (ValueError, RecursionError, OSError) as error:
-        raise CheckpointError(
-            f"the runs of trackers cannot be read: {error}",
-            where=str(path),
-            fix="go on from another checkpoint: `headway checkpoint ls` lists them",
-        ) from None
+    runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
+    if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
+        raise take_another("the runs of trackers are not the names of runs, by tracker", path)
     return runs
 
 

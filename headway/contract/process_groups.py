@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from headway.contract.forking import settle_before_forks
 from headway.contract.progress import process_progress
@@ -43,8 +43,8 @@ def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
     @functools.wraps(find)
     def find_apart(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         nonlocal is_forming
-        if args[:1] == ("env://",) and None not in (port, found := port_of_store()):
-            _require_same(port, found)
+        if args[:1] == ("env://",) and port and (port_of_store() or port) != port:
+            _refuse_port(port)
         for store, rank, size in find(*args, **kwargs):
             _join_as(rank, store)
             is_forming = True
@@ -64,13 +64,12 @@ def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
     c10d._new_process_group_helper = make_and_count  # type: ignore[attr-defined]
 
 
-def _require_same(port: str | None, found: str | None) -> None:
-    if found != port:
-        raise UsageError(
-            f"the script has set MASTER_PORT to {found}, and the launcher listens at port {port}",
-            where="the script's os.environ",
-            fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
-        )
+def _refuse_port(port: str) -> NoReturn:
+    raise UsageError(
+        f"the script has set MASTER_PORT to {port_of_store()}, and the launcher listens at {port}",
+        where="the script's os.environ",
+        fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
+    )
 
 
 def _join_as(rank: int, store: Any) -> None:

@@ -7,7 +7,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 from math import prod
 from shutil import which
 from typing import NamedTuple, NoReturn
@@ -36,8 +36,9 @@ def read_nodelist(text: str) -> list[str]:
         parts = re.split(r"\[([^][]*)\]", pattern)  # a name's fixed parts, and the ranges between
         if not pattern or any(char in part for part in parts for char in "[]"):
             raise ValueError(f"{text!r} is not a list of nodes")
-        choices = [list(_numbers(part)) if odd % 2 else [part] for odd, part in enumerate(parts)]
-        if len(nodes) + prod(map(len, choices)) > _MAX_NODES:
+        ranges = {odd: islice(_numbers(parts[odd]), _MAX_NODES) for odd in range(1, len(parts), 2)}
+        choices = [[*ranges.get(index, (part,))] for index, part in enumerate(parts)]
+        if len(nodes) + prod(map(len, choices)) >= _MAX_NODES:
             raise ValueError(f"{text[:60]!r} is a list of more than {_MAX_NODES} nodes")
         nodes += map("".join, product(*choices))
     return nodes
@@ -60,13 +61,11 @@ def read_repeated(text: str) -> list[int]:
 
 def _numbers(ranges: str) -> Iterator[str]:
     """Yield 03, 04, 7 for 03-04,7: with as many digits as the start of the range."""
-    left = _MAX_NODES
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
-        if not 0 <= int(last) - int(first) < left:
+        if not 0 <= int(last) - int(first) < _MAX_NODES:
             raise ValueError(f"{ranges[:60]!r} is not a list of numbers or ranges")
-        left -= int(last) - int(first) + 1
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}}"
 

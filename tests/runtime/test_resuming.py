@@ -265,7 +265,7 @@ def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> Non
     training = Training()
     accelerator = training.accelerator
     before = [one.detach().clone() for one in training.model.parameters()]
-    with pytest.raises(CheckpointError, match="runs of trackers") as caught:
+    with pytest.raises(CheckpointError, match=r"runs of trackers|cannot be read") as caught:
         accelerator.resume()
     assert str(newest / "trackers.json") in str(caught.value)
     assert all(map(torch.equal, before, training.model.parameters())), "nothing has changed"
