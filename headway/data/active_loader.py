@@ -93,8 +93,7 @@ class LoaderLoop:
     def end(self) -> None:
         """Leave the loop."""
         self._leave()
-        if self.number:
-            current_loop().passed = self._count()
+        current_loop().passed = self._count()
 
     def _leave(self) -> None:
         _loops[:] = [other for other in _loops if other is not self]

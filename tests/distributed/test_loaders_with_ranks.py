@@ -73,16 +73,6 @@ def samples_of(loader: Any) -> list[Any]:
 
 
 @with_ranks(1, 2, 3)
-def test_gather_for_metrics_keeps_rows_of_a_sample_together_and_scalars_whole() -> None:
-    accelerator = Accelerator()
-    rows = []
-    for batch in accelerator.prepare(DataLoader(Numbers(17), batch_size=3)):
-        rows += accelerator.gather_for_metrics(batch.repeat_interleave(3)).tolist()
-        assert len(accelerator.gather_for_metrics(torch.tensor(0.5))) == WORLD
-    assert rows == [sample for sample in range(17) for _ in range(3)]
-
-
-@with_ranks(1, 2, 3)
 def test_loader_workers_lose_and_repeat_nothing() -> None:
     accelerator = Accelerator()
     for data in (Numbers(11), Stream(11)):
@@ -152,22 +142,6 @@ def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out() -> None:
     ):
         with pytest.raises(UsageError, match=told):
             accelerator.prepare(loader)
-
-
-@with_ranks(1, 2, 3)
-def test_a_loss_repeated_to_the_batch_size_counts_each_sample_once() -> None:
-    """In the idiom of transformers' run_clm."""
-    for data, n in ((Numbers(21), 21), (Stream(21), 21), (Numbers(2), 2)):
-        accelerator = Accelerator()
-        losses = results = objects = 0
-        for batch in accelerator.prepare(DataLoader(data, batch_size=4)):
-            loss = torch.tensor(0.5)
-            gather = accelerator.gather_for_metrics
-            losses += len(gather(loss.repeat(4)))
-            results += len(gather((batch[:, None] + torch.arange(4) / 4).flatten()))
-            objects += len(gather([0.5] * 4, use_gather_object=True))
-        assert losses == objects == n
-        assert results == 4 * n
 
 
 @with_ranks(1, 2, 3)

@@ -85,7 +85,9 @@ class Evaluation:
             else:
                 found += FORMS[self.form](self, batch)
         if self.form == "after":
-            tensors, texts = self.gather((torch.tensor(given), ([*map(str, given)],)))
+            tensors, texts = self.gather(
+                (torch.tensor(given, dtype=torch.int64), ([*map(str, given)],))
+            )
             assert [*map(str, tensors.tolist())] == texts[0]
             found = tensors.tolist()
         return found

@@ -76,6 +76,8 @@ def test_results_of_a_whole_pass_lose_the_repeats_at_its_end() -> None:
     assert kept(outer, 16) == [16]
     with pytest.raises(UsageError, match="whole pass"):
         kept(outer, 8)
+    passed()  # of which this rank had no part
+    assert kept(outer, 0) == [0]
 
 
 @pytest.mark.parametrize("results", [torch.ones(3), ["a"], {"loss": 0.5}, "text", ([1], "a")])
