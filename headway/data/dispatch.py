@@ -13,7 +13,7 @@ from headway.data.active_loader import GlobalBatch
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.order import Order
 from headway.data.passes import Pass
-from headway.data.rounds import Division, of_ready_batches, samples_in
+from headway.data.rounds import Division, samples_in
 from headway.data.samplers import batch_size_of, distributed_sampler_of, is_plain
 from headway.data.shares import (
     LOOP,
@@ -107,7 +107,8 @@ def _rounds(
             continue
         missing = division.num_ranks - len(taken) if division.even else 0
         ready = [*taken, *islice(cycle(taken), missing)]
-        yield ready, of_ready_batches(tuple(map(size_of, ready)), len(taken), size)
+        sizes = tuple(map(size_of, ready))
+        yield ready, GlobalBatch(sum(sizes[: len(taken)]), sum(sizes), size * len(sizes), sizes)
 
 
 def _cut(batch: Any, division: Division, full: int) -> Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -20,7 +21,7 @@ from headway.data.configuration import DataLoaderConfiguration, check_configurat
 from headway.data.dispatch import refuse_what_cannot_be_shared, share_of
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
-from headway.data.passes import Epochs, Pass, Run
+from headway.data.passes import Epochs, Loop, Pass, Run
 from headway.data.rounds import Offset, samples_in
 from headway.data.samplers import (
     SkipBatchSampler,
@@ -131,7 +132,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._stream: Any = None  # a data set that has a state of its own
         if has_state and self._share.reads and not loader.num_workers:
             self._stream = self.epochs.stream = stream
-        self._moves_to = device if _can_be_elsewhere(device) else None
+        is_cpu = device is not None and device.type == "cpu"
+        has_others = torch.accelerator.current_accelerator(check_available=False) is not None
+        self._moves_to = None if is_cpu and not has_others else device
         pinned = config.non_blocking or getattr(loader, "pin_memory", False)
         self._overlaps = bool(pinned and device is not None and kind_of(device.type).copies_ahead)
         vars(self)["end_of_dataloader"] = False
@@ -153,9 +156,11 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         return Order(loader, agree, seed, self._seeds)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._batches(self.run.is_in_epoch)
+        caller = sys._getframe(1)
+        line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        return self._batches(Loop(line, is_inside=self.run.is_in_epoch))
 
-    def _batches(self, is_inside: bool) -> Iterator[Any]:
+    def _batches(self, made: Loop) -> Iterator[Any]:
         """Give the batches of a pass, which begins when the first one is asked for."""
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
@@ -166,7 +171,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         num_ranks, progress = self._of_rank[1], run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
-        current, loop, asked = self._begin_pass(is_inside), LoaderLoop(self), run.asked
+        current, loop, asked = self._begin_pass(made), LoaderLoop(self), run.asked
         try:
             asked[current] = None
             state["end_of_dataloader"] = False
@@ -218,14 +223,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             loop.end()
         if current.place.taken.batches and not current.rounds and not self._skipped:
             epochs.place = current.following  # nothing was left of the epoch
-            yield from self._batches(is_inside)
+            yield from self._batches(made)
 
     # ------------------------------------------------------------------ how a pass begins
 
-    def _begin_pass(self, is_inside: bool) -> Pass:
+    def _begin_pass(self, made: Loop) -> Pass:
         """Begin the next pass; all that depends on the epoch is told its number."""
         skipped = self._taken(self._skipped) if self._skipped else None
-        current = self.run.begin(self.epochs, skipped, is_inside=is_inside)
+        current = self.run.begin(self.epochs, skipped, made)
         place = current.place
         self._tell_epoch(place.epoch)
         if place.stream is not None and self._stream is not None:
@@ -236,8 +241,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if place.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
-            first_item = place.taken.samples or place.taken.batches
-            self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else first_item)
+            self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else max(place.taken))
         if self._is_seeded and not place.is_new:
             own = self._idle or self.draws.for_workers(place, self._of_rank[0])
             vars(self._share.loader)["generator"] = own
@@ -378,9 +382,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _given(self, current: Pass) -> Offset:
         """Return what a pass has given, with what was left out of it."""
-        since = self._taken(current.rounds)
-        pairs = zip(current.place.taken, since, strict=True)
-        return Offset(*(one + other for one, other in pairs))
+        taken, since = current.place.taken, self._taken(current.rounds)
+        return Offset(taken.batches + since.batches, taken.samples + since.samples)
 
     def _taken(self, rounds: int) -> Offset:
         _, num_ranks, config = self._of_rank
@@ -473,12 +476,6 @@ def _noted_epoch(source: Any, epochs: Epochs) -> Any:
         noted = vars(source)["set_epoch"] = _NotedEpoch(source)
     noted.loaders.add(epochs)
     return noted.set_epoch
-
-
-def _can_be_elsewhere(device: torch.device | None) -> bool:
-    """Return whether a batch may be on another device: not on a CPU where torch knows no other."""
-    is_cpu = device is not None and device.type == "cpu"
-    return not is_cpu or torch.accelerator.current_accelerator(check_available=False) is not None
 
 
 def _of_rank_0(states: list[Any]) -> list[Any]:

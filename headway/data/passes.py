@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,13 +23,20 @@ from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
 
+class Loop(NamedTuple):
+    """Where the script has made the iterator of a pass."""
+
+    line: str
+    is_inside: bool = False  # in an epoch of `run.epochs`
+
+
 class Pass:
     """One pass over a loader, from its place on.
 
     Attributes:
         number: how many passes over loaders of the training have begun before it.
         depth: how many other passes over its loader were open when it began.
-        is_inside: whether its iterator was made in an epoch of `run.epochs`.
+        made: where its iterator was made.
         ordinal: its number among the loader's passes in an epoch of `run.epochs`; 0 in a loop.
         left_out: what is read and dropped; nothing, if the data set goes on by its state.
         rounds: global batches that the script was given; `samples` are the samples in them.
@@ -46,7 +53,7 @@ class Pass:
 
     def __init__(self, owner: Epochs, place: Place, number: int, depth: int) -> None:
         self.owner, self.place, self.number, self.depth = owner, place, number, depth
-        self.ordinal, self.is_inside = 0, False
+        self.ordinal, self.made = 0, Loop("")
         self.left_out = place.taken
         self.rounds = self.samples = self.checksum = 0
         self.is_complete = self.is_exhausted = self.has_trained = self.is_over = False
@@ -56,19 +63,9 @@ class Pass:
         self.generators: list[Any] | None = None
 
     @property
-    def is_at_end(self) -> bool:
-        """Whether it has given its last batch, and was not asked for another."""
-        return self.is_complete and not self.is_over
-
-    @property
     def following(self) -> Place:
         """The beginning of the next epoch."""
         return Place(self.place.epoch + 1, depth=self.depth)
-
-    def seeded(self, items: Iterator[Any], num_batches: int) -> Iterator[Any]:
-        """Yield items of `num_batches` each, drawn with generators that are seeded for it."""
-        given = self.place.taken.batches - self.left_out.batches
-        return self.owner.draws.each(items, self.place, given // num_batches)
 
 
 class Run:
@@ -119,20 +116,21 @@ class Run:
 
     # ------------------------------------------------------------------ where a pass begins
 
-    def begin(self, owner: Epochs, skipped: Offset | None, *, is_inside: bool = False) -> Pass:
+    def begin(self, owner: Epochs, skipped: Offset | None, made: Loop) -> Pass:
         """Begin a pass over a loader at its place; in a loop over it, where that epoch began.
 
         Until something is trained, each begins with the generators that were saved, too. `skipped`
-        is what the script leaves out. `is_inside`: its iterator was made in an epoch of
-        `count_epochs`, which does not resume one that was left open by the epoch before.
+        is what the script leaves out. One that is made in an epoch of `count_epochs` does not
+        resume one that the epoch before has left open.
         """
         leader = self._leader
         is_next = leader is not None and leader.is_over and leader.owner is owner
-        if is_next and self._waits is not None and torch.is_grad_enabled():
-            self._taken, self._taken_before = self._waits, self._num_begun + 1
+        take = self._waits
+        if is_next and take is not None and torch.is_grad_enabled():
             self.take()
+            self._taken, self._taken_before = take, self._num_begun + 1
         self.attribute()
-        if is_inside and owner.is_left and owner.place.taken.batches:
+        if made.is_inside and owner.is_left and owner.place.taken.batches:
             owner.place = Place(owner.place.epoch + 1, depth=owner.place.depth)
         place = owner.place
         outer = [one for one in self.open if one.owner is owner]
@@ -147,7 +145,7 @@ class Run:
             place = place._replace(is_new=True)
         self._num_begun += 1
         new = Pass(owner, place, self._num_begun, len(outer))
-        new.is_inside = is_inside
+        new.made = made
         if not self.open:
             owner.num_begun += 1
             new.ordinal = owner.num_begun
@@ -196,11 +194,12 @@ class Run:
         passes = open_ or passes
         for one in {one.owner: one for one in passes}.values():
             one.has_trained = one.owner.has_trained = True
-            one.owner.is_outside |= not one.is_inside
+            one.owner.is_outside |= not one.made.is_inside
+            one.owner.lines.add(one.made.line)
             one.owner.place = one.following
             if one.is_over and self.counts_training:
                 one.owner.end(one, is_with_others=True)
-        self._trained = self.progress.num_trained
+        self._trained, self._taken = self.progress.num_trained, None
         self._closed.clear()
 
     # ------------------------------------------------------------------ a resumed run
@@ -249,7 +248,7 @@ class Run:
         """Return the epoch of `count_epochs`, and which passes of each loader are over in it."""
         self.attribute()
         led = [one in self.leaders for one in epochs]
-        if self.epoch is None and sum(led) > 1:
+        if self.epoch is None and (sum(led) > 1 or any(len(one.lines) > 1 for one in epochs)):
             self.tell(_SEVERAL)
         if self.keeps_batches:
             self.tell(_KEPT)
@@ -303,7 +302,7 @@ class Run:
         if leader is None or (one is not leader and one not in self._waiting):
             return
         others = self._waiting if self._take_turns else self._together
-        is_at_end = any(each.is_at_end for each in others)
+        is_at_end = any(each.is_complete and not each.is_over for each in others)
         if one is not leader and self._has_drawn:
             self.tell(_CHOSEN)
         if one is leader or self._take_turns:
@@ -350,6 +349,7 @@ class Epochs:
         num_begun: how many passes have begun in the epoch of `run.epochs`, outside of loops.
         over: which of these are epochs that are over; `empty` were so before the run was resumed.
         is_left: whether the run was saved between two epochs of `run.epochs`.
+        lines: of the script, with loops in which something was trained.
         is_outside: whether something was trained in a pass that was made outside of these.
     """
 
@@ -362,6 +362,7 @@ class Epochs:
         self.over: list[int] = []
         self.empty: list[int] = []
         self.is_left = self.is_outside = False
+        self.lines: set[str] = set()
         self._samples = 0  # in epochs that are over
         self._is_left_within = False  # whether the latest epoch was left before its end
         self._left_after = 0  # batches, where the latest epoch that was left early was left

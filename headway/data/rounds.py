@@ -97,14 +97,6 @@ def _whole(
     return _slices(sizes), batch
 
 
-def of_ready_batches(sizes: tuple[int, ...], num_new: int, size: int) -> GlobalBatch:
-    """Return what a round of batches of these sizes, or usually `size`, is.
-
-    The first `num_new` are not repeated.
-    """
-    return GlobalBatch(sum(sizes[:num_new]), sum(sizes), size * len(sizes), sizes)
-
-
 def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
     ends = tuple(accumulate(sizes))
     return tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))

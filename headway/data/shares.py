@@ -66,7 +66,8 @@ class Share:
         items = iter(self.loader)
         if self.indices is not None or (is_plain(self.loader) and self.loader.num_workers):
             return items
-        return start.seeded(items, num_batches)
+        given = start.place.taken.batches - start.left_out.batches
+        return start.owner.draws.each(items, start.place, given // num_batches)
 
     def __len__(self) -> int:
         return len(self.loader)

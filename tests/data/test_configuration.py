@@ -90,9 +90,3 @@ def test_a_seeded_order_depends_on_the_seed_and_the_epoch_only() -> None:
     single = DataLoader(data, batch_size=None, shuffle=True)
     assert orders(single, data_seed=7)[0] == [*chain(*orders(kinds[0], data_seed=7)[0])]
     assert type(kinds[0].sampler) is RandomSampler  # the script's own is left as it was
-
-
-def test_a_loader_says_when_its_last_batch_has_come() -> None:
-    prepared = PreparedDataLoader(DataLoader(torch.arange(4), batch_size=2))  # type: ignore[arg-type]
-    for _ in range(2):
-        assert [prepared.end_of_dataloader for _ in prepared] == [False, True]

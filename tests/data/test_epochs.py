@@ -175,28 +175,20 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it() -> None:
     assert len(taken) == 4, "something was trained since"
 
 
-def test_an_iterator_that_is_kept_from_one_epoch_of_a_run_to_the_next_is_reported(
+def test_an_iterator_that_is_open_at_an_epochs_end_is_reported_if_the_next_one_uses_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def used(loader: PreparedDataLoader, batches: Iterator[Any] | None) -> str:
+    def used(loader: PreparedDataLoader, made: Iterator[Any] | None, is_kept: bool = True) -> str:
         for _ in loader.run.count_epochs(2, [loader.epochs]):
-            batches = batches or iter(loader)
-            next(batches)
+            made = made if made and is_kept else iter(loader)
+            next(made)
             loader.run.progress.num_trained += 1
+            assert loader.epochs.over == []
         return notes(capsys)
 
     loader = prepared()
-    assert used(loader, iter(loader)) == ""
+    assert used(loader, iter(loader)) == used(prepared(), None, is_kept=False) == ""
     assert "used in a later one" in used(prepared(), None)
-
-
-def test_an_iterator_that_an_epoch_of_a_run_leaves_open_is_not_over_in_the_next() -> None:
-    loader = prepared()
-    for _ in loader.run.count_epochs(2, [loader.epochs]):
-        batches = iter(loader)
-        next(batches)
-        loader.run.progress.num_trained += 1
-        assert loader.epochs.over == []
 
 
 def saved_before_its_first_batch(folder: Path) -> None:
@@ -295,6 +287,17 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "has kept" in steps(loader, cycle(loader))
     loader = prepared()
     assert "has kept" in steps(loader, cycle([*loader]))
+
+
+def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_second in (0, 1):
+        loader = prepared()
+        for _ in loader:
+            loader.run.progress.num_trained += 1
+        for _ in loader:
+            loader.run.progress.num_trained += is_second
+        loader.run.counted_epochs([loader.epochs])
+        assert notes(capsys).count("several loops") == is_second
 
 
 def test_epochs_of_a_run_are_counted_in_one_loop() -> None:
