@@ -39,7 +39,7 @@ from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Attempt, Outcome
 from headway.strategies.units import checkpoint_activations, units_of
 
-_OUTPUT_BYTES = 4000
+_OUTPUT_BYTES = 2**16  # the stack of a crash is above a list of all native modules
 
 
 def main() -> None:
