@@ -44,8 +44,7 @@ def test_a_job_of_two_nodes_is_run_again_once_it_has_saved_and_followed_to_its_c
     Path("my jobs").mkdir()
     monkeypatch.chdir("my jobs")
     words = ["--num-machines=2", "--sbatch", "time=10m", "--num-processes=2", "--cpu"]
-    words += ["--set", "start_method=exec"]  # torch is imported less often
-    words += [script(RANK), "it's $x"]
+    words += ["--set", "start_method=exec", script(RANK), "it's $x"]  # imports torch less often
     submitted = slurm.run(*HEADWAY, "launch", "--submit", "slurm", "-q", *words)
     follow = (*HEADWAY, "logs", "--follow", submitted.stdout.strip())
     done = slurm.run(*follow)

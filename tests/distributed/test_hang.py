@@ -213,7 +213,7 @@ def test_output_and_collectives_are_progress() -> None:
     text = """
 import sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-for second in range(10):
+for second in range(20):
     time.sleep(0.5)
     if sys.argv[1] == "collectives":
         dist.all_reduce(torch.ones(1))
@@ -222,9 +222,10 @@ for second in range(10):
 dist.destroy_process_group()
 """
     name = script(text)
-    for way in ("collectives", "output"):
-        done = launch("--cpu", "--num-processes", "2", "--hang-timeout", "3", name, way)
-        assert done.returncode == 0, done.stderr
+    words = ["--cpu", "--num-processes", "2", "--hang-timeout", "8", name]
+    for run in [start(*words, way) for way in ("collectives", "output")]:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors
 
 
 def test_heartbeats_of_the_runtime_tell_step_and_phase() -> None:

@@ -290,17 +290,17 @@ def test_a_stop_signal_to_a_rank_that_was_only_just_forked_is_not_lost(
 
 @pytest.mark.parametrize("is_stopping", [False, True])
 def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang(is_stopping: bool) -> None:
-    watch = Watch(1, lambda: 0.0)
+    watch = Watch(3, lambda: 0.0)
     fds = os.pipe()
     try:
         watch.begin_attempt()
-        time.sleep(1.5)  # torch is being imported
+        time.sleep(3.2)  # torch is being imported
         watch.add(0, os.getpid(), fds[0])
         if is_stopping:
             watch.begin_to_stop()  # a rank may take its time to save
         time.sleep(0.5)
         assert watch.hang is None
-        deadline = time.monotonic() + (2 if is_stopping else 60)
+        deadline = time.monotonic() + (4 if is_stopping else 60)
         while watch.hang is None and time.monotonic() < deadline:
             time.sleep(0.05)
         assert (watch.hang is None) == is_stopping
