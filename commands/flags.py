@@ -11,6 +11,7 @@ from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
+from headway.settings.problems import SETTING_OF
 from headway.settings.profile import Entries, Entry
 from headway.settings.setting import SET, Shape
 from headway.settings.table import TABLE, TOPICS
@@ -292,7 +293,8 @@ def machine_from_flags(
     from headway.machine.snapshot import load_machine
 
     machine = load_machine(parsed.machine)
-    ignored = [row.variable for row in TABLE.values() if row.variable in environ]
+    read_here = (*(row.variable for row in TABLE.values()), *SETTING_OF, "SLURM_JOB_ID")
+    ignored = [name for name in read_here if name in environ]
     if ignored:
         say(
             f"note: {', '.join(ignored)} in this shell "

@@ -88,7 +88,8 @@ def _missing(script: str, error: OSError) -> ConfigError:
     close = _similar_file(script)
     return bad_words(
         f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
-        fix="check the path; a module is run with -m",
+        fix="check the path; a module is run with -m, and an optional value of a flag is written"
+        " after '=': --wait=600",
     )
 
 

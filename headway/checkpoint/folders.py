@@ -292,13 +292,13 @@ def paths_in(folder: Path) -> list[Path]:
     """Return the contents of a folder; empty if it is not one."""
     try:
         return [folder / name for name in os.listdir(folder)]
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:  # a link to itself; no name of a file
         raise CheckpointError(
             f"the folder cannot be read: {getattr(error, 'strerror', None) or error}",
             where=shown(str(folder)),
-            fix="pass a folder that you may read",
+            fix="pass a folder that you may read, or the path of a new one",
         ) from None
 
 
@@ -375,17 +375,9 @@ def _time_of(path: Path) -> float:
 
 
 def _may_be_checkpoint(path: Path) -> bool:
-    """Return whether a folder has a manifest, or may have one that cannot be read.
-
-    A folder that is closed to us counts if it has a name that Headway gives.
-    """
-    try:
-        os.lstat(path / NAME)
-    except PermissionError:
-        return any(_number(path.name, start) is not None for start in _DIGITS)
-    except OSError:
-        return not is_absent(path / NAME)
-    return True
+    """Return whether a folder has a manifest, or a name that Headway gives: it is damaged then."""
+    has_own_name = any(_number(path.name, start) is not None for start in _DIGITS)
+    return (has_own_name and os.path.isdir(path)) or not is_absent(path / NAME)
 
 
 def _finish_commits(folder: Path) -> None:

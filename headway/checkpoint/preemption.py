@@ -26,7 +26,7 @@ from headway.checkpoint.folders import (
     saves_in,
     step_folder,
 )
-from headway.checkpoint.manifest import NAME, read_json, read_manifest, take_another
+from headway.checkpoint.manifest import read_json, read_manifest, take_another
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.contract.notes import say
 from headway.contract.paths import is_absent
@@ -531,7 +531,7 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     def look() -> tuple[bool, bool, Path | None]:
         others = [one for one in candidates(project) if one.path != path]
         is_whole = newest_whole([Candidate(0.0, path)])[0] is not None
-        is_there = not is_absent(path / NAME)
+        is_there = not is_absent(path)
         return is_there, is_whole, None if is_whole else newest_whole(others)[0]
 
     is_there, is_whole, other = on_rank_0(look)

@@ -29,6 +29,7 @@ SETTING_OF = {
 }
 """Variables that Headway derives from a setting, so that `env` may not set them."""
 
+_VARIABLES = frozenset(row.variable for row in TABLE.values())
 _IN_FILES = (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE, Layer.ANSWERS)
 
 
@@ -163,6 +164,14 @@ def _of_machines(settings: Settings) -> Iterator[Problem]:
 
 def _of_variables(settings: Settings) -> Iterator[Problem]:
     for name in settings.env:
+        if name in _VARIABLES:
+            yield from _problem(
+                settings,
+                Code.VARIABLE_OF_LAUNCHER,
+                f"env sets {name}, which this launch has read already",
+                [removal(settings, f"env.{name}", "and set it in the shell, or pass a flag")],
+                [f"env.{name}"],
+            )
         if name in RANK_VARIABLES or name == RUN_VARIABLE:
             yield from _problem(
                 settings,

@@ -132,7 +132,7 @@ def _too_late(plan: LaunchPlan) -> Iterator[str]:
 def _removed(plan: LaunchPlan) -> Iterator[str]:
     names = [name for name in RANK_VARIABLES if {name} <= plan.inherited.keys() & plan.environment]
     if names and plan.task is None and RUN_VARIABLE not in plan.inherited:
-        yield f"not passed on to the script, since they are another launch's: {', '.join(names)}"
+        yield f"not passed on to the script, as each launch sets its own: {', '.join(names)}"
 
 
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (

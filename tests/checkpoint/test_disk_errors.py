@@ -79,6 +79,25 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
     assert newest in [one.path for one in listed_in(folder)]
 
 
+def test_a_newest_checkpoint_without_its_manifest_is_damaged_and_not_absent(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, 3)
+    newest = tmp_path / "checkpoints" / "step_00000003"
+    (newest / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="no manifest"):
+        train(tmp_path)
+    assert train(tmp_path, fall_back=True) == 2
+
+
+def test_a_project_folder_that_is_a_file_is_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "project").write_text("")
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        train(tmp_path / "project")
+
+
 def test_a_rotation_removes_only_names_that_it_gives(tmp_path: Path) -> None:
     others = ["best", "step_7", "step_00000001_best", "checkpoint_01", "checkpoint_x", "step_٣"]
     own = {start: [f"{start}{number:08}" for number in range(3)] for start in (STEP,)}
