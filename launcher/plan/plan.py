@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from headway._version import __version__
-from headway.contract.notes import shown
+from headway.contract.notes import ranges, shown
 from headway.contract.origin import Layer
 from headway.contract.run import CODE_VARIABLE, Ranks
 from headway.contract.secrets import masked, masked_command
@@ -172,8 +172,6 @@ def text_of(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={text}" for name, text in value.items())
     if type(value) is tuple:  # ranks
-        from headway.contract.notes import ranges
-
         return ranges(value)
     return str(value)
 
