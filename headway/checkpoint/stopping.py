@@ -80,6 +80,7 @@ class StopSignals:
             if signal.getsignal(number) == self._note:
                 signals.put_back({number: before})
         self._before = {}
+        self._progress.send(WillSave(False))
 
     def leave(self) -> None:
         """Ignore further requests while this process exits; a second Ctrl-C acts as before."""

@@ -79,7 +79,9 @@ class Ready(NamedTuple):
 
 
 class WillSave(NamedTuple):
-    """On request to stop, the rank will save after its step, and then exit."""
+    """Whether the rank, on request to stop, will save after its step and then exit."""
+
+    is_so: bool = True
 
 
 CHECKPOINTS, METRICS, LOGS = "checkpoints", "metrics", "logs"

@@ -250,7 +250,7 @@ class Run:
         led = [one in self.leaders for one in epochs]
         if self.epoch is None and (sum(led) > 1 or any(len(one.lines) > 1 for one in epochs)):
             self.tell(_SEVERAL)
-        if self.keeps_batches:
+        if self.keeps_batches and self.has_begun:
             self.tell(_KEPT)
         if self._resumed_over is not None:  # the run has not come to its loop over epochs
             return [self.epoch, self._resumed_over, led, self._is_between_epochs]

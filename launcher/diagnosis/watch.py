@@ -294,7 +294,7 @@ class RankChannel:
             self._is_ready = True
             return True
         elif isinstance(record, WillSave):
-            self.will_save = True
+            self.will_save = record.is_so
         elif isinstance(record, Kept):
             self.kept[record.what] = record
         elif isinstance(record, Heartbeat):

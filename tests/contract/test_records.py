@@ -38,6 +38,7 @@ PLACE = Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
     Ready(),
     WillSave(),
+    WillSave(False),
     Kept("checkpoints", "/saved"),
     Heartbeat(ProgressSnapshot(3, "data")),
     Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),

@@ -8,12 +8,14 @@ import signal
 import sys
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 from headway import Accelerator
-from headway.checkpoint.stopping import Agreement, Request
+from headway.checkpoint.stopping import Agreement, Request, StopSignals
+from headway.contract.records import WillSave
 from tests.distributed.launching import environment, run, script
 from tests.runtime.resumed_training import (
     CHECKPOINTS,
@@ -48,6 +50,30 @@ def test_a_signal_saves_and_leaves_after_the_step(
         signal.raise_signal(again)  # it is leaving already
     with pytest.raises(SystemExit):  # also where the script has caught the first one
         training.accelerator.checkpoint(every="1h")
+
+
+class Reported:
+    """The progress of a rank, as far as its handlers of stop signals need it."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.send = self.sent.append
+
+    def note_use(self, **_: bool) -> None:
+        pass
+
+
+def test_a_rank_saves_when_it_is_stopped_until_its_handlers_are_released() -> None:
+    progress: Any = Reported()
+    stopping = StopSignals(progress)
+    before = signal.getsignal(signal.SIGTERM)
+    stopping.trap()
+    assert signal.getsignal(signal.SIGTERM) != before
+    stopping.release()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert progress.sent == [WillSave(), WillSave(False)]
 
 
 class Unread(io.StringIO):
