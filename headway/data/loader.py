@@ -147,10 +147,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             if seed is None:  # every rank prepares the loader
                 [seed] = broadcast_object_list([torch.random.initial_seed()])
         seed = seed if seed is None else mixed(seed, number)
-        agree: Agree = list
         is_alike = num_ranks > 1 and is_plain(loader) and not config.dispatch_batches
-        if is_alike and not self.is_of_rank:
-            agree = _of_rank_0
+        agree: Agree = _of_rank_0 if is_alike and not self.is_of_rank else list
         if not self._is_map:
             return Draws([loader] if is_plain(loader) else [], agree, only_torch=False, seed=seed)
         return Order(loader, agree, seed, self._seeds)
@@ -238,6 +236,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             current.left_out = Offset()
         if not self._is_map and self._stream is None:
             current.generators = self._own.states()
+            if current.depth and current.generators:  # which a pass that is open also draws from
+                self.run.tell(_STREAM_NOTE)
         if place.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:

@@ -100,6 +100,7 @@ def of_size(size: int | None, n: int, **options: Any) -> DataLoader[Any]:
 BUCKETS: Any = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]
 SHARES: list[tuple[DataLoader[Any], dict[str, Any], list[Any]]] = [
     (of_size(2, 8), {}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+    (DataLoader(Stream(0), batch_size=2), {}, [[], []]),
     (of_size(2, 9, drop_last=True), {}, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
     (of_size(2, 9, drop_last=True), {}, [[[0, 1]], [[2, 3]], [[4, 5]]]),
     (of_size(2, 7), {"even_batches": False}, [[[0, 1], [6]], [[2, 3]], [[4, 5]]]),
@@ -133,10 +134,6 @@ def test_stream_of_ready_batches_is_dealt_out() -> None:
         [[0, 1], [4, 5]],
         [[2, 3], [4, 5]],
     ]
-
-
-def test_empty_loader_gives_nothing() -> None:
-    assert shares(DataLoader(Stream(0), batch_size=2), 2) == [[], []]
 
 
 def test_the_script_s_loader_answers_for_everything_else() -> None:
