@@ -153,7 +153,7 @@ def save_weights(
     full, and is called on every rank in the same order.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
-    _check(state_dict, folder)
+    _check(state_dict, folder, safe_serialization)
     state = without_shared_memory(state_dict)
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     shards = _shards(state, limit)
@@ -201,7 +201,7 @@ def convert_file_size_to_int(size: int | str) -> int:
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def _check(state_dict: Mapping[str, Any], folder: Path) -> None:
+def _check(state_dict: Mapping[str, Any], folder: Path, only_tensors: bool) -> None:
     if folder.is_file():
         raise UsageError(
             f"{str(folder)!r} is a file",
@@ -215,16 +215,23 @@ def _check(state_dict: Mapping[str, Any], folder: Path) -> None:
                 where="the model that is saved",
                 fix="load the weights before saving the model",
             )
+        if only_tensors and not isinstance(tensor, torch.Tensor):
+            raise UsageError(
+                f"{name} is a {type(tensor).__name__}, and safetensors has tensors only",
+                where="the model that is saved",
+                fix="pass safe_serialization=False",
+            )
 
 
 def _shards(state: Mapping[str, Any], limit: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     room = limit
     for name, tensor in state.items():
-        room -= tensor.nbytes
+        size = getattr(tensor, "nbytes", 0)  # not every extra state is a tensor
+        room -= size
         if room < 0 and shards[-1]:
             shards.append([])
-            room = limit - tensor.nbytes
+            room = limit - size
         shards[-1].append(name)
     return shards
 
@@ -236,7 +243,7 @@ def _numbered(name: str, count: int) -> list[str]:
 
 def _index(shards: Mapping[str, list[str]], state: Mapping[str, Any]) -> str:
     index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in state.values())},
+        "metadata": {"total_size": sum(getattr(tensor, "nbytes", 0) for tensor in state.values())},
         "weight_map": {name: file for file, names in shards.items() for name in names},
     }
     return json.dumps(index, indent=2, sort_keys=True) + "\n"

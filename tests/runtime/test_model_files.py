@@ -116,3 +116,22 @@ def test_a_file_in_place_of_the_folder_and_weights_without_data_are_refused(
         accelerator.save_model(Tied(), tmp_path / "file")
     with pytest.raises(UsageError):
         accelerator.save_model(Tied().to("meta"), tmp_path / "new")
+
+
+class Counting(torch.nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def test_an_extra_state_is_saved_by_torch_and_refused_for_safetensors(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Counting(2, 1))
+    with pytest.raises(UsageError, match="_extra_state is a dict"):
+        accelerator.save_model(model, tmp_path)
+    accelerator.save_model(model, tmp_path, safe_serialization=False)
+    again = Counting(2, 1)
+    again.load_state_dict(torch.load(tmp_path / "pytorch_model.bin"))
+    assert again.calls == 3
