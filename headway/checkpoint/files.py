@@ -162,13 +162,17 @@ def save_weights(
     if not writes:
         for shard in shards:
             for key in shard:
-                read_whole(state[key])
+                if isinstance(state[key], torch.Tensor):
+                    read_whole(state[key])
         return
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder / one for one in (*names, *index)]) as partials:
         for shard, partial in zip(shards, partials, strict=False):
-            tensors = {key: read_whole(state[key]) for key in shard}
-            write_synced(tensors, partial, safe=safe_serialization)
+            entries = {
+                key: read_whole(state[key]) if isinstance(state[key], torch.Tensor) else state[key]
+                for key in shard
+            }
+            write_synced(entries, partial, safe=safe_serialization)
         if index:
             partials[-1].write_text(
                 _index(dict(zip(names, shards, strict=True)), state), encoding="utf-8"
