@@ -9,23 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headway.data import shares
 from headway.data.active_loader import GlobalBatch
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.order import Order
 from headway.data.passes import Pass
 from headway.data.rounds import Division, samples_in
 from headway.data.samplers import batch_size_of, distributed_sampler_of, is_plain
-from headway.data.shares import (
-    LOOP,
-    MapShare,
-    NoBatch,
-    OwnShare,
-    ReadBySelf,
-    Share,
-    StreamShare,
-    Unpack,
-    size_of,
-)
+from headway.data.shares import LOOP, NoBatch, ReadBySelf, Share, Unpack, size_of
 from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor, is_on
 from headway.errors import UsageError
@@ -152,12 +143,12 @@ def share_of(
     """
     division = Division(num_ranks, config.split_batches, config.even_batches)
     if is_own and num_ranks > 1:
-        return OwnShare(loader, order, num_ranks)
+        return shares.OwnShare(loader, order, num_ranks)
     if num_ranks > 1 and (config.dispatch_batches or not is_plain(loader)):
         return DispatchedShare(loader, order, rank, division)
     if order is not None:
-        return MapShare(loader, order, rank, division)
-    return Share(loader) if num_ranks == 1 else StreamShare(loader, rank, division)
+        return shares.MapShare(loader, order, rank, division)
+    return Share(loader) if num_ranks == 1 else shares.StreamShare(loader, rank, division)
 
 
 def refuse_what_cannot_be_shared(

@@ -102,6 +102,7 @@ class Run:
         self._noted_at = self._marked_at = 0
         self._taken_before = 0  # the number of the pass at whose beginning the latest was taken
         self._taken: Callable[[], object] | None = None  # how, to take it again after a look
+        self._is_early = self._was_early = False  # the checkpoint, and the resumed one
         self._looked_at = -1  # how much had been trained when that pass was over, and was a look
         self.is_in_epoch = False  # of `count_epochs`
         self._kept: dict[Pass, int] = {}  # those that were open at an epoch's end, and their rounds
@@ -127,8 +128,10 @@ class Run:
         is_next = leader is not None and leader.is_over and leader.owner is owner
         take = self._waits
         if is_next and take is not None and torch.is_grad_enabled():
+            self._is_early = take is self.due
             self.take()
             self._taken, self._taken_before = take, self._num_begun + 1
+            self._is_early = False
         self.attribute()
         if made.is_inside and owner.is_left and owner.place.taken.batches:
             owner.place = Place(owner.place.epoch + 1, depth=owner.place.depth)
@@ -164,6 +167,8 @@ class Run:
         self._closed.append(one)
         if one.number == self._taken_before and not one.has_trained:
             self._looked_at = self.progress.num_trained
+            if self._was_early:
+                self.tell(_LOOKED)
         if one.has_trained or (one.rounds and not self.counts_training):
             owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
         elif one.is_exhausted and self.has_trained and not owner.has_trained:
@@ -253,13 +258,13 @@ class Run:
         if self.keeps_batches and self.has_begun:
             self.tell(_KEPT)
         if self._resumed_over is not None:  # the run has not come to its loop over epochs
-            return [self.epoch, self._resumed_over, led, self._is_between_epochs]
+            return [self.epoch, self._resumed_over, led, self._is_between_epochs, False]
         is_within = self.epoch is None or any(one.num_begun or one.over for one in epochs)
-        return [self.epoch, [[*one.over] for one in epochs], led, not is_within]
+        return [self.epoch, [[*one.over] for one in epochs], led, not is_within, self._is_early]
 
     def resume_epochs(self, saved: list[Any], epochs: Sequence[Epochs]) -> None:
         """Resume in the epoch of `counted_epochs`: its passes that are over are empty."""
-        self.epoch, over, led, self._is_between_epochs = saved
+        self.epoch, over, led, self._is_between_epochs, self._was_early = saved
         self.leaders = {one for one, leads in zip(epochs, led, strict=True) if leads}
         self._resumed_over = None if self.epoch is None else over
 
@@ -476,4 +481,8 @@ _LEFT = (
     "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
     " batches, its count began anew where this run resumed, which is not exact. Count optimizer"
     " steps from run.step"
+)
+_LOOKED = (
+    "note: this run was resumed from a checkpoint before a look at a loader, between two loops over"
+    " it, without what the script does after the look. Look at it under torch.no_grad()"
 )

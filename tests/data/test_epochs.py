@@ -150,26 +150,23 @@ def test_loops_that_take_turns_resume_though_an_epoch_leaves_one_of_them_open(
         assert [*{row[0]: row for run in runs for row in run}.values()] == whole, stops
 
 
-def test_a_checkpoint_before_a_look_is_taken_again_after_it() -> None:
-    loader, taken = prepared(), list[int]()
+@pytest.mark.parametrize("was_early", [True, False])
+def test_a_checkpoint_before_a_look_is_taken_again_after_it(
+    was_early: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader, taken = prepared(), list[bool]()
     run = loader.run
-
-    def train() -> None:
-        for _ in loader:
-            run.progress.num_trained += 1
-            run.note_leader()
-        run.leaders.clear()
-
+    run.resume_epochs([None, [[]], [True], False, was_early], [loader.epochs])
     for _ in loader:
         run.progress.num_trained += 1
         run.note_leader()
-        run.mark(lambda: taken.append(run.progress.num_trained))
+        run.mark(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))
     taken.clear()
     for number in (1, 2, 3):
         next(iter(loader))
-        assert len(taken) == number
-    train()
-    assert len(taken) == 4
+        assert taken == [True, False, False][:number], "whether it was taken before a look"
+    assert notes(capsys).count("before a look") == was_early
+    trained(loader)
     next(iter(loader))
     run.take()
     assert len(taken) == 4, "something was trained since"
