@@ -92,7 +92,8 @@ def test_a_communication_error_is_explained_while_the_others_still_run() -> None
 def test_stacks_are_told_on_request_and_the_ranks_go_on() -> None:
     name = script(TRAIN, "train.py")
     # a shell script starts background jobs with SIGQUIT ignored
-    running = start("--cpu", "--num-processes", "2", name, "sleep", preexec_fn=_ignore_quit)
+    first = "import signal; signal.signal(signal.SIGQUIT, signal.SIG_IGN)"
+    running = start("--cpu", "--num-processes", "2", name, "sleep", first=first)
     try:
         _wait_for_line(running, "begin", times=2)
         told = _stacks_once(str(running.pid), "not entered all_reduce #6")
@@ -176,10 +177,6 @@ def test_a_process_that_a_signal_would_end_is_left_alone() -> None:
         bystander.kill()
         bystander.wait()
     assert _stack("no-number").returncode == 2
-
-
-def _ignore_quit() -> None:
-    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
 
 
 def test_a_launcher_that_was_stopped_itself_calls_nobody_hanging() -> None:

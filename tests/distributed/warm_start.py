@@ -292,9 +292,9 @@ def _own_path(environ: Mapping[str, str], usual: Mapping[str, str]) -> list[str]
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a fork cannot have otherwise; for the rest see _become()."""
-    read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_START)}
-    for name in ("TORCH_FR_BUFFER_SIZE", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH"):
-        read.pop(name, None)
+    live = ("TORCH_FR_BUFFER_SIZE", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONBREAKPOINT")
+    names = {one for one in environ if one.startswith(_READ_AT_START)}.difference(live)
+    read = {name: environ[name] for name in names}
     if read.get("OMP_NUM_THREADS", "") in ("1", _CORES):
         del read["OMP_NUM_THREADS"]
     return {one: text for one, text in read.items() if text and not one.startswith("TORCHELASTIC")}
