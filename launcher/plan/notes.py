@@ -116,7 +116,7 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
 
 def _of_cores(plan: LaunchPlan) -> Iterator[str]:
     processes, cores = plan.settings.num_processes, plan.machine.cores
-    if processes > cores:
+    if processes > 2 * cores:
         yield f"{processes} processes share {counted(cores, 'core', 'cores')}, and slow down"
 
 

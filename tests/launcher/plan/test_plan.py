@@ -351,8 +351,8 @@ def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
 
 
 def test_more_processes_than_cores_are_noted() -> None:
-    assert plan(num_processes="9").notes == ("9 processes share 8 cores, and slow down",)
-    assert not plan(num_processes="8").notes
+    assert plan(num_processes="17").notes == ("17 processes share 8 cores, and slow down",)
+    assert not plan(num_processes="16").notes
 
 
 def test_the_summary_is_one_line_with_all_that_matters() -> None:
