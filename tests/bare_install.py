@@ -40,7 +40,7 @@ for x, y in loader:
     optimizer.step()
 if "--resume" not in sys.argv:
     accelerator.save_state("saved")
-losses = accelerator.gather_for_metrics(torch.ones(1, device=accelerator.device))
+losses = accelerator.gather(torch.ones(1, device=accelerator.device))
 accelerator.print("trained on", len(losses))
 accelerator.end_training()
 """
