@@ -230,10 +230,11 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         skipped = self._taken(self._skipped) if self._skipped else None
         current = self.run.begin(self.epochs, skipped, made)
         place = current.place
+        if not any(place.taken):  # a stream's state is that of the epoch before
+            self._load_stream(current)
         self._tell_epoch(place.epoch)
-        if place.stream is not None and self._stream is not None:
-            self._stream.load_state_dict(copy.deepcopy(place.stream))
-            current.left_out = Offset()
+        if any(place.taken):
+            self._load_stream(current)
         if not self._is_map and self._stream is None:
             current.generators = self._own.states()
             if current.depth and current.generators:  # which a pass that is open also draws from
@@ -246,6 +247,11 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             own = self._idle or self.draws.for_workers(place, self._of_rank[0])
             vars(self._share.loader)["generator"] = own
         return current
+
+    def _load_stream(self, current: Pass) -> None:
+        if current.place.stream is not None and self._stream is not None:
+            self._stream.load_state_dict(copy.deepcopy(current.place.stream))
+            current.left_out = Offset()
 
     def _begin_reading(self, current: Pass) -> tuple[Iterator[Any], Unpack, Any]:
         """Return the items of a pass, what unpacks one, and what knows whether one follows."""

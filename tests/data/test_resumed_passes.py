@@ -62,6 +62,20 @@ class Stream(IterableDataset[Any]):
         self.at = state["at"]
 
 
+class Counted(Stream):
+    """A stream whose epochs begin by their number, and not by the state of the one before."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.at = epoch, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < SAMPLES:
+            self.at += 1
+            yield self.at, 100 * self.epoch
+
+
 class Plainly(IterableDataset[int]):
     """A stream that begins anew in each pass, and draws nothing."""
 
@@ -127,6 +141,7 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
     "own batches": lambda: [DataLoader(Augmented(), batch_sampler=OwnBatches(of_python=True))],
     "single samples": lambda: [DataLoader(Augmented(), batch_size=None, shuffle=True)],
     "stream": lambda: [DataLoader(Stream(), SIZE)],
+    "stream with set_epoch": lambda: [DataLoader(Counted(), SIZE)],
     "stream with generators": lambda: [DataLoader(Shuffling(), SIZE)],
     "two": lambda: [
         DataLoader(Augmented(), SIZE, shuffle=True),
