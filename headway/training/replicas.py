@@ -24,6 +24,19 @@ _MOST_APART = 1024  # steps between two comparisons
 _TOLERANCE = 1e-4  # ranks may have GPUs that round differently
 
 
+_ONE_RATE = (
+    "give the scheduler the same number on all ranks, such as accelerator.reduce(metric, 'mean')"
+)
+_ALIKE = (
+    "prepare model and optimizer; call the prepared model itself, not"
+    " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
+    " each forward pass, with the sum of its losses; replace layers before prepare(); change"
+    " weights by hand on all ranks alike. If they are meant to differ, pass"
+    " DistributedDataParallelKwargs(compare_weights=False)"
+)
+_PREPARE = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+
+
 def next_comparison(step: int) -> int:
     """Return the step after which ranks compare their weights, the next one after `step`.
 
@@ -52,7 +65,7 @@ def require_equal(training: Training, call: str) -> None:
     }
     names = [*rates, *weights]
     if meet(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
-        raise _differing("the prepared models have other weights", "on other ranks", call)
+        raise _differing("the prepared weights of the ranks differ in name or number", call, _ALIKE)
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
     compared = [*rates.values(), *weights.values()]
@@ -66,9 +79,9 @@ def require_equal(training: Training, call: str) -> None:
     first = int(differ.any(0).int().argmax())
     ranks: list[int] = differ[:, first].nonzero().flatten().tolist()
     raise _differing(
-        names[first],
-        f"on {named(ranks)} and on rank 0",
+        f"{names[first]} differs on {named(ranks)} and on rank 0",
         call,
+        _ONE_RATE if first < len(rates) else _ALIKE,
     )
 
 
@@ -87,23 +100,8 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
         )
 
 
-def _differing(what: str, where: str, call: str) -> UsageError:
-    if what.startswith("the learning rate"):
-        return UsageError(
-            f"{what} differs {where}: the ranks train different models",
-            where=call,
-            fix="give the scheduler the same number on all ranks, such as"
-            ' accelerator.reduce(metric, "mean")',
-        )
-    return UsageError(
-        f"{what} differs {where}: the ranks train different models",
-        where=call,
-        fix="prepare model and optimizer; call the prepared model itself, not"
-        " accelerator.unwrap_model(model) or the model from before prepare(); call backward()"
-        " once for each forward pass, with the sum of its losses; replace layers before"
-        " prepare(); change weights by hand on all ranks alike. If they are meant to differ, pass"
-        " DistributedDataParallelKwargs(compare_weights=False)",
-    )
+def _differing(what: str, call: str, fix: str) -> UsageError:
+    return UsageError(f"{what}: the ranks train different models", where=call, fix=fix)
 
 
 def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -157,8 +155,7 @@ def note_unused(training: Training) -> None:
     if training.strategy.data_size > 1 and not training.run.has_begun and not open_loops():
         say_once(
             "note: no prepared DataLoader gave a batch: unless the script draws other samples on"
-            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: model,"
-            " optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}"
         )
 
 
@@ -171,8 +168,7 @@ def note_raw_optimizer(training: Training) -> None:
     ):
         say_once(
             "note: accumulate() without a prepared optimizer: the script's own steps after each"
-            " micro-batch, unless it asks for accelerator.sync_gradients; fix: model, optimizer,"
-            " loader = accelerator.prepare(model, optimizer, loader)"
+            " micro-batch, unless it asks for accelerator.sync_gradients; fix: " + _PREPARE
         )
 
 
@@ -182,6 +178,6 @@ def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None =
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
         say_once(
             "note: weights are trained whose model was not given to prepare(): unless the script"
-            f" does it, nothing averages their gradients over the {ranks.world_size} ranks; fix:"
-            " model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+            f" does it, nothing averages their gradients over the {ranks.world_size} ranks; fix: "
+            + _PREPARE
         )

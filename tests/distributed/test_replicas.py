@@ -97,7 +97,7 @@ def at_checkpoint(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
 
 def at_the_end(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     frozen = accelerator.prepare(torch.nn.Linear(2, 2).requires_grad_(False))
-    frozen.weight.data[0, 0] = float("nan") if RANK else 0.0
+    frozen.weight.data.fill_(float("nan") if RANK else 0.0)  # whose sums alone are the same
     accelerator.end_training()
 
 
@@ -122,6 +122,15 @@ def test_ranks_whose_weights_differ_are_refused() -> None:
         text = str(refused.value)
         assert re.search(told, " ".join(text.splitlines()[:2])), (drift, text)
         assert ("before prepare()" in text) == (drift is not own_learning_rate)
+
+
+@with_ranks(2)
+def test_models_with_other_weights_are_refused() -> None:
+    accelerator, model, optimizer = prepared()
+    if RANK:
+        model.module.extra = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    with pytest.raises(UsageError, match="weights of the ranks differ in name or number: "):
+        step(accelerator, optimizer, model(DATA).sum())
 
 
 @with_ranks(2)
