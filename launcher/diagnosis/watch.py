@@ -58,10 +58,12 @@ class Watch:
         note_figures: Callable[[int, Figures], None] = lambda *_: None,
     ) -> None:
         self.hang: Hang | None = None  # set once, after `hang_timeout_s`
+        self.on_ready: Callable[[], None] | None = None  # called when all ranks run the script
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
         self._note_figures = note_figures
         self._ranks: dict[int, RankChannel] = {}  # of this attempt
+        self._num_ranks = 0  # that it will have
         self._progress_at = time.monotonic()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -73,10 +75,11 @@ class Watch:
         self._thread = threading.Thread(target=self._listen, name="headway-watch", daemon=True)
         self._thread.start()
 
-    def begin_attempt(self) -> None:
-        """Forget the ranks of the last attempt."""
+    def begin_attempt(self, num_ranks: int) -> None:
+        """Forget the ranks of the last attempt; the next one has so many on this machine."""
         with self._lock:
             self._ranks.clear()
+            self._num_ranks = num_ranks
             self.hang = None
             self._is_stopping = False
             self._progress_at = time.monotonic()
@@ -194,6 +197,10 @@ class Watch:
                     self._progress_at = time.monotonic()
                 if one.is_closed:
                     self._forget(one.fd)
+            num_ready = sum(one.is_ready for one in self._ranks.values())
+        if self.on_ready is not None and 0 < num_ready == self._num_ranks:
+            on_ready, self.on_ready = self.on_ready, None
+            on_ready()
 
     def _listen(self) -> None:
         every_s = inf if self._timeout_s is None else min(self._timeout_s / 4, _ASK_EVERY_S)
@@ -251,7 +258,7 @@ class RankChannel:
         self._pid = pid
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
-        self._is_ready = False  # to be asked
+        self.is_ready = False  # to be asked
         self._answer: Answer | None = None
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
@@ -291,7 +298,7 @@ class RankChannel:
                     f"as it is not a record: {record.reason}"
                 )
         elif isinstance(record, Ready):
-            self._is_ready = True
+            self.is_ready = True
             return True
         elif isinstance(record, WillSave):
             self.will_save = record.is_so
@@ -330,7 +337,7 @@ class RankChannel:
 
     def ask(self) -> None:
         """Ask where the rank is, unless it has not answered the last question yet."""
-        if self.code is None and self._is_ready and not self.is_asked:
+        if self.code is None and self.is_ready and not self.is_asked:
             with suppress(OSError):
                 os.write(self.fd, b"?")
                 self.is_asked = True

@@ -232,7 +232,7 @@ class Agent(LocalElasticAgent):
             }
             for worker in worker_group.workers
         }
-        self.watch.begin_attempt()
+        self.watch.begin_attempt(len(envs))
         self._figures.begin_attempt(worker_group.workers[0].world_size, self.handler.machine)
         self._began_at = time.monotonic()
         self._ranks = self._pcontext = RankProcesses(

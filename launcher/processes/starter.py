@@ -51,7 +51,7 @@ class Starter:
     def __init__(
         self, plan: LaunchPlan, environ: Mapping[str, str], *, is_quiet: bool = False
     ) -> None:
-        self._is_quiet = is_quiet
+        self.is_quiet = is_quiet
         self.ends: dict[int, Ended] = {}  # by pid
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.server_code: int | None = None  # of a server that ended on its own; negative: signal
@@ -119,7 +119,7 @@ class Starter:
         pid: int | LaunchError | None = None
         with suppress(OSError):
             self._socket.sendmsg([json.dumps(dict(env)).encode()], [rights])
-            with waiting_for("the process that starts the ranks", is_quiet=self._is_quiet):
+            with waiting_for("the process that starts the ranks", is_quiet=self.is_quiet):
                 pid = self._next_start(check)
         if isinstance(pid, LaunchError):
             raise pid

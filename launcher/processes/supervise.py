@@ -26,7 +26,7 @@ from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.plan.notes import unused
-from headway.launcher.plan.plan import LaunchPlan
+from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.launcher.processes.agent import Agent, place_of
 from headway.launcher.processes.ending import Ending, Outcome, ending_of
 from headway.launcher.processes.log_folder import create_log_folder
@@ -76,6 +76,9 @@ def supervise(
         lambda: output.last_output_at,
         figures.note,
     )
+    if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
+        ranks = counted(settings.num_processes, "rank", "ranks")
+        watch.on_ready = lambda: say(f"{ranks} ready in {time.time() - plan.began_at:.1f} s")
     if run_socket is not None:
         run_socket.figures = lambda: figures.to_json(output.last_line)
         run_socket.describe = watch.describe

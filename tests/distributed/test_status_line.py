@@ -47,6 +47,7 @@ def test_the_line_stays_below_a_bar_gives_way_to_pdb_and_is_gone_at_the_end(tmp_
             last = lines()[-len(starts) :]
             return len(last) == len(starts) and all(map(str.startswith, last, starts))
 
+        run.wait_until(lambda: "headway: 2 ranks ready in " in run.text)
         run.wait_until(lambda: ends_with("[0] bar", "step "))
         run.resize(12, 40)
         run.wait_until(lambda: ends_with("[0] bar", "step ") and len(lines()[-1]) < 40)

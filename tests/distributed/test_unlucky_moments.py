@@ -293,7 +293,7 @@ def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang(is_stopping: 
     watch = Watch(3, lambda: 0.0)
     fds = os.pipe()
     try:
-        watch.begin_attempt()
+        watch.begin_attempt(1)
         time.sleep(3.2)  # torch is being imported
         watch.add(0, os.getpid(), fds[0])
         if is_stopping:

@@ -36,7 +36,7 @@ class Rank:
         self.figures: list[Figures] = []
         self.watch = Watch(None, lambda: 0.0, lambda _, figures: self.figures.append(figures))
         ours, self.channel = socket.socketpair()
-        self.watch.begin_attempt()
+        self.watch.begin_attempt(1)
         self.watch.add(0, os.getpid(), ours.detach())
 
     def tell(self, *records: Record) -> None:
@@ -115,6 +115,26 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
     rank.watch.end(0, 0)
     writer.join(60)
     assert not writer.is_alive()
+
+
+def test_it_is_known_once_when_the_last_rank_is_ready() -> None:
+    watch = Watch(None, lambda: 0.0)
+    watch.begin_attempt(2)
+    told: list[int] = []
+    watch.on_ready = lambda: told.append(watch.step())
+    channels = []
+    for rank in range(2):
+        ours, theirs = socket.socketpair()
+        channels.append(theirs)
+        watch.add(rank, os.getpid(), ours.detach())
+        assert not told
+        theirs.sendall(encode(Ready()) + encode(Heartbeat(ProgressSnapshot(rank + 1))))
+        wait_until(lambda: watch.step() == rank + 1)  # noqa: B023  it returns within this turn
+    wait_until(lambda: told == [2])
+    for rank, channel in enumerate(channels):
+        watch.end(rank, 0)
+        channel.close()
+    watch.close()
 
 
 def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: Rank) -> None:
