@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
+from headway.devices.kind import numbers
 from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.machine.apple import OLDEST_CORRECT_TORCH, how_to_update_torch
 from headway.machine.asking import Answer, ask_torch
-from headway.machine.facts import Host, Machine
+from headway.machine.facts import OLDEST_TORCH, Host, Machine
 from headway.machine.gpus import how_to_free, how_to_use_gpus, of_machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
@@ -57,6 +57,7 @@ class Check(NamedTuple):
 
 
 LIVE = ("torch runs", "profile")
+_UPDATE = "`pip install -U torch`"
 
 MIN_SHM_BYTES = 2**30  # data loader workers pass batches through it; Docker's default is 64 MiB
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -112,11 +113,10 @@ def _torch(machine: Machine) -> Iterator[Check]:
     torch = machine.torch
     if torch is None:
         yield Check("torch", ERROR, machine.torch_reason, ["`pip install torch`"])
-    elif machine.mps and not torch.is_at_least(*OLDEST_CORRECT_TORCH):
-        # without MPS, _device has the fix
-        oldest = ".".join(map(str, OLDEST_CORRECT_TORCH))
-        what = f"torch {torch.version}: MPS gives wrong results with versions before {oldest}"
-        yield Check("torch", WARNING, what, [how_to_update_torch(machine.macos)])
+    elif numbers(torch.version) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        what = f"torch {torch.version} is older than {oldest}, which Headway needs"
+        yield Check("torch", ERROR, what, [_UPDATE])
     else:
         builds = {"CUDA": torch.cuda, "ROCm": torch.hip, "XPU": torch.xpu}
         build = next((f"{name} {text}" for name, text in builds.items() if text), "")
@@ -262,5 +262,5 @@ def _compared(answer: Answer, machine: Machine) -> tuple[str, list[str]]:
         return what, ["reboot", "reinstall the driver"]
     if machine.mps and not count:
         what = f"torch cannot use MPS on this Mac: {answer.error}"
-        return what, [how_to_update_torch(machine.macos)]
+        return what, [_UPDATE]
     return "", []

@@ -185,11 +185,6 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--mixed-precision bf16",
             "gpu_mixed",
         ),
-        Code.NO_PRECISION_ON_MPS: Example(
-            "On MPS, fp16 needs torch 2.5, and bf16 torch 2.6 and macOS 14.",
-            None,
-            fix="update torch or macOS, or set `mixed_precision: no`",
-        ),
     },
     "Between settings and the program": {
         Code.SCRIPT_FROM_STREAM: Example(

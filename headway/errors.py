@@ -58,7 +58,6 @@ class Code(Enum):
     SEVERAL_MIG_SLICES = auto()
     TOO_FEW_GPUS = auto()
     NO_BF16 = auto()
-    NO_PRECISION_ON_MPS = auto()
     # between settings and the program
     SCRIPT_FROM_STREAM = auto()
     LAUNCHER_IN_PROCESS = auto()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from headway.contract.choices import NumberFormat
-    from headway.machine.facts import Gpu, Machine
+    from headway.machine.facts import Gpu
 
 
 class Cuda(GpuKind):
@@ -33,9 +33,7 @@ class Cuda(GpuKind):
     resource = "nvidia.com/gpu"
     tool = "nvidia-smi"
 
-    def lack(
-        self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]
-    ) -> Lack | None:
+    def lack(self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]) -> Lack | None:
         for gpu in gpus:  # of one whose capability is unknown, the ranks ask torch
             if gpu.capability is not None and gpu.capability < row.capability:
                 compute = "sm_" + "".join(map(str, gpu.capability))
@@ -54,7 +52,7 @@ class Cuda(GpuKind):
         return event
 
     def lack_of(
-        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
+        self, device: torch.device, precision: str, row: NumberFormat
     ) -> Lack | None:  # pragma: needs a GPU
         import torch
 

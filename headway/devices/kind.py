@@ -14,16 +14,15 @@ if TYPE_CHECKING:
     import torch
 
     from headway.contract.choices import NumberFormat
-    from headway.machine.facts import Gpu, Machine, Torch
+    from headway.machine.facts import Gpu, Torch
     from headway.machine.source import Source
 
 
 class Lack(NamedTuple):
-    """Why a device does not have a precision, what to use instead, and what may help."""
+    """Why a device does not have a precision, and what to use instead."""
 
     reason: str
     instead: str
-    advice: str = ""
 
 
 class DeviceKind:
@@ -76,10 +75,8 @@ class DeviceKind:
             return find_spec(self.module.partition(".")[0]) is not None
         return getattr(torch, self.name, None) is not None
 
-    def lack(
-        self, precision: str, row: NumberFormat, machine: Machine, gpus: Sequence[Gpu]
-    ) -> Lack | None:
-        """Return why this machine, or one of the selected GPUs, does not have a precision."""
+    def lack(self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]) -> Lack | None:
+        """Return why one of the selected GPUs does not have a precision."""
         return None
 
     # of this process
@@ -135,10 +132,8 @@ class DeviceKind:
     def set_rng_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
         """Restore a state that `rng_state` returned."""
 
-    def lack_of(
-        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
-    ) -> Lack | None:
-        """Return why `device` does not have a precision; `look` detects this machine."""
+    def lack_of(self, device: torch.device, precision: str, row: NumberFormat) -> Lack | None:
+        """Return why `device` does not have a precision."""
         return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.devices.kind import GpuKind, Lack
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import torch
 
     from headway.contract.choices import NumberFormat
-    from headway.machine.facts import Machine
     from headway.machine.source import Source
 
 _NODES = "sys/class/drm"
@@ -74,9 +73,7 @@ class Xpu(GpuKind):
             for tile in range(gpu["tiles"])
         ]
 
-    def lack_of(
-        self, device: torch.device, precision: str, row: NumberFormat, look: Callable[[], Machine]
-    ) -> Lack | None:
+    def lack_of(self, device: torch.device, precision: str, row: NumberFormat) -> Lack | None:
         there = self._part.get_device_properties(device)
         if precision != "fp16" or there.has_fp64:
             return None

@@ -8,13 +8,8 @@ from headway.devices.kind import numbers
 from headway.machine.facts import Machine
 from headway.machine.source import Source
 
-OLDEST_MACOS = (((1, 12), "12.3"), ((2, 5), "13.0"), ((2, 9), "14.0"))
-"""Since which torch MPS needs which macOS.
-
-Sources: torch's release notes; pytorch pull requests 133141 (13.0) and 163515 (14.0)."""
-
-OLDEST_CORRECT_TORCH = (1, 13)
-"""Older versions of torch give wrong results for some operators on MPS."""
+OLDEST_MACOS = "14.0"
+"""What MPS needs in every torch that Headway supports. Source: pytorch pull request 163515."""
 
 SYSCTL = (
     *("kern.osproductversion", "hw.optional.arm64", "sysctl.proc_translated"),
@@ -53,37 +48,15 @@ def ask_sysctl(source: Source) -> dict[str, str]:
 
 def find_obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
     """Return why MPS is not available, None if it is, and the fix."""
-    torch = machine.torch
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
             return "this Python is an Intel build, emulated by Rosetta on this Mac", _REINSTALL
         if answers.get("hw.optional.arm64") == "1":
             return "this Python is an Intel build on Apple silicon", _REINSTALL
         return "this Mac has an Intel CPU", ""
-    if torch is not None:
-        update = how_to_update_torch(machine.macos)
-        if torch.mps is False or not torch.is_at_least(1, 12):
-            return f"this torch ({torch.version}) is built without MPS", update
-        needed = [macos for since, macos in OLDEST_MACOS if torch.is_at_least(*since)][-1]
-        if machine.macos and numbers(machine.macos) < numbers(needed):
-            if torch.is_at_least(*OLDEST_CORRECT_TORCH):
-                update = f"update macOS to {needed} or newer"
-            reason = (
-                f"macOS {machine.macos} is older than {needed}, which this torch "
-                f"({torch.version}) needs for MPS"
-            )
-            return reason, update
+    if machine.macos and numbers(machine.macos) < numbers(OLDEST_MACOS):
+        reason = f"macOS {machine.macos} is older than {OLDEST_MACOS}, which torch needs for MPS"
+        return reason, f"update macOS to {OLDEST_MACOS} or newer"
     if answers.get("kern.hv_vmm_present") == "1":
         return "this is a virtual machine, where torch cannot use the Apple GPU", ""
     return None, ""
-
-
-def how_to_update_torch(macos: str) -> str:
-    """Return how to install the newest torch with MPS, with a macOS update if needed."""
-    here = numbers(macos or OLDEST_MACOS[-1][1])
-    too_new = [since for since, needed in OLDEST_MACOS if here < numbers(needed)]
-    if not too_new:
-        return "`pip install -U torch`"
-    if len(too_new) == len(OLDEST_MACOS):
-        return f"update macOS to {OLDEST_MACOS[-1][1]} or newer, then `pip install -U torch`"
-    return f"`pip install -U 'torch<{'.'.join(map(str, too_new[0]))}'`"

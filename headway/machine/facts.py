@@ -12,7 +12,8 @@ from headway.errors import ConfigError
 from headway.machine import masks
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
-OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+OLDEST_TORCH = (2, 11)  # as in pyproject.toml
+OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 """The oldest Linux driver for each CUDA major version that torch is built for.
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
@@ -86,10 +87,6 @@ class Torch(NamedTuple):
     cuda: str | None = None  # the CUDA that it is built for
     hip: str | None = None
     xpu: str | None = None  # the release of Intel's compiler
-    mps: bool | None = None  # None: unknown without importing torch
-
-    def is_at_least(self, *version: int) -> bool:
-        return numbers(self.version) >= version
 
 
 class Host(NamedTuple):

@@ -96,7 +96,7 @@ def _matching_torch(machine: Machine) -> list[str]:
     major = max((cuda for cuda, oldest in OLDEST_DRIVER.items() if oldest <= driver), default=None)
     if major is None:
         return ["update the NVIDIA driver"]
-    index = {11: "cu118", 12: "cu126", 13: "cu130"}[major]
+    index = {12: "cu126", 13: "cu130"}[major]
     install = f"`pip install --force-reinstall torch --index-url {WHEELS}/{index}`"
     if machine.torch is not None and machine.torch.cuda is not None:
         return ["update the NVIDIA driver", install]

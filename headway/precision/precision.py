@@ -17,7 +17,6 @@ from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
 from headway.errors import MachineError, UsageError
-from headway.machine.detection import detect_machine
 
 
 @dataclass
@@ -362,11 +361,11 @@ def precision_for(
             where=where,
             fix=f"use {', '.join([*reversed(fits), 'or no'])}",
         )
-    lack = kind.lack_of(device, name, precision.number_format, detect_machine)
+    lack = kind.lack_of(device, name, precision.number_format)
     if lack is not None:
         raise MachineError(
             f"mixed_precision is {name!r}, but {lack.reason}",
             where=where,
-            fix=f"use {lack.instead}, or {lack.advice or 'no'}",
+            fix=f"use {lack.instead}, or no",
         )
     return precision.set_up(device, settings)

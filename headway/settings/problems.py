@@ -283,7 +283,7 @@ def _here(settings: Settings, machine: Machine) -> list[Problem]:
         return _on_gpus(settings, machine)
     reason = machine.why_not(settings.device)
     if reason is None:
-        return _of_precision(settings, machine, ())
+        return _of_precision(settings, ())
     return _problem(
         settings,
         Code.NO_MPS,
@@ -324,7 +324,7 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
         return _no_usable_gpu(settings, machine, selection)
     return [
         *_too_many_processes(settings, machine, selection),
-        *_of_precision(settings, machine, [visible[index] for index in selection.indices[:count]]),
+        *_of_precision(settings, [visible[index] for index in selection.indices[:count]]),
     ]
 
 
@@ -404,17 +404,16 @@ def _too_many_processes(
     )
 
 
-def _of_precision(settings: Settings, machine: Machine, selected: Sequence[Gpu]) -> list[Problem]:
+def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
     name = settings.mixed_precision
-    lack = kind_of(settings.device).lack(name, PRECISIONS[name], machine, selected)
+    lack = kind_of(settings.device).lack(name, PRECISIONS[name], selected)
     if lack is None:
         return []
-    more = [lack.advice] if lack.advice else []
     return _problem(
         settings,
-        Code.NO_BF16 if selected else Code.NO_PRECISION_ON_MPS,
+        Code.NO_BF16,
         f"mixed_precision is {settings.mixed_precision!r}, but {lack.reason}",
-        [change(settings, "mixed_precision", lack.instead), *more],
+        [change(settings, "mixed_precision", lack.instead)],
         ["mixed_precision"],
     )
 

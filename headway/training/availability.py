@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.torch_version import TorchVersion
 
-from headway.contract.choices import PRECISIONS
-from headway.devices.table import MPS
 from headway.errors import UsageError
-from headway.machine.detection import detect_machine
 
 _OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
@@ -98,11 +95,7 @@ def is_bf16_available(ignore_tpu: bool = False) -> bool:
         >>> from headway.utils import is_bf16_available
         >>> mixed_precision = "bf16" if is_bf16_available() else "no"
     """
-    if torch.cuda.is_available():  # pragma: needs a GPU
-        return bool(torch.cuda.is_bf16_supported())
-    return (
-        not is_mps_available() or MPS.lack("bf16", PRECISIONS["bf16"], detect_machine(), ()) is None
-    )
+    return not torch.cuda.is_available() or bool(torch.cuda.is_bf16_supported())
 
 
 def _whether(what: str, holds: Callable[[], bool]) -> Callable[[], bool]:

@@ -110,9 +110,7 @@ ENTER_ONLY = {  # machine: (number of prompts, the profile)
     "mac_disable_mps": (4, CPU),
     "mac_rosetta": (4, CPU),
     "mac_intel": (4, CPU),
-    "mac_12_2": (4, CPU),
-    "mac_13_new_torch": (4, CPU),
-    "mac_torch_without_mps": (4, CPU),
+    "mac_13": (4, CPU),
     "mac_virtual": (4, CPU),
 }
 

@@ -263,16 +263,13 @@ RECORDINGS: dict[str, Recording] = {
     "gpu_mig": server([MIG]),
     "gpu_ecc_errors": server([{**h100s(1)[0], "ecc": 3}, h100s(2)[1]]),
     "mac_m2": mac(),
-    "mac_rosetta": mac(architecture="x86_64", torch=torch("2.2.2")),
+    "mac_rosetta": mac(architecture="x86_64"),
     "mac_intel": mac(
         architecture="x86_64",
-        torch=torch("2.2.2"),
         sysctl={"hw.optional.arm64": "0", "sysctl.proc_translated": "0"}
         | {"machdep.cpu.brand_string": "Intel(R) Core(TM) i7-8750H CPU @ 2.20GHz"},
     ),
-    "mac_12_2": mac("12.2", torch=torch("1.12.1")),
-    "mac_13_new_torch": mac("13.7.4"),
-    "mac_torch_without_mps": mac(torch=torch("1.11.0")),
+    "mac_13": mac("13.7.4"),
     "mac_virtual": mac(sysctl={"kern.hv_vmm_present": "1"}),
     "cpu_torch_on_gpu_box": with_torch(
         server(h100s(2), torch=torch("2.13.0+cpu")), error="Torch not compiled with CUDA enabled"

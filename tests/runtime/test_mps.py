@@ -18,7 +18,6 @@ from headway.data.loader import PreparedDataLoader
 from headway.distributed import world
 from headway.errors import MachineError
 from headway.machine.snapshot import load_machine
-from headway.precision import precision
 from tests.machines.recorded import FOLDER
 
 ALONE = Ranks()
@@ -29,8 +28,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, machine: str, is_available: bool) -
     there = load_machine(str(FOLDER / f"{machine}.json"))
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_available)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for module in (world, precision):
-        monkeypatch.setattr(module, "detect_machine", lambda: there)
+    monkeypatch.setattr(world, "detect_machine", lambda: there)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +50,7 @@ def test_a_mac_computes_on_its_gpu_unless_ranks_or_the_user_rule_it_out(
     ("machine", "asked", "reason"),
     [
         ("mac_rosetta", "mps", "Rosetta"),
-        ("mac_12_2", "mps", "macOS 12.2 is older than 12.3"),
-        ("mac_torch_without_mps", "mps", "built without MPS"),
+        ("mac_13", "mps", "macOS 13.7.4 is older than 14.0"),
         ("laptop_cpu", "mps", "not a Mac"),
         ("laptop_cpu", "gpu", "device is 'gpu', but this machine has none"),
     ],
@@ -65,12 +62,6 @@ def test_a_device_that_is_not_there_is_refused_with_the_reason(
     with pytest.raises(MachineError) as caught:
         world._device_of(ALONE, asked, None)
     assert reason in str(caught.value)
-
-
-def test_bf16_on_an_old_macos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "mac_13_new_torch", True)
-    with pytest.raises(MachineError, match=r"macOS 13.7.4 does not support it"):
-        precision.precision_for("bf16", torch.device("mps"), where="here")
 
 
 def test_pinned_memory_is_off_for_mps_and_stays_for_others() -> None:

@@ -72,7 +72,7 @@ REQUESTS: list[dict[str, Raw]] = [
 
 MACHINES = [
     *map(load, RECORDINGS),
-    snapshot(mac("13.5", torch=torch("2.2.0"))),
+    snapshot(mac("13.5")),
     snapshot(server([{**card, "mode": 2} for card in h100s(2)])),
     snapshot(server([{**h100s(1)[0], "slices": []}])),
 ]
@@ -184,9 +184,6 @@ def test_a_fix_says_how_to_take_its_steps_where_the_setting_was_set(layer: Layer
     )
 
 
-NEWEST = {"cu118": "2.7.1", "cu126": "2.13.0", "cu130": "2.13.0"}  # torch, by the wheels' index
-
-
 def shell(command: str, recording: Recording) -> Recording:
     """Return what a recorded machine is after a command."""
     for part in command.split("; "):
@@ -211,15 +208,12 @@ def _after(words: Sequence[str], recording: Recording) -> Recording:
 
 
 def _installed(flags: Sequence[str], platform: str) -> str:
-    (wanted,) = [word for word in flags if word.startswith("torch")]
+    assert "torch" in flags
     index = flags[-1].rpartition("/")[2] if "--index-url" in flags else ""
-    newest = NEWEST.get(index, "2.13.0")
-    below = re.fullmatch(r"torch<2\.(\d+)", wanted)
-    version = f"2.{int(below[1]) - 1}.0" if below else newest
     if platform == "darwin":
-        return torch(version)
+        return torch("2.13.0")
     index = index or "cu130"  # PyPI's own wheels
-    return torch(f"{version}+{index}", cuda=f"{index[2:4]}.{index[4]}")
+    return torch(f"2.13.0+{index}", cuda=f"{index[2:4]}.{index[4]}")
 
 
 def found(recording: Recording) -> list[Check]:
@@ -231,8 +225,7 @@ GPUS = RECORDINGS["gpu_4"]
 TROUBLED = {
     **RECORDINGS,
     "no torch": GPUS._replace(torch=""),
-    "old torch on a Mac": mac("13.5", torch=torch("1.12.1")),
-    "older torch on a Mac": mac("12.6", torch=torch("1.11.0")),
+    "old torch on a Mac": mac(torch=torch("2.10.0")),
     "MIG without slices": server([{**h100s(1)[0], "slices": []}]),
     "CUDA 11 driver": server(h100s(4), driver="470.82.01"),
     **{

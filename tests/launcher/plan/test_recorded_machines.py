@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -11,13 +10,12 @@ from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, MachineError
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
-from headway.machine.detection import detect_machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from tests.launcher.plan.planning import plan as plan_for
 from tests.launcher.plan.planning import planned, refusal
 from tests.launcher.plan.planning import set_by as variables
-from tests.machines.recorded import Recorded, load, mac
+from tests.machines.recorded import load
 
 MIG = "MIG-a1b2c3d4-0000-5000-8000-00000000000"
 SECOND_UUID = load("gpu_8_h100").gpus[2].uuid
@@ -42,6 +40,7 @@ SECOND_UUID = load("gpu_8_h100").gpus[2].uuid
         ("mac_m2", {}, "mps", (), None),
         ("mac_m2", {"device": "gpu"}, "mps", (), None),
         ("mac_m2", {"device": "mps", "devices": "1"}, "mps", (), None),
+        ("mac_m2", {"mixed_precision": "bf16"}, "mps", (), None),
         ("mac_m2", {"device": "cpu"}, "cpu", (), None),
     ],
 )
@@ -121,7 +120,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("gpu_mig", {"devices": "2"}, ("devices is '2', but CUDA shows each process only one MIG",)),
     ("gpu_mig", {"devices": "idle:1"}, ("its driver does not report its use",)),
     ("gpu_mig", {"devices": "0,1"}, ("only one MIG slice",)),
-    ("mac_12_2", {"device": "gpu"}, ("macOS 12.2 is older than 12.3", "update macOS")),
+    ("mac_13", {"device": "gpu"}, ("macOS 13.7.4 is older than 14.0", "update macOS")),
     ("mac_m2", {"num_processes": "2"}, ("MPS supports only one process", "device cpu")),
     ("laptop_cpu", {"device": "mps"}, ("not a Mac", "--device cpu")),
 )
@@ -211,26 +210,3 @@ def test_devices_select_gpus_and_not_mps() -> None:
     assert "which selects GPUs" in refusal("mac_m2", ConfigError, devices="2")
     for devices in ("auto", "-1"):
         assert planned("mac_m2", device="mps", devices=devices).settings.num_processes == 1
-
-
-@pytest.mark.parametrize(
-    ("torch", "macos", "precision", "reason"),
-    [
-        ("2.4.1", "15.5", "fp16", "torch 2.4.1 does not support it on MPS; 2.5 does"),
-        ("2.5.1", "15.5", "bf16", "torch 2.5.1 does not support it on MPS; 2.6 does"),
-        ("2.6.0", "13.5", "bf16", "macOS 13.5 does not support it; macOS 14 does"),
-        ("2.5.1", "13.5", "fp16", ""),
-        ("2.13.0", "15.5", "bf16", ""),
-    ],
-)
-def test_precision_on_mps_depends_on_the_versions_of_torch_and_macos(
-    torch: str, macos: str, precision: str, reason: str
-) -> None:
-    from tests.machines.recorded import torch as version_file
-
-    machine = detect_machine({}, Recorded(mac(macos, torch=version_file(torch))))
-    if reason:
-        with pytest.raises(MachineError, match=re.escape(reason)):
-            plan_for(machine, mixed_precision=precision)
-    else:
-        assert plan_for(machine, mixed_precision=precision).settings.mixed_precision == precision
