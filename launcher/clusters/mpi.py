@@ -1,23 +1,30 @@
-"""What mpirun of Open MPI says of a process that it has started.
+"""What mpirun of Open MPI says of a process that it has started, and its PMIx server, without MPI.
 
-Source: Open MPI's documentation, environment variables that are defined for each MPI process.
+Sources: Open MPI's documentation, environment variables that are defined for each MPI process; the
+PMIx 4 standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for the layout of
+pmix_proc_t and pmix_value_t, and the numbers of types and ranks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+import os
+from collections.abc import Iterator
+from functools import cache
+from glob import glob
+from typing import Any, NamedTuple
 
 from headway.contract.numbering import NUMBERINGS
 from headway.contract.run import Ranks
 from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 
-if TYPE_CHECKING:
-    from headway.launcher.clusters.pmix import Job
-
 _SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
 _LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
 _NAMESPACE = "PMIX_NAMESPACE"
+_STRING, _UINT32 = 3, 14
+_ANY_RANK = 0xFFFFFFFE  # PMIX_RANK_WILDCARD: what holds for the whole job
+_NAME = "libpmix.so.2"
 
 
 def _derive(environ: Environ) -> Entries:
@@ -40,7 +47,7 @@ def _place(environ: Environ) -> Entries:
             "num_processes": count,
             "main_port": port,
         }
-    job = _ask_server()
+    job = ask_server()
     entries = {
         "main_port": port,
         "num_machines": Entry(str(job.num_nodes), said_by(_NAMESPACE, "mpirun answers")),
@@ -53,18 +60,12 @@ def _place(environ: Environ) -> Entries:
     return {**entries, "num_processes": Entry(str(local_size), said_by(_LOCAL_SIZE))}
 
 
-def _ask_server() -> Job:
-    from headway.launcher.clusters.pmix import ask_server  # needs ctypes, which nothing else does
-
-    return ask_server()
-
-
 def _task(environ: Environ) -> Ranks | None:
     size = int(environ[_SIZE])
     if size == 1:
         return None
     local_size = int(environ[_LOCAL_SIZE])
-    if size != local_size and _ask_server().num_nodes == size:
+    if size != local_size and ask_server().num_nodes == size:
         return None
     return Ranks(int(environ[_RANK]), int(environ[_LOCAL_RANK]), size, local_size)
 
@@ -77,3 +78,75 @@ MPI = Cluster(
     _task,
     hides=("slurm", "kubernetes"),  # whose variables are those of the process that mpirun runs in
 )
+
+
+# ------------------------------------------------------------------ PMIx
+
+
+class PmixError(OSError):
+    """The server, or its library, does not answer."""
+
+
+class Job(NamedTuple):
+    first_host: str  # of rank 0
+    num_nodes: int
+    node: int  # the number of this one, from 0
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (("namespace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+class _Value(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_uint16), ("data", ctypes.c_void_p * 8))
+
+
+@cache  # a process asks once
+def ask_server() -> Job:
+    """Return where the job's processes are, in 40 ms; PmixError if no server or library answers."""
+    library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
+    status = library.PMIx_Init(ctypes.byref(me), None, nothing)
+    if status:
+        raise PmixError(f"PMIx_Init returned {status}")
+    try:
+        return Job(
+            _get(library, me, 0, "pmix.hname"),
+            _get(library, me, _ANY_RANK, "pmix.num.nodes"),
+            _get(library, me, me.rank, "pmix.nodeid"),
+        )
+    finally:
+        library.PMIx_Finalize(None, nothing)
+
+
+def _get(library: ctypes.CDLL, me: _Process, rank: int, key: str) -> Any:
+    process = _Process(me.namespace, rank)
+    found = ctypes.POINTER(_Value)()
+    status = library.PMIx_Get(
+        ctypes.byref(process), key.encode(), None, ctypes.c_size_t(0), ctypes.byref(found)
+    )
+    if status:
+        raise PmixError(f"PMIx_Get of {key} returned {status}")
+    value = found.contents
+    if value.type == _STRING:
+        return ctypes.string_at(value.data[0]).decode()
+    if value.type == _UINT32:
+        return ctypes.c_uint32.from_buffer(value.data).value
+    raise PmixError(f"{key} is of the type {value.type}")
+
+
+def _load() -> ctypes.CDLL:
+    errors = []
+    for path in _places():
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            errors.append(str(error))
+    raise PmixError(errors[0])
+
+
+def _places() -> Iterator[str]:
+    yield _NAME
+    yield from glob(f"/usr/lib/*/pmix2/lib/{_NAME}")
+    for folder in os.get_exec_path():
+        if os.path.exists(os.path.join(folder, "mpirun")):
+            yield os.path.join(os.path.dirname(folder), "lib", _NAME)

@@ -21,7 +21,7 @@ pytestmark = [
 
 PLACE = """
 import os, torch, torch.distributed as dist
-from headway.launcher.clusters.pmix import ask_server
+from headway.launcher.clusters.mpi import ask_server
 dist.init_process_group("gloo")
 total = torch.tensor([1.0 + dist.get_rank()])
 dist.all_reduce(total)
@@ -45,7 +45,7 @@ def test_the_processes_of_mpirun_on_one_machine_are_the_ranks() -> None:
 HOST = (
     PLACE.replace("*ask_server()", "socket.gethostname()")
     .replace("import os, torch", "import os, socket, torch")
-    .replace("from headway.launcher.clusters.pmix import ask_server\n", "")
+    .replace("from headway.launcher.clusters.mpi import ask_server\n", "")
 )
 
 

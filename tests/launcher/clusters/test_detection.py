@@ -15,9 +15,9 @@ from headway.contract.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unjoin
 from headway.contract.run import ALLOCATION_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, ConfigError
-from headway.launcher.clusters import pmix
+from headway.launcher.clusters import mpi
 from headway.launcher.clusters.cluster import cluster_layer, task_of
-from headway.launcher.clusters.pmix import Job, PmixError
+from headway.launcher.clusters.mpi import Job, PmixError
 from headway.settings.resolve import NOTHING
 from headway.settings.table import TABLE
 from tests.launcher.clusters.test_cluster import POD, place, settings_in
@@ -157,7 +157,7 @@ def test_a_containers_variables_of_a_rank_change_nothing_where_slurm_speaks() ->
 
 
 def test_mpirun_with_one_process_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pmix, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
+    monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
     settings = settings_in(MPIRUN)
     assert place(settings)[:3] == (2, 1, "n1")
     assert 20000 <= (settings.main_port or 0) < 32000
@@ -167,7 +167,7 @@ def test_mpirun_with_one_process_on_each_machine(monkeypatch: pytest.MonkeyPatch
 
 
 def test_mpirun_with_several_processes_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pmix, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
+    monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
     environ = {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
     assert place(settings_in(environ))[:3] == (2, 1, "n1")
     assert task(environ) == Ranks(rank=2, local_rank=0, world_size=3, local_world_size=1)
@@ -189,7 +189,7 @@ def test_a_server_of_mpirun_that_does_not_answer_is_no_matter_where_the_place_is
     def silent() -> Job:
         raise PmixError("PMIx_Init returned -25")
 
-    monkeypatch.setattr(pmix, "ask_server", silent)
+    monkeypatch.setattr(mpi, "ask_server", silent)
     with pytest.raises(ConfigError, match="PMIx_Init returned -25"):
         settings_in(MPIRUN)
     typed = settings_in(MPIRUN, num_machines="2", machine_rank="1", main_address="a")
