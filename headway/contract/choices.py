@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -46,13 +46,11 @@ SHARING = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_of
 """The settings that say how ranks share a model."""
 
 
-def read_wrap(raw: str | Sequence[str] | Mapping[str, str]) -> str:
+def read_wrap(raw: Iterable[str]) -> str:
     """Return `wrap` in its canonical form: `auto`, class names with commas, or a number.
 
     The message of a ValueError continues "wrap is <raw>, ".
     """
-    if isinstance(raw, Mapping):
-        raise ValueError("which is a map, not names of classes")
     parts = raw.split(",") if isinstance(raw, str) else raw
     names = [part.strip() for part in parts if part.strip()]
     if names == [AUTO]:

@@ -12,7 +12,7 @@ In addition: ranges (`0-3`, `0-6/2`), `^2` (all but GPU 2), a prefix of a UUID (
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from headway.machine.facts import Gpu
@@ -104,7 +104,7 @@ class DeviceSpec(NamedTuple):
 ALL = DeviceSpec()
 
 
-def parse_devices(raw: str | Sequence[str]) -> DeviceSpec:
+def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     """Return the meaning of a `devices` value from a flag, a variable, a profile or a script.
 
     The message of a ValueError continues "devices is '...', ".
@@ -141,7 +141,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 4
 
 
-def _list(parts: Sequence[str]) -> DeviceSpec:
+def _list(parts: Iterable[str]) -> DeviceSpec:
     named: list[Name] = []
     without: list[Name] = []
     for part in parts:

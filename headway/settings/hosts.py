@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from headway.settings.setting import Count, Raw, read_text
@@ -64,8 +63,6 @@ def _is_ip_address(host: str) -> bool:
 
 def read_hosts(raw: Raw) -> Hosts:
     """Read a,b:2 or a YAML list of such, [::1]:2 for an address with colons, or none."""
-    if isinstance(raw, Mapping):
-        raise ValueError("which is a map, not a list of hosts")
     if isinstance(raw, str) and raw.strip().lower() == _NONE:
         return Hosts()
     words = raw.split(",") if isinstance(raw, str) else raw

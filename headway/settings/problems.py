@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.contract.choices import FSDP, HSDP, PRECISIONS, precisions_besides
 from headway.contract.origin import Layer, Origin
-from headway.contract.run import RANK_VARIABLES
+from headway.contract.run import ACCELERATE, RANK_VARIABLES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.devices.table import KINDS, kind_of
 from headway.errors import Code, Problem
@@ -21,9 +21,7 @@ from headway.settings.setting import AUTO
 from headway.settings.table import NO, TABLE, YES, Settings
 
 SETTING_OF = {
-    "ACCELERATE_USE_CPU": "device",
-    "ACCELERATE_MIXED_PRECISION": "mixed_precision",
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    **{variable: name for name, variable in ACCELERATE.items()},
     **{kind.mask: "devices" for kind in KINDS.values() if kind.mask},
     **dict.fromkeys(("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "devices"),
 }

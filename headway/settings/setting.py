@@ -8,7 +8,6 @@ from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from headway.contract.origin import Origin
-from headway.machine.devices import DeviceSpec, parse_devices
 
 T = TypeVar("T")
 
@@ -124,6 +123,8 @@ class Setting(Generic[T]):
 
         The message of a ValueError continues "<name> is <raw>, ".
         """
+        if isinstance(raw, Mapping) and self.shape is not Shape.MAP:
+            raise ValueError("which is a map, not a value")
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
         return self.kind(raw)
@@ -156,8 +157,7 @@ def as_words(raw: Raw) -> str:
 
 def read_text(raw: Raw) -> str:
     if not isinstance(raw, str):
-        kind = "map" if isinstance(raw, Mapping) else "list"
-        raise ValueError(f"which is a {kind}, not one value")
+        raise ValueError("which is a list, not one value")
     if not raw.strip():
         raise ValueError("which is empty")
     return raw
@@ -280,8 +280,6 @@ class Seconds(Count):
 
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:
     """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
-    if isinstance(raw, Mapping):
-        raise ValueError("which is a map, not a list of ranks")
     if isinstance(raw, str) and raw.strip().lower() == "all":
         return None
     ranks: set[int] = set()
@@ -294,12 +292,6 @@ def read_ranks(raw: Raw) -> tuple[int, ...] | None:
             raise ValueError(f"in which {part.strip()!r} is a range whose end is below its start")
         ranks.update(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(ranks))
-
-
-def read_devices(raw: Raw) -> DeviceSpec:
-    if isinstance(raw, Mapping):
-        raise ValueError("which is a map, not a count or a list of indices")
-    return parse_devices(raw)
 
 
 def read_path(raw: Raw) -> str:

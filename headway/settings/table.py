@@ -18,7 +18,7 @@ from headway.contract.run import DEVICES
 from headway.devices.table import is_kind
 from headway.extensions import CLUSTERS as EXTENSIONS
 from headway.extensions import extensions
-from headway.machine.devices import ALL, DeviceSpec
+from headway.machine.devices import ALL, DeviceSpec, parse_devices
 from headway.settings.hosts import Hosts, read_host, read_hosts
 from headway.settings.setting import (
     AUTO,
@@ -31,7 +31,6 @@ from headway.settings.setting import (
     Setting,
     Shape,
     Value,
-    read_devices,
     read_options,
     read_path,
     read_ranks,
@@ -72,7 +71,7 @@ class Settings:
         "device to run on; gpu is cuda, xpu, or mps on a Mac",
     )
     devices = Setting[DeviceSpec](
-        read_devices,
+        parse_devices,
         ALL,
         "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
