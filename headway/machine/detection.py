@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, CUDA, KINDS, MPS, outside_kinds
 from headway.machine.facts import Gpu, Machine, Torch
-from headway.machine.source import Source, cpu_quota
+from headway.machine.source import Source, cpu_quota, physical_cores
 
 
 def detect_machine(
@@ -116,13 +116,14 @@ def _card_without_driver(source: Source) -> str:
 
 
 def _with_cores(machine: Machine, source: Source) -> Machine:
-    cores = source.usable_cores()
-    quota = cpu_quota(source)
+    cores, kind, quota = source.usable_cores(), "usable", cpu_quota(source)
+    if 0 < (physical := physical_cores(source)) < cores:  # two hardware threads share one core
+        cores, kind = physical, "physical"
     if quota is not None and quota < cores:
         return machine._replace(
             cores=max(1, int(quota)), cores_reason=f"cgroup quota of {quota:g} cores"
         )
-    return machine._replace(cores=cores, cores_reason=f"{cores} usable core{'s' * (cores != 1)}")
+    return machine._replace(cores=cores, cores_reason=f"{cores} {kind} core{'s' * (cores != 1)}")
 
 
 def _with_listed_gpus(

@@ -11,7 +11,7 @@ from typing import Any
 from headway.contract.secrets import is_secret, masked
 from headway.machine.apple import ask_sysctl
 from headway.machine.facts import Host, Machine
-from headway.machine.source import Source, cpu_quota, memory_limit
+from headway.machine.source import Source, cpu_quota, memory_limit, physical_cores
 
 _OF_TRAINING = (  # beginnings of names
     *("CUDA", "NVIDIA", "NCCL", "GLOO", "OMP", "MKL", "KMP", "OPENBLAS", "TORCH", "PYTORCH"),
@@ -92,7 +92,6 @@ def _linux(source: Source) -> dict[str, Fact]:
     release = re.search(r'^PRETTY_NAME="?(.*?)"?$', source.read("etc/os-release"), re.MULTILINE)
     processors = source.read("proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)$", processors, re.MULTILINE)
-    pairs = re.findall(r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$", processors, re.M | re.S)
     logical = len(re.findall(r"^processor\s*:", processors, re.MULTILINE))
     memory = {
         name: int(kibibytes) * 1024
@@ -105,7 +104,7 @@ def _linux(source: Source) -> dict[str, Fact]:
         "kernel": (source.read("proc/sys/kernel/osrelease").strip(), "/proc/sys/kernel"),
         "cpu": _or_cause(model and model[1], "/proc/cpuinfo"),
         "logical_cores": _or_cause(logical, "/proc/cpuinfo"),
-        "physical_cores": _or_cause(len(set(pairs)), "/proc/cpuinfo"),
+        "physical_cores": _or_cause(physical_cores(source), "/proc/cpuinfo"),
         "cpu_quota": _or_cause(cpu_quota(source), "the cgroup", "not limited by a cgroup"),
         "numa_nodes": _or_cause(len(nodes), "/sys/devices/system/node"),
         "memory_bytes": _or_cause(memory.get("MemTotal"), "/proc/meminfo"),

@@ -6,6 +6,7 @@ Sources on cgroups, v1 and v2: the kernel's cgroup-v2.rst, sched-bwc.rst and cgr
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -96,6 +97,13 @@ class Source:
             return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
         except (ImportError, AttributeError):
             return None
+
+
+def physical_cores(source: Source) -> int:
+    """Return how many cores Linux lists, each with one or more hardware threads; 0 if unknown."""
+    processors = source.read("proc/cpuinfo")
+    pairs = r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$"
+    return len(set(re.findall(pairs, processors, re.M | re.S)))
 
 
 def cpu_quota(source: Source) -> float | None:

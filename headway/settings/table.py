@@ -141,7 +141,7 @@ class Settings:
     threads_per_process = Setting(
         Count(1),
         AUTO,
-        "CPU threads of each process: a number, or auto (usable cores / processes)",
+        "CPU threads of each process: a number, or auto (physical cores / processes)",
         metavar="N",
     )
     num_machines = Setting[Machines](

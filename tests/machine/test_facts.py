@@ -50,6 +50,9 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CPU = "sys/fs/cgroup/cpu/cpu.cfs"
+THREADS_OF_8_CORES = "".join(
+    f"processor\t: {n}\nphysical id\t: 0\ncore id\t\t: {n % 8}\n\n" for n in range(16)
+)
 QUOTAS = {  # where this process is, the files of its cgroups, the cores it may use
     "none": ("0::/user.slice", {}, 16),
     "above its own cgroup": ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "250000 100000"}, 2),
@@ -69,12 +72,13 @@ QUOTAS = {  # where this process is, the files of its cgroups, the cores it may 
         {f"{CPU}_quota_us": "400000", f"{CPU}_period_us": "100000"},
         4,
     ),
+    "two hardware threads for each core": ("0::/", {"proc/cpuinfo": THREADS_OF_8_CORES}, 8),
 }
 
 
 @pytest.mark.parametrize("case", QUOTAS)
 @pytest.mark.usefixtures("sixteen_cores")
-def test_the_usable_cores_are_those_of_the_smallest_quota(case: str, tmp_path: Path) -> None:
+def test_usable_cores_are_physical_and_those_of_the_smallest_quota(case: str, tmp_path: Path) -> None:
     place, files, cores = QUOTAS[case]
     root = record(tmp_path, **{"proc/self/cgroup": f"{place}\n", **files})
     machine = detect_machine({}, Source(root))
