@@ -152,6 +152,12 @@ def note_unused(training: Training) -> None:
             " outside of accelerator.accumulate(model): each backward pass makes a step; fix: with"
             " accelerator.accumulate(model), around the body of the loop"
         )
+    elif accumulation.steps > 1 and training.progress.num_trained == 1:  # which is this step
+        say_once(
+            "note: an optimizer stepped without accelerator.backward(loss), which divides by"
+            f" gradient_accumulation_steps ({accumulation.steps}); fix: call it in place of"
+            " loss.backward()"
+        )
     if training.strategy.data_size > 1 and not training.run.has_begun and not open_loops():
         say_once(
             "note: no prepared DataLoader gave a batch: unless the script draws other samples on"

@@ -253,6 +253,13 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
         accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
         step(accelerator, optimizer, model(DATA).sum())
 
+    def plain_backward() -> None:
+        accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
+        for _ in range(2):
+            with accelerator.accumulate(model):
+                model(DATA).sum().backward()
+                optimizer.step()
+
     def both() -> None:
         accelerator, model, optimizer = prepared(gradient_accumulation_steps=2)
         for batch in accelerator.prepare(torch.utils.data.DataLoader(SINGLE, batch_size=2)):
@@ -262,6 +269,7 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
     trainings = {
         raw_optimizer: "accumulate() without a prepared optimizer",
         not_entered: "outside of accelerator.accumulate(model)",
+        plain_backward: "without accelerator.backward(loss)",
     }
     for training, told in trainings.items():
         process_progress().num_trained = 0
