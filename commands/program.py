@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
 from headway.commands.flags import Parsed, bad_words
 from headway.errors import ConfigError, did_you_mean
-from headway.launcher.plan.program import Program
+from headway.launcher.plan.program import Program, finder_in
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
@@ -63,12 +62,8 @@ def _check_script(script: str) -> None:
         os.stat(script)
     except OSError as error:
         raise _missing(script, error) from None
-    PathFinder.invalidate_caches()  # a folder may be newer than what was read of it
-    if os.path.isdir(script) and PathFinder.find_spec("__main__", [script]) is None:
-        raise bad_words(
-            f"{script!r} is a directory without a __main__.py, not a script",
-            fix="name the script inside it",
-        )
+    if not _is_stream(script):
+        _check_archive(script)
     kind, fix = _NOT_PYTHON.get(os.path.splitext(script)[1].lower(), ("", ""))
     if kind:
         import shlex
@@ -76,6 +71,31 @@ def _check_script(script: str) -> None:
         raise bad_words(
             f"{script!r} is {kind}, not a Python script",
             fix=fix.format(script=shlex.quote(script)),
+        )
+
+
+def _check_archive(script: str) -> None:
+    """Refuse a folder or zip archive without what Python runs of it."""
+    finder = finder_in(script)
+    if finder is not None:
+        if finder.find_spec("__main__") is None:
+            kind = "directory" if os.path.isdir(script) else "zip archive"
+            raise bad_words(
+                f"{script!r} is a {kind} without a __main__.py, not a script",
+                fix="name the script inside it, or add a __main__.py that runs it",
+            )
+        return
+    try:
+        with open(script, "rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise _missing(script, error) from None
+    if start.startswith(b"#!"):
+        start = start.partition(b"\n")[2]
+    if start.startswith(b"PK\3\4"):
+        raise bad_words(
+            f"{script!r} starts as a zip archive does, but its end is missing",
+            fix="copy or build the archive again: it is truncated",
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 RUNTIMES = (
     *("accelerate", "transformers.trainer", "deepspeed", "composer", "ignite.distributed"),
@@ -41,6 +42,14 @@ class Program(NamedTuple):
         dashes = ["--"] if self.name.startswith("-") else []
         before = {"script": [*python, *dashes], "module": [*python, "-m"], "program": []}
         return [*before[self.kind], self.name, *self.args]
+
+
+def finder_in(path: str) -> Any:
+    """Return what finds Python's modules in a folder or zip archive; None in anything else."""
+    for hook in sys.path_hooks:
+        with suppress(ImportError):
+            return hook(path)
+    return None
 
 
 def interpreter() -> tuple[str, ...]:

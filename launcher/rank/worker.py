@@ -16,7 +16,6 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from importlib.util import MAGIC_NUMBER
 from types import TracebackType
@@ -28,7 +27,7 @@ from headway.contract.records import Crash, End, Frame, Heartbeat
 from headway.contract.run import read_ranks, read_run
 from headway.errors import ConfigError, HeadwayError
 from headway.launcher.diagnosis.reasons import is_of_communication
-from headway.launcher.plan.program import RUNTIMES
+from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -124,7 +123,7 @@ def run_program(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
         if kind == "module":
             _run_as_main(name, None if is_path_safe() else os.getcwd(), alter_argv=True)
-        elif _is_importable_from(file := os.path.join(os.getcwd(), name)):
+        elif finder_in(file := os.path.join(os.getcwd(), name)) is not None:  # `__main__` in it
             _run_as_main("__main__", file, alter_argv=False)
         else:
             _run_file(file, main)
@@ -179,14 +178,6 @@ def _run_as_main(module: str, folder: str | None, *, alter_argv: bool) -> None:
 def is_path_safe() -> bool:
     """Return whether Python was told not to put the program's folder on sys.path (-P, -I)."""
     return bool(getattr(sys.flags, "safe_path", False))
-
-
-def _is_importable_from(path: str) -> bool:
-    """Return whether Python imports from a path, as from a folder or zip: then `__main__` in it."""
-    for hook in sys.path_hooks:
-        with suppress(ImportError):
-            return hook(path) is not None
-    return False
 
 
 def _now(clock: Callable[[], float] = time.time) -> float:

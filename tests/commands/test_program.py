@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,17 @@ def test_a_directory_without_a_main_is_no_script() -> None:
     assert "is a directory without a __main__.py" in refused("folder").problems[0].what
     Path("folder/__main__.py").touch()
     assert program("folder") == ("script", "folder")
+
+
+def test_an_archive_that_is_truncated_or_without_a_main_is_no_script() -> None:
+    for name, module in (("whole.pyz", "__main__.py"), ("other.zip", "train.py")):
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.writestr(module, "print(1)\n")
+    assert "is a zip archive without a __main__.py" in refused("other.zip").problems[0].what
+    assert program("whole.pyz") == ("script", "whole.pyz")
+    for before in (b"", b"#!/usr/bin/env python3\n"):
+        Path("part.pyz").write_bytes(before + Path("whole.pyz").read_bytes()[:-30])
+        assert "its end is missing" in refused("part.pyz").problems[0].what
 
 
 @pytest.mark.parametrize("name", ["train", "train.py", "train.pyc", "app.pyz", "run.sh", "odd.txt"])

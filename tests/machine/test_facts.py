@@ -78,7 +78,9 @@ QUOTAS = {  # where this process is, the files of its cgroups, the cores it may 
 
 @pytest.mark.parametrize("case", QUOTAS)
 @pytest.mark.usefixtures("sixteen_cores")
-def test_usable_cores_are_physical_and_those_of_the_smallest_quota(case: str, tmp_path: Path) -> None:
+def test_usable_cores_are_physical_and_those_of_the_smallest_quota(
+    case: str, tmp_path: Path
+) -> None:
     place, files, cores = QUOTAS[case]
     root = record(tmp_path, **{"proc/self/cgroup": f"{place}\n", **files})
     machine = detect_machine({}, Source(root))
