@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import NoReturn, TextIO
 
 from headway._version import __version__
 from headway.commands.tables import escape_unencodable
+from headway.contract import signals
 from headway.contract.notes import flush_streams, say
 from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
 
@@ -75,6 +77,8 @@ def run_command() -> NoReturn:
     A launcher that supervised ranks has imported torch, whose finalization takes a third of a
     second; it is skipped.
     """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signals.trap(signals.exit_by, signal.SIGTERM)
     exit_code = main()
     if "headway.launcher.processes.supervise" in sys.modules:
         flush_streams()

@@ -7,10 +7,10 @@ below are imported on first use (PEP 562), so that the command line starts witho
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from headway._version import __version__ as __version__
 
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all that is imported here
 if TYPE_CHECKING:
     from headway.accelerator import Accelerator as Accelerator
     from headway.compat.forwarding import replace_accelerate as replace_accelerate

@@ -1,12 +1,23 @@
-"""`python -m headway`: the same as the `headway` command."""
+"""`python -m headway`, and the `headway` command."""
 
 import os
 import sys
+
+
+def run() -> None:
+    """Run this process's command line; Ctrl-C is reported also while the imports take place."""
+    try:
+        from headway.commands.main import run_command
+    except KeyboardInterrupt:
+        from headway.contract.notes import say
+
+        say("interrupted")
+        os._exit(130)
+    run_command()
+
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         # as for the command: no file of the working folder shadows a module
         sys.path[0] = os.path.dirname(sys.executable)
-    from headway.commands.main import run_command
-
-    run_command()
+    run()

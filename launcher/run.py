@@ -99,15 +99,15 @@ def outlive_early_signals() -> None:
 @contextmanager
 def interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
     """Exit on a signal without an exception, which numpy and torch swallow during their imports."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    stops = (signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, _: object) -> None:
-        signals.ignore(*usual)
+        signals.ignore(*stops)
         starter.close()
         say("interrupted" if number == signal.SIGINT else "stopped by SIGTERM")
         os._exit(128 + number)
 
-    with signals.trapped(end, *(one for one in usual if signal.getsignal(one) is usual[one])):
+    with signals.trapped(end, *(one for one in stops if signals.is_usual(signal.getsignal(one)))):
         yield
 
 
@@ -208,6 +208,8 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     if not worker.is_path_safe():
         del sys.path[0]  # where Python found `headway`; the script's folder takes its place
+    if signal.getsignal(signal.SIGTERM) is signals.exit_by:
+        signals.do_as_usual(signal.SIGTERM)
     atexit.register(worker.finish_process)
     program = plan.program
     worker.run_alone(program.kind, program.name, program.args)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-from headway.contract.notes import say
+from headway.contract.notes import say, say_amid_writing
 
 Handler = Any
 """A function of a number and a frame, or one of signal.SIG_DFL and SIG_IGN."""
@@ -58,8 +58,14 @@ def do_as_usual(*numbers: int) -> None:
 
 
 def is_usual(handler: Handler) -> bool:
-    """Return whether a handler is one that Python starts with."""
-    return handler in (signal.SIG_DFL, signal.default_int_handler)
+    """Return whether a handler is one that Python or the `headway` command starts with."""
+    return handler in (signal.SIG_DFL, signal.default_int_handler, exit_by)
+
+
+def exit_by(number: int, _: object = None) -> NoReturn:
+    """Report a stop signal and raise SystemExit, which ends child processes; a handler."""
+    say_amid_writing(f"stopped by {signal.Signals(number).name}")
+    raise SystemExit(128 + number)
 
 
 def say_too_early(number: int, _: object = None) -> None:

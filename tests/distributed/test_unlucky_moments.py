@@ -94,6 +94,39 @@ def test_a_signal_amid_the_launchers_imports_is_not_swallowed(
     assert done.stderr == f"headway: {said}\n"
 
 
+IN_AN_IMPORT_OF_OURS = """
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "headway.commands.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+sys.modules.pop("headway.commands.main", None)
+from headway.__main__ import run
+run()
+"""
+WHILE_A_TOOL_RUNS = """
+from headway.commands import main
+from headway.machine.source import Source
+main._dispatch = lambda _: Source().output_of(
+    ["sh", "-c", "echo $$ > tool.pid; kill -s TERM $PPID; exec sleep 300"]
+)
+main.run_command()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [(IN_AN_IMPORT_OF_OURS, 130, "interrupted"), (WHILE_A_TOOL_RUNS, 143, "stopped by SIGTERM")],
+)
+def test_a_stop_signal_before_a_launch_has_handlers_is_one_line_and_leaves_no_process(
+    text: str, code: int, line: str
+) -> None:
+    done = run_python(text)
+    assert (done.returncode, done.stderr) == (code, f"headway: {line}\n")
+    wait_for_end(*(int(one.read_text()) for one in Path.cwd().glob("tool.pid")))
+
+
 SLOW_TORCH = """
 import os, sys, time
 open(f"importing_{os.getpid()}", "w").close()
