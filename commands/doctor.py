@@ -21,7 +21,12 @@ from headway.errors import HeadwayError
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.asking import Answer, ask_torch
 from headway.machine.facts import OLDEST_TORCH, Host, Machine
-from headway.machine.gpus import how_to_free, how_to_use_gpus, of_machine
+from headway.machine.gpus import (
+    how_to_free,
+    how_to_get_kernels,
+    how_to_use_gpus,
+    of_machine,
+)
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
 from headway.machine.source import Source
@@ -147,6 +152,8 @@ def _gpus(machine: Machine) -> Iterator[Check]:
     if machine.driver_fault and machine.gpus:
         tool = kind_of(machine.gpu_kind).tool
         yield Check("driver", WARNING, f"{tool} reports: {machine.driver_fault}", [f"run `{tool}`"])
+    if kernels := machine.without_kernels(machine.visible_gpus):
+        yield Check("kernels", ERROR, kernels, how_to_get_kernels(machine))
     for index, gpu in enumerate(machine.gpus):
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from headway._version import __version__
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table
+from headway.devices.kind import sm
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Gpu, Host, Machine
 from headway.machine.snapshot import to_json
@@ -51,7 +52,8 @@ def _gpu(gpu: Gpu) -> str:
     parts = [
         gpu.name,
         f"{gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes else "memory unknown",
-        *(["sm_" + "".join(map(str, gpu.capability))] if gpu.capability else []),
+        *(["shared with the CPU"] if gpu.shares_memory else []),
+        *([sm(gpu.capability)] if gpu.capability else []),
         f"{gpu.compute_mode} mode",
     ]
     if gpu.use is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headway.devices.kind import GpuKind, Lack
+from headway.devices.kind import GpuKind, Lack, sm
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +36,8 @@ class Cuda(GpuKind):
     def lack(self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]) -> Lack | None:
         for gpu in gpus:  # of one whose capability is unknown, the ranks ask torch
             if gpu.capability is not None and gpu.capability < row.capability:
-                compute = "sm_" + "".join(map(str, gpu.capability))
-                return Lack(f"{gpu.name} ({compute}) does not support {precision}", row.instead)
+                what = f"{gpu.name} ({sm(gpu.capability)}) does not support {precision}"
+                return Lack(what, row.instead)
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:

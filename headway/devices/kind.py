@@ -202,4 +202,9 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(found) or (0,)
 
 
+def sm(capability: tuple[int, int]) -> str:
+    """Return a compute capability as NVIDIA's compiler names it: sm_90."""
+    return "sm_" + "".join(map(str, capability))
+
+
 DIGITS = 9  # of an index or a version; int() fails for thousands of digits

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.run import YES
-from headway.devices.kind import numbers
+from headway.devices.kind import numbers, sm
 from headway.devices.table import CPU, CUDA, MPS, kind_of
 from headway.errors import ConfigError
 from headway.machine import masks
@@ -17,6 +17,15 @@ OLDEST_DRIVER = {12: (525, 60), 13: (580, 65)}
 """The oldest Linux driver for each CUDA major version that torch is built for.
 
 Source: NVIDIA, CUDA Compatibility, table of minor version compatibility."""
+
+WHEELS = (
+    ("cu126", (12,), (5, 0), (9, 0)),
+    ("cu128", (12, 8), (7, 5), (12, 1)),
+    ("cu130", (13,), (7, 5), (99, 0)),
+)
+"""PyTorch's builds: from which CUDA on, and the first and last compute capability with kernels.
+
+Source: pytorch's RELEASE.md, PyTorch CUDA Support Matrix, 2.11 to 2.14."""
 
 _END_OF_MASK = ("", "-1")
 """Entries that end CUDA_VISIBLE_DEVICES on purpose; any other unknown entry is a mistake.
@@ -53,6 +62,7 @@ class Gpu(NamedTuple):
     use: GpuUse | None = None  # None: not queried, or of a slice, where nvidia-smi has none
     claimed_by: str = ""  # another launch that has claimed this GPU as idle
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
+    shares_memory: bool = False  # with the CPU: its memory is the host's
     unknown: Mapping[str, str] = {}  # why, by the names of fields
 
     @property
@@ -189,6 +199,19 @@ class Machine(NamedTuple):
                 f"CUDA {torch.cuda} and needs driver {'.'.join(map(str, needed))} or newer"
             )
         return None
+
+    def without_kernels(self, gpus: Sequence[Gpu]) -> str:
+        """Return for which GPU this torch has no kernels, if PyTorch has built it; or empty."""
+        cuda = self.torch and self.torch.cuda
+        builds = [row for row in WHEELS if cuda and row[1] <= numbers(cuda)]
+        for gpu in gpus if builds else ():
+            _, _, first, last = builds[-1]
+            if gpu.capability is not None and not first <= gpu.capability <= last:
+                return (
+                    f"{gpu.name} is {sm(gpu.capability)}, and PyTorch's builds for CUDA {cuda} "
+                    f"have kernels for {sm(first)} {f'to {sm(last)}' if last < (99,) else 'and up'}"
+                )
+        return ""
 
     @property
     def why_no_gpu(self) -> str:

@@ -14,17 +14,28 @@ from headway.machine.facts import (
     EXCLUSIVE,
     OLDEST_DRIVER,
     PROHIBITED,
+    WHEELS,
     Gpu,
     GpuUse,
     Machine,
     MigSlice,
 )
 from headway.machine.masks import shown_by_cuda
-from headway.machine.source import HANGS, Source
+from headway.machine.source import HANGS, Source, memory_facts
+
+_UNIFIED = ((7, 2), (8, 7), (11, 0), (12, 1))
+"""Capabilities of GPUs that share the CPU's memory: Xavier, Orin, Thor, GB10.
+
+Source: NVIDIA, CUDA GPU Compute Capability."""
+
+_UNIFIED_AMD = (110003, 110500, 110501, 110502, 110503)
+"""The same for AMD: Phoenix, Strix Point, Strix Halo, Krackan.
+
+Source: the kernel's amdkfd, kfd_device.c, and LLVM's AMDGPUUsage.rst."""
 
 KFD = "sys/class/kfd/kfd/topology/nodes"
 _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-WHEELS = "https://download.pytorch.org/whl"
+INDEX = "https://download.pytorch.org/whl"
 # texts of nvidia-smi, which may change with a new version of it
 _SMI_MIG_IS_ON = "Enabled"
 """--query-gpu=mig.mode.current. Source: its manual page, driver 525 and later."""
@@ -58,7 +69,7 @@ def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
     if device not in ("", machine.gpu_kind):
         install = "pip install --force-reinstall torch --index-url"
         is_listed = device in machine.listed_kinds
-        return [f"`{install} {WHEELS}/{kind_of(device).wheels}`"] if is_listed else []
+        return [f"`{install} {INDEX}/{kind_of(device).wheels}`"] if is_listed else []
     if machine.mismatch is not None and not machine.is_hidden:
         return _matching_torch(machine)
     if machine.visible_gpus:
@@ -92,15 +103,25 @@ def _matching_torch(machine: Machine) -> list[str]:
         return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
     if machine.driver is None:
         return ["install torch for the CUDA version of the driver: https://pytorch.org"]
-    driver = numbers(machine.driver)
-    major = max((cuda for cuda, oldest in OLDEST_DRIVER.items() if oldest <= driver), default=None)
-    if major is None:
-        return ["update the NVIDIA driver"]
-    index = {12: "cu126", 13: "cu130"}[major]
-    install = f"`pip install --force-reinstall torch --index-url {WHEELS}/{index}`"
-    if machine.torch is not None and machine.torch.cuda is not None:
-        return ["update the NVIDIA driver", install]
-    return [install]
+    install = [*filter(None, [_install(machine)])]
+    if (machine.torch is not None and machine.torch.cuda is not None) or not install:
+        return ["update the NVIDIA driver", *install]
+    return install
+
+
+def how_to_get_kernels(machine: Machine) -> list[str]:
+    return [_install(machine) or "select GPUs that one build of PyTorch is for, by --devices"]
+
+
+def _install(machine: Machine) -> str:
+    """Return how to install PyTorch's newest build that fits driver and GPUs; empty for none."""
+    driver = numbers(machine.driver or "999")
+    needed = [gpu.capability for gpu in machine.gpus if gpu.capability is not None]
+    for index, cuda, first, last in reversed(WHEELS):
+        fits = all(first <= one <= last for one in needed)
+        if fits and OLDEST_DRIVER[cuda[0]] <= driver:
+            return f"`pip install --force-reinstall torch --index-url {INDEX}/{index}`"
+    return ""
 
 
 FIELDS = (
@@ -175,6 +196,8 @@ class _NvidiaSmi:
             capability=(int(version[1]), int(version[2])) if version else None,
             compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
         )
+        if gpu.memory_bytes is None and gpu.capability in _UNIFIED:
+            gpu = gpu._replace(memory_bytes=_host_memory(self._source), shares_memory=True)
         if answer.get("mig.mode.current") == _SMI_MIG_IS_ON:
             gpu = self._with_slices(gpu)
         if self._full or gpu.compute_mode == EXCLUSIVE:
@@ -256,12 +279,19 @@ def _amd_gpu(source: Source, node: str) -> Gpu | None:
     if version:
         major, minor, step = version // 10000, version // 100 % 100, version % 100
         name, capability = f"AMD gfx{major}{minor:x}{step:x}", (major, minor)
+    shares = version in _UNIFIED_AMD  # the driver reports what firmware has set aside
+    sizes = [max(sum(sizes), _host_memory(source) or 0)] if shares else sizes
     return Gpu(
         name=name,
         uuid=f"GPU-{unique:016x}" if unique else f"GPU-XX-{node}",
         memory_bytes=sum(sizes) or None,
+        shares_memory=shares,
         capability=capability,
     )
+
+
+def _host_memory(source: Source) -> int | None:
+    return memory_facts(source).get("MemTotal")
 
 
 def _number(text: str) -> int | None:

@@ -11,7 +11,13 @@ from typing import Any
 from headway.contract.secrets import is_secret, masked
 from headway.machine.apple import ask_sysctl
 from headway.machine.facts import Host, Machine
-from headway.machine.source import Source, cpu_quota, memory_limit, physical_cores
+from headway.machine.source import (
+    Source,
+    cpu_quota,
+    memory_facts,
+    memory_limit,
+    physical_cores,
+)
 
 _OF_TRAINING = (  # beginnings of names
     *("CUDA", "NVIDIA", "NCCL", "GLOO", "OMP", "MKL", "KMP", "OPENBLAS", "TORCH", "PYTORCH"),
@@ -93,10 +99,7 @@ def _linux(source: Source) -> dict[str, Fact]:
     processors = source.read("proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)$", processors, re.MULTILINE)
     logical = len(re.findall(r"^processor\s*:", processors, re.MULTILINE))
-    memory = {
-        name: int(kibibytes) * 1024
-        for name, kibibytes in re.findall(r"^(\w+):\s+(\d+) kB$", source.read("proc/meminfo"), re.M)
-    }
+    memory = memory_facts(source)
     nodes = [name for name in source.names_in("sys/devices/system/node") if name[4:].isdecimal()]
     shm = source.bytes_in("dev/shm")
     return {

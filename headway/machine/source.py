@@ -123,6 +123,12 @@ def _quotas(source: Source) -> Iterator[float]:
             yield int(limit) / int(period)
 
 
+def memory_facts(source: Source) -> dict[str, int]:
+    """Return the sizes of /proc/meminfo by their names, such as MemTotal, in bytes."""
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", source.read("proc/meminfo"), re.MULTILINE)
+    return {name: int(kibibytes) * 1024 for name, kibibytes in lines}
+
+
 def memory_limit(source: Source) -> int | None:
     """Return the smallest memory limit, in bytes, of this process's cgroup and its ancestors."""
     limits = []

@@ -17,6 +17,7 @@ from headway.launcher.diagnosis.torch_messages import (
     LOADER_WORKER_KILLED,
     NO_GPU,
     NO_INPUT,
+    NO_KERNELS,
     NO_NCCL,
     NOT_ON_MPS,
     OUT_OF_MEMORY,
@@ -106,6 +107,11 @@ REASONS = (
         lambda crash: contains(crash.message, NO_GPU),
         "the script asks for a GPU by itself, and torch has none here (`headway doctor` says why): "
         'let it take accelerator.device, or torch.device("cpu")',
+    ),
+    _of_crash(
+        "no_kernels",
+        lambda crash: contains(crash.message, NO_KERNELS),
+        "this torch is not built for this GPU: `headway doctor` names a build that is",
     ),
     _of_crash(
         "shared_memory_full",

@@ -46,6 +46,9 @@ NO_GPU = (
     Text("No CUDA GPUs are available", "torch sources, CUDAFunctions.cpp"),
     Text("or CPU modules, but got device_ids", "torch 2.13.0, nn/parallel/distributed.py"),
 )
+NO_KERNELS = (
+    Text("no kernel image is available", "CUDA's runtime API, cudaErrorNoKernelImageForDevice"),
+)
 SHARED_MEMORY_FULL = (
     Text("unable to allocate shared memory(shm)", "torch 2.13.0, libtorch_cpu (MapAllocator.cpp)"),
     Text("workers are out of shared memory", "torch 2.13.0, libtorch_python.so (DataLoader.cpp)"),

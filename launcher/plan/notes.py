@@ -91,6 +91,10 @@ def _of_selection(plan: LaunchPlan) -> Iterator[str]:
     yield from (f"skipped {reason}" for reason in selection.passed_over)
     if machine.mask_fault is not None:
         yield f"{machine.mask_fault}: {machine.describe_gpus()}"
+    if kernels := machine.without_kernels([machine.visible_gpus[index] for index in plan.gpus]):
+        from headway.machine.gpus import how_to_get_kernels
+
+        yield f"{kernels}; fix: {'; or '.join(how_to_get_kernels(machine))}"
     if machine.driver_fault:
         yield f"{kind_of(settings.device).tool} reports: {machine.driver_fault}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)

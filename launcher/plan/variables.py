@@ -13,6 +13,7 @@ from headway.contract.run import (
     RunContract,
     encode,
 )
+from headway.devices.kind import numbers
 from headway.devices.table import CUDA, kind_of
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
@@ -21,6 +22,7 @@ from headway.settings.setting import Value
 from headway.settings.table import TABLE, YES, Settings
 
 LOOPBACK = "127.0.0.1"
+_KNOWS_P2P = (550, 40, 7)  # a driver
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
 Variables = dict[str, Value]
@@ -111,6 +113,18 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
     return changes
 
 
+def _without_p2p(plan: LaunchPlan) -> Variables:
+    """Disable what cards lack that their driver reports as present, as `accelerate launch` does."""
+    machine = plan.machine
+    names = [machine.visible_gpus[index].name for index in plan.gpus]
+    if len(names) < 2 or not any("RTX 40" in name for name in names):
+        return {}
+    if machine.driver is None or numbers(machine.driver) >= _KNOWS_P2P:
+        return {}
+    absent = _ours("1", "RTX 40 cards have none, which drivers before 550.40.07 do not report")
+    return dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"), absent)
+
+
 def _outer_launch(plan: LaunchPlan) -> Variables:
     """Remove what another launch has left, and what is for launchers only.
 
@@ -192,6 +206,7 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
     _hidden_gpus,
     _of_device,
     _gpu_mask,
+    _without_p2p,
     _outer_launch,
     _of_ranks,
     _loopback,
@@ -201,7 +216,7 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
 )
 """Where two set the same variable, the later one holds."""
 
-_DEFAULTS = (_accelerate, _hidden_gpus, _of_device, _of_ranks, _loopback)
+_DEFAULTS = (_accelerate, _hidden_gpus, _of_device, _without_p2p, _of_ranks, _loopback)
 """They do not replace what the shell has set, unless the user has set the setting."""
 
 

@@ -122,10 +122,8 @@ def test_what_nvidia_smi_prints_is_read() -> None:
         GpuUse(0, None, (78,)),
     )
     assert h100.slices == (MigSlice("NVIDIA H100 MIG 1g.10gb", "MIG-56", 10 * 2**30),)
-    assert (shared.memory_bytes, shared.use) == (None, GpuUse(None, 0, ()))  # it has the CPU's
-    assert shared.unknown == {"memory_bytes": "nvidia-smi reports [N/A]"}
-    with pytest.raises(ConfigError, match="memory of GB10 is not known: nvidia-smi reports"):
-        devices_of(machine)
+    assert (shared.memory_bytes, shared.shares_memory) == (16 * 2**30, True)  # it has the CPU's
+    assert (shared.use, shared.unknown) == (GpuUse(None, 0, ()), {})
     assert (machine.driver, machine.gpus_reason) == ("580.82.07", "found by nvidia-smi")
     quick = detect_machine({}, Recorded(recording))
     assert quick.gpus[0].use is None
@@ -136,6 +134,8 @@ def test_what_nvidia_smi_gets_wrong_is_unknown_and_shown_as_text_and_a_cpu_needs
     recording = Recording(files=linux("CPU", 8, 16, driver="580.82.07"), tools=tools)
     machine = detect_machine({}, Recorded(recording))
     assert machine.gpus[0].memory_bytes is None
+    with pytest.raises(ConfigError, match="memory of Tesla T4 is not known: nvidia-smi reports -1"):
+        devices_of(machine)
     assert machine.driver_fault == r"\x1b[31mwarning"
     machine = detect_machine({}, Recorded(recording), device="cpu")
     assert (machine.has_driver, machine.driver_fault) == (True, "")  # the tool is not asked

@@ -154,7 +154,7 @@ def nvidia_smi(driver: str, cards: Sequence[dict[str, Any]]) -> dict[str, str]:
     for index, card in enumerate(cards):
         mig = "[N/A]" if card["capability"] < (8, 0) else "Disabled"
         cells = (
-            *(card["name"], card["uuid"], card["memory"] // 2**20),
+            *(card["name"], card["uuid"], card["memory"] // 2**20 or "[N/A]"),
             ".".join(map(str, card["capability"])),
             {0: "Default", 2: "Prohibited", 3: "Exclusive_Process"}[card.get("mode", 0)],
             "Enabled" if "slices" in card else mig,

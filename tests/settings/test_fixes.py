@@ -22,6 +22,7 @@ from tests.machines.recorded import (
     RECORDINGS,
     Recorded,
     Recording,
+    gpus,
     h100s,
     load,
     mac,
@@ -222,11 +223,19 @@ def found(recording: Recording) -> list[Check]:
 
 
 GPUS = RECORDINGS["gpu_4"]
+CUDA_12, CPU_ONLY = torch("2.13.0+cu126", cuda="12.6"), torch("2.13.0+cpu")
 TROUBLED = {
     **RECORDINGS,
     "no torch": GPUS._replace(torch=""),
     "old torch on a Mac": mac(torch=torch("2.10.0")),
     "MIG without slices": server([{**h100s(1)[0], "slices": []}]),
+    "a new GPU with an old wheel": server(
+        gpus(2, "NVIDIA GeForce RTX 5090", 32, (12, 0)), driver="570.86.10", torch=CUDA_12
+    ),
+    "an old GPU with a new wheel": server(gpus(2, "Tesla V100-SXM2-32GB", 32, (7, 0))),
+    "a new GPU without CUDA": server(
+        gpus(1, "NVIDIA GeForce RTX 5090", 32, (12, 0)), driver="570.86.10", torch=CPU_ONLY
+    ),
     "CUDA 11 driver": server(h100s(4), driver="470.82.01"),
     **{
         f"{name}={text}": GPUS._replace(environ={name: text})

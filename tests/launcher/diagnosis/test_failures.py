@@ -92,6 +92,7 @@ def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
         ("OutOfMemoryError", "CUDA out of memory", "batch smaller"),
         ("AssertionError", "Torch not compiled with CUDA enabled", "accelerator.device"),
         ("AttributeError", "module 'a' has no attribute '_cuda_setDevice'", "accelerator.device"),
+        ("AcceleratorError", "CUDA error: no kernel image is available for", "headway doctor"),
         ("RuntimeError", NO_NCCL, 'init_process_group("gloo")'),
     ],
 )

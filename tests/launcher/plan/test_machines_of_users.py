@@ -1,0 +1,268 @@
+"""Machines on which users train, each with the plan that it gets: facts in, a plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from headway.contract.origin import Layer
+from headway.errors import HeadwayError
+from headway.estimate.planner import devices_of
+from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
+from headway.launcher.plan.build import build_plan
+from headway.launcher.plan.plan import LaunchPlan
+from headway.machine.detection import detect_machine
+from headway.settings.resolve import resolve
+from tests.launcher.clusters.test_detection import STEP
+from tests.launcher.plan.planning import SCRIPT, said, set_by
+from tests.machines.recorded import (
+    GIB,
+    RTX,
+    Recorded,
+    Recording,
+    gpus,
+    h100s,
+    intel,
+    linux,
+    mac,
+    nvidia_smi,
+    server,
+    snapshot,
+    torch,
+    with_torch,
+)
+
+
+def amd(count: int, gfx: int, gib: float) -> dict[str, str]:
+    """Return what the kernel says of AMD's GPUs, after the node of the CPU."""
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    files = {f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n"}
+    for node in range(1, count + 1):
+        said = f"simd_count 440\ngfx_target_version {gfx}\nunique_id {node}00\n"
+        files[f"{nodes}/{node}/properties"] = said
+        bank = f"heap_type 1\nsize_in_bytes {int(gib * GIB)}\n"
+        files[f"{nodes}/{node}/mem_banks/0/properties"] = bank
+    return files
+
+
+def on_arm(recording: Recording) -> Recording:
+    return recording._replace(architecture="aarch64")
+
+
+def small(card: dict[str, Any], cores: int, gib: int, **changes: Any) -> Recording:
+    """Return a machine with one GPU of NVIDIA and this much memory of its own."""
+    driver = changes.pop("driver", "580.95.05")
+    files = linux("CPU", cores, gib, driver=driver) | changes.pop("files", {})
+    build = changes.pop("torch", torch("2.13.0+cu130", cuda="13.0"))
+    tools = nvidia_smi(driver, [card])
+    return Recording(files=files, cores=cores, torch=build, tools=tools)._replace(**changes)
+
+
+ROCM = torch("2.13.0+rocm7.1", hip="7.1.52802")
+CU126 = torch("2.13.0+cu126", cuda="12.6")
+EIGHT = ",".join(map(str, range(8)))
+FRONTIER = Recording(
+    files=linux("AMD EPYC 7A53 64-Core Processor", 64, 512) | amd(8, 90010, 64),
+    cores=56,  # one core of each of the eight parts is the system's
+    torch=ROCM,
+    environ={**STEP, "ROCR_VISIBLE_DEVICES": EIGHT},
+)
+A_RANK_EACH = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_PROCID": "11", "SLURM_LOCALID": "3"}
+GB10 = gpus(1, "NVIDIA GB10", 0, (12, 1))[0]
+ORIN = {"name": "Orin", "memory_bytes": 61 * GIB, "capability": (8, 7)}
+SLICE = "MIG-b7c0ffee-0000-5000-8000-000000000003"
+SLICED = {**h100s(1)[0], "slices": [("1g.10gb", f"{SLICE[:-1]}{slot}") for slot in range(7)]}
+T4 = gpus(1, "Tesla T4", 15, (7, 5), ecc=0)[0]
+
+
+class Row(NamedTuple):
+    recording: Recording
+    start: str  # "device processes x threads"
+    sets: Mapping[str, str] = {}  # variables of the script, among others
+    leaves: tuple[str, ...] = ()  # variables that the plan does not touch
+    note: str = ""  # a part of the only note; empty: there is none
+
+
+MACHINES = {
+    "Frontier: four MI250X, eight devices, a task on each node": Row(
+        FRONTIER,
+        "cuda 8 x 7, machine 1 of 2",
+        leaves=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    ),
+    "LUMI: a task for each of the eight devices, which all see all": Row(
+        FRONTIER._replace(
+            files={**FRONTIER.files, "proc/1/cgroup": "0::/system.slice/apptainer-1.scope\n"},
+            environ={**FRONTIER.environ, **A_RANK_EACH},
+        ),
+        "cuda 8 x 7, machine 1 of 2",
+        sets={"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
+        leaves=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    ),
+    "GB10, whose memory is the host's": Row(on_arm(small(GB10, 20, 119)), "cuda 1 x 20"),
+    "Jetson without nvidia-smi: torch is asked": Row(
+        on_arm(
+            with_torch(
+                Recording(
+                    files=linux("ARMv8", 12, 61) | {"dev/nvhost-gpu": ""},
+                    cores=12,
+                    torch=torch("2.11.0", cuda="12.6"),
+                ),
+                ORIN,
+            )
+        ),
+        "cuda 1 x 12",
+        note="nvidia-smi reports: it is not installed",
+    ),
+    "a MIG slice that the job has chosen": Row(
+        server([SLICED], cores=8, environ={"CUDA_VISIBLE_DEVICES": SLICE}),
+        "cuda 1 x 8",
+        sets={"CUDA_VISIBLE_DEVICES": SLICE},
+    ),
+    "a laptop with cards of NVIDIA, Intel and AMD": Row(
+        small(
+            gpus(1, "NVIDIA GeForce RTX 4060 Laptop GPU", 8, (8, 9))[0],
+            16,
+            32,
+            files=intel("0000:00:02.0", driver="i915", model="A7A0") | amd(1, 110003, 0.5),
+        ),
+        "cuda 1 x 16",
+    ),
+    "Aurora: six cards of two tiles, each a device": Row(
+        Recording(
+            files=linux("Intel(R) Xeon(R) CPU Max 9470", 104, 1024, nodes=2)
+            | intel(*(f"0000:{bus}:00.0" for bus in (18, 42, 53, 64, 75, 86)), model="0BD5"),
+            cores=208,  # two threads of each core
+            torch=torch("2.13.0+xpu", xpu="20250302"),
+            environ={"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
+        ),
+        "xpu 12 x 8",
+        leaves=("ZE_FLAT_DEVICE_HIERARCHY", "ZE_AFFINITY_MASK"),
+    ),
+    "an Intel Mac": Row(
+        mac(
+            architecture="x86_64",
+            torch=torch("2.2.2"),
+            sysctl={"hw.optional.arm64": "0", "sysctl.proc_translated": "0"},
+        ),
+        "cpu 1 x 8",
+        leaves=("PYTORCH_ENABLE_MPS_FALLBACK",),
+    ),
+    "an M4 Mac": Row(
+        mac("15.6", sysctl={"machdep.cpu.brand_string": "Apple M4 Pro"}),
+        "mps 1 x 8",
+        sets={"PYTORCH_ENABLE_MPS_FALLBACK": "1"},
+    ),
+    "a container with CUDA's forward compatibility: torch is asked": Row(
+        with_torch(
+            server(h100s(2), driver="535.183.06", files={".dockerenv": ""}),
+            *({"name": card["name"], "uuid": card["uuid"]} for card in h100s(2)),
+        ),
+        "cuda 2 x 32",
+    ),
+    "Colab's T4": Row(
+        small(
+            T4,
+            2,
+            13,
+            driver="550.54.15",
+            torch=CU126,
+            files={".dockerenv": ""},
+            environ={"COLAB_GPU": "1"},
+        ),
+        "cuda 1 x 2",
+    ),
+    "two RTX 4090 with an old driver, which has no peer-to-peer and does not say so": Row(
+        server(RTX, cores=32, driver="535.183.06", torch=CU126),
+        "cuda 2 x 16",
+        sets={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"},
+    ),
+    "two RTX 4090 with a driver that NCCL can ask": Row(
+        server(RTX, cores=32),
+        "cuda 2 x 16",
+        leaves=("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"),
+    ),
+    "one RTX 4090 has nobody to exchange with": Row(
+        server(RTX[:1], cores=16, driver="535.183.06", torch=CU126),
+        "cuda 1 x 16",
+        leaves=("NCCL_P2P_DISABLE",),
+    ),
+    "a user's own word on peer-to-peer": Row(
+        server(RTX, cores=32, driver="535.183.06", torch=CU126, environ={"NCCL_P2P_DISABLE": "0"}),
+        "cuda 2 x 16",
+        sets={"NCCL_IB_DISABLE": "1"},
+        leaves=("NCCL_P2P_DISABLE",),
+    ),
+    "a new GPU with a wheel without kernels for it": Row(
+        server(gpus(1, "NVIDIA GeForce RTX 5090", 32, (12, 0)), cores=16, torch=CU126),
+        "cuda 1 x 16",
+        note="is sm_120, and PyTorch's builds for CUDA 12.6 have kernels for sm_50 to sm_90; "
+        "fix: `pip install --force-reinstall torch --index-url "
+        "https://download.pytorch.org/whl/cu130`",
+    ),
+    "an old GPU with a wheel without kernels for it": Row(
+        server(gpus(1, "Tesla V100-SXM2-32GB", 32, (7, 0)), cores=16),
+        "cuda 1 x 16",
+        note="is sm_70, and PyTorch's builds for CUDA 13.0 have kernels for sm_75 and up; "
+        "fix: `pip install --force-reinstall torch --index-url "
+        "https://download.pytorch.org/whl/cu126`",
+    ),
+}
+
+
+def plan_on(recording: Recording, **values: str) -> LaunchPlan:
+    environ = recording.environ
+    machine = detect_machine(environ, Recorded(recording))
+    layers = [said(Layer.FLAG, **values)]
+    settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
+    return build_plan(
+        settings,
+        machine,
+        SCRIPT,
+        python=["python"],
+        environ=environ,
+        task=task_of(environ, settings),
+        job=job_in(environ, settings),
+    )
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_users_machine_and_its_plan(name: str) -> None:
+    row = MACHINES[name]
+    plan = plan_on(row.recording)
+    settings = plan.settings
+    start = f"{settings.device} {settings.num_processes} x {settings.threads_per_process}"
+    if settings.num_machines > 1:
+        start += f", machine {settings.machine_rank} of {settings.num_machines}"
+    assert start == row.start
+    changes = set_by(plan)
+    assert changes.items() >= row.sets.items()
+    assert not changes.keys() & {*row.leaves}
+    assert len(plan.notes) == bool(row.note), plan.notes
+    assert row.note in "".join(plan.notes)
+
+
+def test_a_task_that_sees_one_device_of_eight_is_refused_with_the_way_to_start() -> None:
+    one = {**FRONTIER.environ, **A_RANK_EACH, "ROCR_VISIBLE_DEVICES": "3"}
+    with pytest.raises(HeadwayError) as caught:
+        plan_on(FRONTIER._replace(environ=one))
+    (problem,) = caught.value.problems
+    assert "this process sees 1 GPU only, but slurm has started 8 tasks here" in problem.what
+    assert "srun --ntasks-per-node=1" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("recording", "gib"),
+    [
+        (MACHINES["GB10, whose memory is the host's"].recording, 119),
+        (
+            Recording(files=linux("Ryzen AI Max+", 32, 96) | amd(1, 110501, 0.5), torch=ROCM),
+            96,
+        ),  # Strix Halo, for which the firmware has set half a GiB aside
+        (Recording(files=linux("Ryzen AI Max+", 32, 32) | amd(1, 110501, 96), torch=ROCM), 96),
+        (MACHINES["an M4 Mac"].recording, 16),
+    ],
+)
+def test_a_gpu_that_shares_the_hosts_memory_has_all_of_it(recording: Recording, gib: int) -> None:
+    assert devices_of(snapshot(recording)).memory_bytes == gib * GIB
