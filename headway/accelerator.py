@@ -27,7 +27,11 @@ from headway.distributed.world import DistributedType, leave_world
 from headway.history import own
 from headway.precision.precision import AutocastKwargs, Precision
 from headway.state import share, share_accumulation
-from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
+from headway.strategies.compilation import (
+    DynamoBackend,
+    TorchDynamoPlugin,
+    extract_model_from_parallel,
+)
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.strategies.strategy import Strategy
 from headway.trackers.choice import Chosen
@@ -38,7 +42,6 @@ from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.metrics import gather_for_metrics
-from headway.training.models import extract_model_from_parallel
 from headway.training.preparer import Preparer
 from headway.training.profiling import ProfileKwargs, profiled
 from headway.training.replicas import compare_at_end

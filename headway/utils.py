@@ -27,6 +27,7 @@ from headway.distributed.environment import (
     clear_environment as clear_environment,
     patch_environment as patch_environment,
 )
+from headway.distributed.handler import KwargsHandler as KwargsHandler
 from headway.distributed.nested import (
     concatenate as concatenate,
     find_batch_size as find_batch_size,
@@ -41,44 +42,45 @@ from headway.distributed.rng import (
     set_seed as set_seed,
     synchronize_rng_states as synchronize_rng_states,
 )
-from headway.distributed.world import DistributedType as DistributedType
+from headway.distributed.world import (
+    DistributedType as DistributedType,
+    InitProcessGroupKwargs as InitProcessGroupKwargs,
+)
 from headway.memory import (
     clear_device_cache as clear_device_cache,
     find_executable_batch_size as find_executable_batch_size,
     release_memory as release_memory,
 )
-from headway.precision.precision import AutocastKwargs as AutocastKwargs
-from headway.precision.precision import GradScalerKwargs as GradScalerKwargs
-from headway.strategies.ddp_settings import DDPCommunicationHookType as DDPCommunicationHookType
-from headway.strategies.ddp_settings import (
-    DistributedDataParallelKwargs as DistributedDataParallelKwargs,
-)
-from headway.strategies.sharding import (
-    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
-)
-from headway.distributed.world import InitProcessGroupKwargs as InitProcessGroupKwargs
-from headway.training.profiling import ProfileKwargs as ProfileKwargs
-from headway.strategies.compilation import DynamoBackend as DynamoBackend
-from headway.strategies.compilation import TorchDynamoPlugin as TorchDynamoPlugin
-from headway.training.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
-from headway.distributed.handler import KwargsHandler as KwargsHandler
-from headway.trackers.project import ProjectConfiguration as ProjectConfiguration
-from headway.precision.precision import PrecisionType as PrecisionType
 from headway.precision.precision import (
+    AutocastKwargs as AutocastKwargs,
     ConvertOutputsToFp32 as ConvertOutputsToFp32,
+    GradScalerKwargs as GradScalerKwargs,
+    PrecisionType as PrecisionType,
     convert_outputs_to_fp32 as convert_outputs_to_fp32,
     convert_to_fp32 as convert_to_fp32,
 )
 from headway.settings.profile_edit import write_basic_config as write_basic_config
-from headway.trackers.choice import LoggerType as LoggerType
-from headway.training.availability import *  # noqa: F403  a table of functions
-from headway.training.models import (
+from headway.strategies.compilation import (
+    DynamoBackend as DynamoBackend,
+    TorchDynamoPlugin as TorchDynamoPlugin,
     extract_model_from_parallel as extract_model_from_parallel,
     has_compiled_regions as has_compiled_regions,
     is_compiled_module as is_compiled_module,
     is_peft_model as is_peft_model,
     model_has_dtensor as model_has_dtensor,
 )
+from headway.strategies.ddp_settings import (
+    DDPCommunicationHookType as DDPCommunicationHookType,
+    DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+)
+from headway.strategies.sharding import (
+    FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin,
+)
+from headway.trackers.choice import LoggerType as LoggerType
+from headway.trackers.project import ProjectConfiguration as ProjectConfiguration
+from headway.training.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
+from headway.training.availability import *  # noqa: F403  a table of functions
+from headway.training.profiling import ProfileKwargs as ProfileKwargs
 
 _OWN = ("annotations", "typing")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _OWN]

@@ -19,10 +19,10 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
+from headway.strategies.compilation import extract_model_from_parallel, model_has_dtensor
 from headway.strategies.strategy import Strategy
 from headway.training.accumulation import Accumulation, check_steps
 from headway.training.arguments import CALL
-from headway.training.models import extract_model_from_parallel, model_has_dtensor
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 Kind = TypeVar("Kind")

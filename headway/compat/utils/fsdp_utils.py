@@ -50,7 +50,7 @@ def save_fsdp_model(
     Raises:
         CheckpointError: a rank could not save; an earlier folder still stands.
     """
-    from headway.training.models import is_peft_model
+    from headway.strategies.compilation import is_peft_model
 
     training = accelerator.parts.training.only(model)
     [inner] = training.inner_models
@@ -74,7 +74,7 @@ def load_fsdp_model(
     Raises:
         CheckpointError: it is missing, damaged or does not fit; the model is as it was.
     """
-    from headway.training.models import is_peft_model
+    from headway.strategies.compilation import is_peft_model
 
     training = accelerator.parts.training.only(model)
     [inner] = training.inner_models
