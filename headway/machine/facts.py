@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,6 @@ from headway.contract.run import YES
 from headway.devices.kind import numbers, sm
 from headway.devices.table import CPU, CUDA, MPS, kind_of
 from headway.errors import ConfigError
-from headway.machine import masks
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
 OLDEST_TORCH = (2, 11)  # as in pyproject.toml
@@ -165,7 +165,7 @@ class Machine(NamedTuple):
         if self.is_by_torch:
             return list(zip(self.mask.split(","), self.gpus, strict=False))
         is_set = not kind_of(self.gpu_kind).mask_is_ordered
-        read = masks.shown_by_level_zero if is_set else masks.shown_by_cuda
+        read = shown_by_level_zero if is_set else shown_by_cuda
         return read(self.mask, self.gpus)
 
     @property
@@ -181,7 +181,7 @@ class Machine(NamedTuple):
         """Whether a variable names no GPU, as for a program that is meant for the CPU."""
         if self.mask is None or not kind_of(self.gpu_kind).mask_is_ordered:
             return False
-        return not masks.entries(self.mask.split(",")[0])  # "", -1, NoDevFiles
+        return not _entries(self.mask.split(",")[0])  # "", -1, NoDevFiles
 
     @property
     def mismatch(self) -> str | None:
@@ -222,7 +222,7 @@ class Machine(NamedTuple):
         if self.mask is not None and (self.gpus or (self.has_driver and self.is_hidden)):
             reason = f"{self.mask_variable}={self.mask!r} hides all GPUs"
             if not self.is_hidden:
-                names_any = masks.entries(self.mask)
+                names_any = _entries(self.mask)
                 twice = "it lists one twice, and CUDA then shows none"
                 reason += f": {'it names none that exists' if names_any else twice}"
         return "; ".join(filter(None, (reason, self.torch_refusal)))
@@ -275,6 +275,67 @@ class Machine(NamedTuple):
         names = sorted({gpu.name for gpu in self.visible_gpus})
         count = len(self.visible_gpus)
         return f"{count} GPU{'s' * (count != 1)} ({', '.join(names)})" if count else "no GPU"
+
+
+# Which GPUs a variable such as CUDA_VISIBLE_DEVICES shows, as their makers' runtimes read it: in
+# torch's order, with their names in the variable
+
+
+def _entries(mask: str) -> list[int | str]:
+    """Return the indices, or the prefixes of UUIDs, that torch reads in CUDA_VISIBLE_DEVICES.
+
+    An entry that is none ends the list, and a repeated one empties it.
+    Source: `_parse_visible_devices` in torch/cuda/__init__.py.
+    """
+    found: list[int | str] = []
+    prefix = mask[:4] if mask.startswith(("GPU-", "MIG-")) else ""
+    for text in mask.split(","):
+        number = re.match(r"[+-]?\d{1,4000}", text.strip())  # int() fails for more digits
+        entry = text if prefix else int(number[0]) if number else -1
+        if entry in found:
+            return []
+        if not text.startswith(prefix) or (isinstance(entry, int) and entry < 0):
+            break
+        found.append(entry)
+    return found
+
+
+def shown_by_cuda(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
+    """Read CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES; an index is the first slice of a GPU."""
+    shown: dict[tuple[int, int], str] = {}
+    for entry in _entries(mask):
+        if isinstance(entry, int):
+            places = [(entry, 0)] if entry < len(gpus) else []
+        else:
+            places = [
+                (index, max(0, part - 1))
+                for index, gpu in enumerate(gpus)
+                for part, uuid in enumerate((gpu.uuid, *(one.uuid for one in gpu.slices)))
+                if uuid.startswith(entry)
+            ]
+        if len(places) != 1:
+            break
+        if places[0] in shown:
+            return []
+        shown[places[0]] = str(entry)
+    return [(name, gpus[i].parts()[j]) for (i, j), name in shown.items()]
+
+
+def shown_by_level_zero(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
+    """Read ZE_AFFINITY_MASK, a set of cards (1) and tiles (1.0), or of tiles alone (3).
+
+    Other entries are ignored. Source: compute-runtime, execution_environment.cpp.
+    """
+    if mask in ("", "default"):
+        return [(str(index), gpu) for index, gpu in enumerate(gpus)]
+    shown: dict[int, list[str]] = {}
+    for entry in mask.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:\.(\d{1,9}))?\s*", entry)
+        if found is None or int(found[1]) >= len(gpus):
+            continue
+        if found[2] is None or int(found[2]) < gpus[int(found[1])].tiles:
+            shown.setdefault(int(found[1]), []).append(found[0].strip())
+    return [(",".join(names), gpus[index]) for index, names in sorted(shown.items())]
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:

@@ -19,8 +19,8 @@ from headway.machine.facts import (
     GpuUse,
     Machine,
     MigSlice,
+    shown_by_cuda,
 )
-from headway.machine.masks import shown_by_cuda
 from headway.machine.source import HANGS, Source, memory_facts
 
 _UNIFIED = ((7, 2), (8, 7), (11, 0), (12, 1))

@@ -18,8 +18,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.strategies.compilation import uncompiled
 from headway.strategies.exchange_time import note_buffers, note_exchange
-from headway.strategies.forward_methods import ForwardMethods
-from headway.strategies.strategy import NOTHING, Strategy, StrategySettings
+from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, StrategySettings
 from headway.strategies.weights import Weights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes

@@ -35,8 +35,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
-from headway.strategies.forward_methods import ForwardMethods
-from headway.strategies.strategy import NOTHING, Strategy, StrategySettings
+from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
     Weights,
