@@ -107,6 +107,10 @@ class Watch:
                 os.close(ended.fd)
             return ended.ends
 
+    def has_ended(self, rank: int) -> bool:
+        """Return whether a rank has reported the end of its script."""
+        return rank in self._ranks and bool(self._ranks[rank].ends)
+
     def has_failed(self, rank: int, since: float) -> bool:
         """Return whether a rank reported a failure before `since`, in seconds since the epoch."""
         ends = known.ends if (known := self._ranks.get(rank)) else []

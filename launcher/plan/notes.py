@@ -222,5 +222,8 @@ def _without_group(settings: Settings, num_here: int) -> list[str]:
     count = settings.num_processes * settings.num_machines
     if count == 1 or (settings.num_machines.is_range and num_here == 1):  # it may be the only one
         return []
-    same = f"all {count} ranks did the same work, unless the script reads RANK"
+    same = (
+        f"all {count} ranks did the same work, unless the script reads RANK; "
+        "docs/from-pytorch.md shows how to divide it"
+    )
     return [f"no rank joined a process group: {same}"]

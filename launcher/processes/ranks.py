@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.contract.forking import ProcessHandle
-from headway.contract.notes import named, say, waiting_for
+from headway.contract.notes import SILENT_S, named, say
 from headway.contract.records import Crash, Ended
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
 
 _ANSWER_S = 1.0  # for a server that has imported torch to answer
+_LEAVING_S = 10.0  # more than Python needs to exit after a script's end
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 
 
@@ -246,20 +247,29 @@ class RankProcesses(PContext):
     def _stop(self, shutdown: Shutdown) -> None:
         """Send the signals of a shutdown until no rank runs, or those that do are given up."""
         self._starter.resume_server()
-        with waiting_for(self._describe_stop(shutdown)):
-            while alive := self._alive():
-                now = time.monotonic()
-                shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
-                if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
-                    shutdown = shutdown._replace(failed_at=now)
-                for local_rank, number in shutdown.signals(now, alive, self._sent).items():
-                    if number == signal.SIGKILL:
-                        self._killed_after_s[local_rank] = now - shutdown.began_at
-                    self.handles[local_rank].send(number)
-                    self._sent[local_rank] = number
-                self.collect(timeout_s=_CHECK_EVERY_S)
-                if shutdown.is_given_up(now):
-                    self._give_up(self._alive())
+        announced_at = time.monotonic() + SILENT_S
+        while alive := self._alive():
+            now = time.monotonic()
+            shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
+            if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
+                shutdown = shutdown._replace(failed_at=now)
+            for local_rank, number in shutdown.signals(now, alive, self._sent).items():
+                if number == signal.SIGKILL:
+                    self._killed_after_s[local_rank] = now - shutdown.began_at
+                self.handles[local_rank].send(number)
+                self._sent[local_rank] = number
+            self.collect(timeout_s=_CHECK_EVERY_S)
+            if now >= announced_at and self._is_awaited(now - announced_at):
+                say(f"waiting for {self._describe_stop(shutdown)}")
+                announced_at = float("inf")
+            if shutdown.is_given_up(now):
+                self._give_up(self._alive())
+
+    def _is_awaited(self, waited_s: float) -> bool:
+        """Return whether a rank still runs its script, or takes too long to exit after it."""
+        alive = [self._ranks[one] for one in self._alive()]
+        limit_s = _LEAVING_S if all(map(self._watch.has_ended, alive)) else 0
+        return bool(alive) and waited_s >= limit_s
 
     def _has_failure(self) -> bool:
         """Return whether a rank has failed, on this machine or, as far as is known, another."""

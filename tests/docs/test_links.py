@@ -1,8 +1,4 @@
-"""Links and paths in README, CONTRIBUTING and the pages lead somewhere.
-
-mkdocs checks the links between pages of the site; it sees neither files beside docs/ nor paths that
-are only named.
-"""
+"""Links and paths in README, CONTRIBUTING and the pages lead somewhere, also without the site."""
 
 from __future__ import annotations
 
@@ -40,13 +36,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
 
 
-@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.name)
-def test_links_beside_the_site_lead_to_files_and_headings(page: Path) -> None:
+@pytest.mark.parametrize("page", [*OUTSIDE, *screens.PAGES], ids=lambda page: page.name)
+def test_links_lead_to_files_of_the_tree_and_to_headings(page: Path) -> None:
     for link in LINK.findall(page.read_text()):
         if re.match(r"https?:", link):
             continue
         name, _, anchor = link.partition("#")
-        target = ROOT / name if name else page
+        target = page.parent / name if name else page
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
 

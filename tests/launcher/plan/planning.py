@@ -10,7 +10,7 @@ import pytest
 
 from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError, MachineError
-from headway.launcher.clusters.cluster import job_in
+from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
@@ -40,12 +40,15 @@ def plan(
     program: Program = SCRIPT,
     supervise: bool = False,
     in_process: bool = False,
+    joins_cluster: bool = False,
     python: Sequence[str] = ("/bin/python",),
     **values: Any,
 ) -> LaunchPlan:
     """Return the plan for a machine on which these settings are said in this layer."""
     environ = environ or {}
-    settings = resolve([said(layer, **values)], machine, environ)
+    layers = [said(layer, **values)]
+    cluster = cluster_layer(environ, layers) if joins_cluster else {}
+    settings = resolve(layers, machine, environ, cluster)
     return build_plan(
         settings,
         machine,
@@ -54,6 +57,7 @@ def plan(
         environ=environ,
         supervise=supervise,
         in_process=in_process,
+        task=task_of(environ, settings),
         job=job_in(environ, settings),
     )
 

@@ -7,16 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headway.contract.origin import Layer
 from headway.errors import HeadwayError
 from headway.estimate.planner import devices_of
-from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
-from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.detection import detect_machine
-from headway.settings.resolve import resolve
 from tests.launcher.clusters.test_detection import STEP
-from tests.launcher.plan.planning import SCRIPT, said, set_by
+from tests.launcher.plan.planning import plan, set_by
 from tests.machines.recorded import (
     GIB,
     RTX,
@@ -211,36 +207,25 @@ MACHINES = {
 }
 
 
-def plan_on(recording: Recording, **values: str) -> LaunchPlan:
-    environ = recording.environ
-    machine = detect_machine(environ, Recorded(recording))
-    layers = [said(Layer.FLAG, **values)]
-    settings = resolve(layers, machine, environ, cluster_layer(environ, layers))
-    return build_plan(
-        settings,
-        machine,
-        SCRIPT,
-        python=["python"],
-        environ=environ,
-        task=task_of(environ, settings),
-        job=job_in(environ, settings),
-    )
+def plan_on(recording: Recording) -> LaunchPlan:
+    machine = detect_machine(recording.environ, Recorded(recording))
+    return plan(machine, recording.environ, joins_cluster=True)
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_users_machine_and_its_plan(name: str) -> None:
     row = MACHINES[name]
-    plan = plan_on(row.recording)
-    settings = plan.settings
+    found = plan_on(row.recording)
+    settings = found.settings
     start = f"{settings.device} {settings.num_processes} x {settings.threads_per_process}"
     if settings.num_machines > 1:
         start += f", machine {settings.machine_rank} of {settings.num_machines}"
     assert start == row.start
-    changes = set_by(plan)
+    changes = set_by(found)
     assert changes.items() >= row.sets.items()
     assert not changes.keys() & {*row.leaves}
-    assert len(plan.notes) == bool(row.note), plan.notes
-    assert row.note in "".join(plan.notes)
+    assert len(found.notes) == bool(row.note), found.notes
+    assert row.note in "".join(found.notes)
 
 
 def test_a_task_that_sees_one_device_of_eight_is_refused_with_the_way_to_start() -> None:

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from headway.contract.records import End, Ended
+from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
 from headway.launcher.processes.shutdown import Grace
 
@@ -35,7 +36,8 @@ class Run:
             end_left_processes=nothing,
         )
         quiet: dict[str, Any] = {"end": lambda *_: [], "hang": None, "begin_to_stop": nothing}
-        ranks = RankProcesses(
+        quiet |= {"has_ended": lambda _: False}
+        made = RankProcesses(
             starter,
             {0: {"RANK": "0", "WORLD_SIZE": "1"}},
             output=SimpleNamespace(limit_wait=nothing),  # type: ignore[arg-type]
@@ -46,9 +48,9 @@ class Run:
             grace=grace,
             failed_elsewhere=lambda: self.elsewhere,
         )
-        ranks.local_ranks[7] = 0
-        ranks.handles[0] = SimpleNamespace(send=self.send, close=nothing)  # type: ignore[assignment]
-        self.ranks = ranks
+        made.local_ranks[7] = 0
+        made.handles[0] = SimpleNamespace(send=self.send, close=nothing)  # type: ignore[assignment]
+        self.ranks = made
 
     def send(self, number: int) -> None:
         self.sent.append(number)
@@ -77,6 +79,16 @@ def test_the_end_of_a_run_signals_no_rank_whose_number_another_process_may_have(
     run.ended[7] = Ended(7, 1, 1.0, left_processes=False)
     run.ranks.close()
     assert not run.sent
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_ranks_whose_script_has_ended_are_not_said_to_be_waited_for(
+    has_ended: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "SILENT_S", 0)
+    run = Run(Grace(0.1, 0, 0), will_save=lambda: False, has_ended=lambda _: has_ended)
+    run.ranks.close()
+    assert ("waiting for rank 0 to stop" in capsys.readouterr().err) is not has_ended
 
 
 def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
