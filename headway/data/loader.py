@@ -21,7 +21,7 @@ from headway.data.configuration import DataLoaderConfiguration, check_configurat
 from headway.data.dispatch import refuse_what_cannot_be_shared, share_of
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
-from headway.data.passes import Epochs, Loop, Pass, Run
+from headway.data.passes import Epochs, Pass, Run
 from headway.data.rounds import Offset, samples_in
 from headway.data.samplers import (
     SkipBatchSampler,
@@ -155,10 +155,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         caller = sys._getframe(1)
-        line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        return self._batches(Loop(line, is_inside=self.run.is_in_epoch))
+        return self._batches(f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
-    def _batches(self, made: Loop) -> Iterator[Any]:
+    def _batches(self, line: str) -> Iterator[Any]:
         """Give the batches of a pass, which begins when the first one is asked for."""
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
@@ -169,7 +168,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         num_ranks, progress = self._of_rank[1], run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
-        current, loop, asked = self._begin_pass(made), LoaderLoop(self), run.asked
+        current, loop, asked = self._begin_pass(line), LoaderLoop(self), run.asked
         try:
             asked[current] = None
             state["end_of_dataloader"] = False
@@ -221,14 +220,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             loop.end()
         if current.place.taken.batches and not current.rounds and not self._skipped:
             epochs.place = current.following  # nothing was left of the epoch
-            yield from self._batches(made)
+            yield from self._batches(line)
 
     # ------------------------------------------------------------------ how a pass begins
 
-    def _begin_pass(self, made: Loop) -> Pass:
+    def _begin_pass(self, line: str) -> Pass:
         """Begin the next pass; all that depends on the epoch is told its number."""
         skipped = self._taken(self._skipped) if self._skipped else None
-        current = self.run.begin(self.epochs, skipped, made)
+        current = self.run.begin(self.epochs, skipped, line)
         place = current.place
         if not any(place.taken):  # a stream's state is that of the epoch before
             self._load_stream(current)

@@ -10,39 +10,31 @@ from __future__ import annotations
 import copy
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from headway.contract.notes import say
 from headway.contract.progress import Progress
-from headway.data.generators import snapshot
 from headway.data.order import Draws, Place
 from headway.data.rounds import Offset
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
 
-class Loop(NamedTuple):
-    """Where the script has made the iterator of a pass."""
-
-    line: str
-    is_inside: bool = False  # in an epoch of `run.epochs`
-
-
 class Pass:
     """One pass over a loader, from its place on.
 
     Attributes:
-        number: how many passes over loaders of the training have begun before it.
         depth: how many other passes over its loader were open when it began.
-        made: where its iterator was made.
+        line: of the script, where its iterator was made.
         ordinal: its number among the loader's passes in an epoch of `run.epochs`; 0 in a loop.
         left_out: what is read and dropped; nothing, if the data set goes on by its state.
         rounds: global batches that the script was given; `samples` are the samples in them.
         is_complete: whether the last one was given.
         is_exhausted: whether the script has asked for a batch after that.
         has_trained: whether something was trained in it.
+        has_led: whether it was the first to ask in a step.
         seen: how much had been trained when it gave its latest batch.
         sums: numbers for the batches up to each, of a sampler that is not one of torch's.
         checksum: such a number for the batches of a stream without state.
@@ -51,12 +43,12 @@ class Pass:
             again by a run that resumes.
     """
 
-    def __init__(self, owner: Epochs, place: Place, number: int, depth: int) -> None:
-        self.owner, self.place, self.number, self.depth = owner, place, number, depth
-        self.ordinal, self.made = 0, Loop("")
-        self.left_out = place.taken
+    def __init__(self, owner: Epochs, place: Place, depth: int, line: str) -> None:
+        self.owner, self.place, self.depth = owner, place, depth
+        self.line, self.ordinal, self.left_out = line, 0, place.taken
         self.rounds = self.samples = self.checksum = 0
-        self.is_complete = self.is_exhausted = self.has_trained = self.is_over = False
+        self.is_complete = self.is_exhausted = self.is_over = False
+        self.has_trained = self.has_led = False
         self.seen = -1
         self.sums = array("L")
         self.stream: Any = None
@@ -73,42 +65,42 @@ class Run:
 
     A checkpoint lies between two batches: `mark` notes that one is due, and it is taken when the
     loop that leads asks for its next batch: the first one that has asked since the last `mark`.
-    If loops take turns, so that another one leads before it was taken, any of them takes it.
     After that loop's last batch it is taken when its loader's next pass begins, but for those under
-    `torch.no_grad()`, so that what the script does between two epochs is part of it.
+    `torch.no_grad()`, or the first pass in the next epoch of `count_epochs`. So what the script
+    does between two epochs is part of it.
 
     Attributes:
         counts_training: whether the training has an optimizer; without one, every pass over a
             loader is an epoch.
+        has_begun: whether a pass over a prepared loader has begun.
         epoch: that of `count_epochs`; None if the script does not use it.
-        keeps_batches: whether something was trained in no pass, but with batches of earlier ones.
+        keeps_batches: whether something was trained with batches that the script has kept.
+        asked: passes that have asked since `mark`, the first first.
+        due: takes the checkpoint that is due.
+        leaders: loaders whose passes have led a step.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.counts_training = False
+        self.has_begun = False
         self.open: list[Pass] = []
         self.epoch: int | None = None
         self.keeps_batches = False
-        self.asked: dict[Pass, None] = {}  # those that have asked since `mark`, the first first
+        self.asked: dict[Pass, None] = {}
         self.due: Callable[[], object] | None = None
-        self.leaders: set[Epochs] = set()  # those whose passes have led a step
+        self.leaders: set[Epochs] = set()
         self._leader: Pass | None = None
-        self._is_between_epochs = False  # of `count_epochs`, where the run resumes
-        self._resumed_over: list[list[int]] | None = None  # until `count_epochs` is called
-        self._together: list[Pass] = []  # those that have asked with it
-        self._take_turns = False
-        self._is_counting = False  # whether the script counts epochs
-        self._noted_at = self._marked_at = 0
-        self._taken_before = 0  # the number of the pass at whose beginning the latest was taken
-        self._taken: Callable[[], object] | None = None  # how, to take it again after a look
+        self._step: list[Pass] = []  # those that have asked in its latest step
+        self._lines: set[str] = set()  # where iterators of those that have led were made
+        self._waiting: list[Pass] = []  # those that have led since the checkpoint is due
+        self._due_in: int | None = None  # the epoch of `count_epochs` in which it is
+        self._again: Callable[[], object] | None = (
+            None  # takes one again, until something is trained
+        )
         self._is_early = self._was_early = False  # the checkpoint, and the resumed one
-        self._looked_at = -1  # how much had been trained when that pass was over, and was a look
-        self.is_in_epoch = False  # of `count_epochs`
-        self._kept: dict[Pass, int] = {}  # those that were open at an epoch's end, and their rounds
-        self._waiting: list[Pass] = []  # those that were open when the checkpoint was due
-        self._states: Any = None  # of the generators then
-        self._num_begun = 0
+        self._earlier: list[Pass] | None = None  # open ones, as the epoch of `count_epochs` began
+        self._is_counting = False  # whether the script counts epochs
         self._closed: list[Pass] = []  # since something was trained
         self._trained = progress.num_trained  # what is attributed to passes
         self._restore: Callable[[], object] = int  # the generators, as they were saved
@@ -117,24 +109,14 @@ class Run:
 
     # ------------------------------------------------------------------ where a pass begins
 
-    def begin(self, owner: Epochs, skipped: Offset | None, made: Loop) -> Pass:
+    def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> Pass:
         """Begin a pass over a loader at its place; in a loop over it, where that epoch began.
 
         Until something is trained, each begins with the generators that were saved, too. `skipped`
-        is what the script leaves out. One that is made in an epoch of `count_epochs` does not
-        resume one that the epoch before has left open.
+        is what the script leaves out.
         """
-        leader = self._leader
-        is_next = leader is not None and leader.is_over and leader.owner is owner
-        take = self._waits
-        if is_next and take is not None and torch.is_grad_enabled():
-            self._is_early = take is self.due
-            self.take()
-            self._taken, self._taken_before = take, self._num_begun + 1
-            self._is_early = False
         self.attribute()
-        if made.is_inside and owner.is_left and owner.place.taken.batches:
-            owner.place = Place(owner.place.epoch + 1, depth=owner.place.depth)
+        self._take_before(owner)
         place = owner.place
         outer = [one for one in self.open if one.owner is owner]
         if len(outer) > place.depth:  # within the loop whose epoch began at the place
@@ -146,10 +128,9 @@ class Run:
             place = place._replace(taken=skipped, checksum=0, stream=stream)
         if not owner.draws.seeds:
             place = place._replace(is_new=True)
-        self._num_begun += 1
-        new = Pass(owner, place, self._num_begun, len(outer))
-        new.made = made
-        if not self.open:
+        self.has_begun = True
+        new = Pass(owner, place, len(outer), line)
+        if self.is_outermost:
             owner.num_begun += 1
             new.ordinal = owner.num_begun
         self.open.append(new)
@@ -165,24 +146,21 @@ class Run:
         self.open.remove(one)
         self.asked.pop(one, None)
         self._closed.append(one)
-        if one.number == self._taken_before and not one.has_trained:
-            self._looked_at = self.progress.num_trained
-            if self._was_early:
-                self.tell(_LOOKED)
         if one.has_trained or (one.rounds and not self.counts_training):
             owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
         elif one.is_exhausted and self.has_trained and not owner.has_trained:
             owner.place = one.following
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a pass over a prepared loader has begun."""
-        return self._num_begun > 0
-
-    @property
     def has_trained(self) -> bool:
         """Whether something was trained since the run was started or resumed."""
         return self.progress.num_trained != self._resumed_at
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether a pass that begins now is in no other of the epoch of `count_epochs`."""
+        earlier = self._earlier
+        return earlier is not None and all(one in earlier for one in self.open)
 
     def attribute(self) -> None:
         """Note in which passes was trained what was trained since the last call.
@@ -196,15 +174,12 @@ class Run:
         open_ = [one for one in passes if not one.is_over]
         if not (open_ or any(one.has_trained for one in self.open)):
             self.keeps_batches |= not passes or max(one.rounds for one in passes) > 1
-        passes = open_ or passes
-        for one in {one.owner: one for one in passes}.values():
+        for one in {one.owner: one for one in open_ or passes}.values():
             one.has_trained = one.owner.has_trained = True
-            one.owner.is_outside |= not one.made.is_inside
-            one.owner.lines.add(one.made.line)
             one.owner.place = one.following
             if one.is_over and self.counts_training:
                 one.owner.end(one, is_with_others=True)
-        self._trained, self._taken = self.progress.num_trained, None
+        self._trained, self._again = self.progress.num_trained, None
         self._closed.clear()
 
     # ------------------------------------------------------------------ a resumed run
@@ -212,7 +187,6 @@ class Run:
     def resume(self, restore: Callable[[], object], *, has_trained: bool) -> None:
         """Resume where a run was saved; `restore` gives generators the states that they had."""
         self._restore, self.due = restore if has_trained else int, None
-        self._looked_at = -1
         self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()
@@ -228,45 +202,33 @@ class Run:
             )
         self._is_counting = True
         for number in range(self.epoch or 0, total):
-            self.epoch, over = number, self._resumed_over or [[] for _ in epochs]
-            for one, ordinals in zip(epochs, over, strict=True):
-                one.num_begun, one.over, one.empty = 0, [*ordinals], [*ordinals]
-                one.is_left = self._is_between_epochs
-            self._resumed_over = None
-            if self._is_between_epochs:  # the code before the first loop is run for the first time
-                self._restore()
-                self._restore, self._is_between_epochs = int, False
-            self.is_in_epoch = True
+            self.epoch, self._earlier = number, [*self.open]
+            for one in epochs:
+                one.num_begun = 0
             yield number
             self.attribute()
-            self.is_in_epoch, self.epoch = False, number + 1
-            if any(one.rounds > rounds for one, rounds in self._kept.items()):
-                self.tell(_CONTINUED)
-            self._kept = {one: one.rounds for one in self.open if not one.owner.is_outside}
+            self.epoch, self._earlier = number + 1, None
             for one in epochs:
-                one.num_begun, one.over = 0, []
+                one.over = []
             for open_ in self.open:
                 open_.ordinal = 0  # which are not over in the next epoch
-            self.take()
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
-        """Return the epoch of `count_epochs`, and which passes of each loader are over in it."""
+        """Return the epoch of `count_epochs`, which passes are over in it, and which have led."""
         self.attribute()
         led = [one in self.leaders for one in epochs]
-        if self.epoch is None and (sum(led) > 1 or any(len(one.lines) > 1 for one in epochs)):
+        if self.epoch is None and (sum(led) > 1 or len(self._lines) > 1):
             self.tell(_SEVERAL)
         if self.keeps_batches and self.has_begun:
             self.tell(_KEPT)
-        if self._resumed_over is not None:  # the run has not come to its loop over epochs
-            return [self.epoch, self._resumed_over, led, self._is_between_epochs, False]
-        is_within = self.epoch is None or any(one.num_begun or one.over for one in epochs)
-        return [self.epoch, [[*one.over] for one in epochs], led, not is_within, self._is_early]
+        return [self.epoch, [[*one.over] for one in epochs], led, self._is_early]
 
     def resume_epochs(self, saved: list[Any], epochs: Sequence[Epochs]) -> None:
         """Resume in the epoch of `counted_epochs`: its passes that are over are empty."""
-        self.epoch, over, led, self._is_between_epochs, self._was_early = saved
+        self.epoch, all_over, led, self._was_early = saved
         self.leaders = {one for one, leads in zip(epochs, led, strict=True) if leads}
-        self._resumed_over = None if self.epoch is None else over
+        for one, over in zip(epochs, all_over, strict=True):
+            one.over = [*over]
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -275,63 +237,67 @@ class Run:
 
         False: there is no loop that could take it, and the caller has to at once.
         """
-        before = self._leader
+        is_asked = bool(self.asked)
         self.note_leader()
-        leader, trained = self._leader, self.progress.num_trained
-        # a loop that has given one batch, with which several steps were trained, may not ask again
-        is_kept = leader is not None and leader.rounds < 2 and trained != self._noted_at
-        if leader is None or leader.is_over or is_kept:
+        leader = self._leader
+        if leader is None or leader.is_over:
             self.due = None
             return False
-        self._take_turns = self.due is not None and leader is not before
-        self._waiting, self.due, self._marked_at = [*self.open], take, trained
-        if len(self.open) > 1:
-            self._states = snapshot()
+        if not is_asked and leader.rounds < 2:  # several steps with one batch: is there a loop?
+            self.due, self.keeps_batches = None, True
+            return False
+        if self.due is None:
+            self._waiting.clear()
+        self._waiting.append(leader)
+        self.due, self._due_in = take, self.epoch
         return True
 
     def note_leader(self) -> None:
-        """Note which loop was the first to ask since the last time."""
-        loops = [one for one in self.asked if one.rounds]
+        """Note which loop was the first to ask; one over the loader that has led leads on."""
+        before, asked = self._leader, [one for one in self.asked if one.rounds]
         self.asked.clear()
-        if loops:
-            self._leader, self._together = loops[0], loops
-            self._noted_at = self.progress.num_trained
-            self.leaders.add(loops[0].owner)
+        if not asked:
+            return
+        self._leader, self._step = asked[0], asked
+        if before is not None:
+            self._leader = next((one for one in asked if one.owner is before.owner), asked[0])
+            if any(one.has_led and one.owner is not before.owner for one in asked):
+                self.tell(_TURNS)
+        if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
+            self._leader.has_led = True
+            self.leaders.add(self._leader.owner)
+            self._lines.add(self._leader.line)
 
     def ask(self, one: Pass) -> None:
         """Take the checkpoint that is due, if it waits for this pass, which wants a batch.
 
-        Not while a loop that the leading one goes with is at its end, as the shorter one of a zip.
+        Not while a loop of this step is at its end, as the shorter one of a zip.
         """
-        leader = self._leader
-        if leader is None or (one is not leader and one not in self._waiting):
-            return
-        others = self._waiting if self._take_turns else self._together
-        is_at_end = any(each.is_complete and not each.is_over for each in others)
-        if one is not leader and self._has_drawn:
-            self.tell(_CHOSEN)
-        if one is leader or self._take_turns:
-            if not is_at_end:
-                self.take()
-            elif one is leader:
-                self._marked_at = -1  # the other loops now ask for the next step
-        elif leader.is_over:
+        steps = (one, *self._step)
+        if one in self._waiting and all(each.is_over or not each.is_complete for each in steps):
             self.take()
 
-    @property
-    def _has_drawn(self) -> bool:
-        """Whether random numbers were drawn since the checkpoint was due, and nothing trained."""
-        return self.progress.num_trained == self._marked_at and snapshot() != self._states
+    def _take_before(self, owner: Epochs) -> None:
+        """Take the checkpoint that waits for the next pass over a loader; after a look at it again.
 
-    @property
-    def _waits(self) -> Callable[[], object] | None:
-        """What takes the checkpoint that is due; or the latest again, if it came before a look."""
-        is_again = self._looked_at == self.progress.num_trained
-        return self._taken if self.due is None and is_again else self.due
+        A run that resumes from the one before the look does not do what follows the look.
+        """
+        if self._leader is None or not self._leader.is_over:
+            return
+        is_next = torch.is_grad_enabled() and any(one.owner is owner for one in self._waiting)
+        take, self._is_early = self.due, self.epoch is None
+        if take is not None and (is_next or self.epoch != self._due_in):
+            self.take()
+            self._again = take
+        self._is_early = False
+        if take is None and is_next and self._again is not None:
+            if self._was_early:
+                self.tell(_LOOKED)
+            self._again()
 
     def take(self) -> None:
         """Take the checkpoint that is due, if any."""
-        take, self.due, self._looked_at = self._waits, None, -1
+        take, self.due = self.due, None
         if take is not None:
             take()
 
@@ -352,10 +318,7 @@ class Epochs:
         place: where its next pass begins.
         has_trained: whether something was trained in a pass, in earlier runs as well.
         num_begun: how many passes have begun in the epoch of `run.epochs`, outside of loops.
-        over: which of these are epochs that are over; `empty` were so before the run was resumed.
-        is_left: whether the run was saved between two epochs of `run.epochs`.
-        lines: of the script, with loops in which something was trained.
-        is_outside: whether something was trained in a pass that was made outside of these.
+        over: which of these are epochs that are over; those to come are empty.
     """
 
     def __init__(self, run: Run, draws: Draws, num_batches: int) -> None:
@@ -365,9 +328,6 @@ class Epochs:
         self.has_trained = False
         self.num_begun = 0
         self.over: list[int] = []
-        self.empty: list[int] = []
-        self.is_left = self.is_outside = False
-        self.lines: set[str] = set()
         self._samples = 0  # in epochs that are over
         self._is_left_within = False  # whether the latest epoch was left before its end
         self._left_after = 0  # batches, where the latest epoch that was left early was left
@@ -377,18 +337,15 @@ class Epochs:
         """Count a pass that is an epoch and gives no more."""
         self.place, self._is_left_within = one.following, not one.is_complete
         self._samples += one.samples
-        if one.ordinal and self.run.epoch is not None:
+        if one.ordinal:
             self.over.append(one.ordinal)
         taken = one.place.taken.batches
         if (taken and self._left_after) or not (one.is_exhausted or is_with_others):
-            self._note_left(taken + one.rounds * self.num_batches)
-
-    def _note_left(self, batches: int) -> None:
-        """Report a script that counts batches by itself: a resumed run leaves elsewhere."""
-        if self._num_compared < 2 and self._left_after not in (0, batches):
-            self.run.tell(_LEFT)
-        self._num_compared += 1
-        self._left_after = batches
+            left_after = taken + one.rounds * self.num_batches
+            if self._num_compared < 2 and self._left_after not in (0, left_after):
+                self.run.tell(_LEFT)  # the script counts batches by itself
+            self._num_compared += 1
+            self._left_after = left_after
 
     @property
     def stream_state(self) -> Any:
@@ -397,14 +354,14 @@ class Epochs:
 
     def skip_empty(self) -> bool:
         """Return whether the next pass was over before the run was resumed, and begin it if so."""
-        if self.run.open or self.num_begun + 1 not in self.empty:
+        if not self.run.is_outermost or self.num_begun + 1 not in self.over:
             return False
         self.num_begun += 1
         return True
 
     def set(self, number: int) -> None:
         """Number the next pass; where a resumed run has passes that are empty, it is numbered."""
-        is_resumed = bool(self.empty) and not self.run.has_trained
+        is_resumed = bool(self.over) and not self.run.has_trained
         if self.place.epoch != number and not is_resumed:
             self.place = Place(number)
 
@@ -468,14 +425,10 @@ _KEPT = (
     " kept (itertools.cycle, a list): a run that resumes keeps others, and not exactly these. Loop"
     " over the loader itself"
 )
-_CHOSEN = (
-    "note: several loops over loaders are open, and random numbers are drawn before one of them is"
-    " asked for a batch: if they choose the loader, the run does not resume exactly. Choose it by"
-    " the number of the step"
-)
-_CONTINUED = (
-    "note: an iterator over a loader was made in an epoch of run.epochs() and used in a later one,"
-    " which does not resume exactly. Make it before the loop over epochs"
+_TURNS = (
+    "note: loops over several loaders take turns: one is open while another gives the batches of a"
+    " step. Where they are nested, or chosen at random, the run does not resume exactly. Ask each"
+    " loader in each step, or loop over one after the other under run.epochs(n)"
 )
 _LEFT = (
     "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
