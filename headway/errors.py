@@ -184,8 +184,7 @@ class OutOfMemory(UsageError, RuntimeError):
     """Memory runs out with every batch size that was tried."""
 
 
-_STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
-STOP_SIGNALS = tuple(signal.Signals[name] for name in _STOPS if hasattr(signal, name))
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:

@@ -31,6 +31,7 @@ _WHOLE = (
 )
 
 _ADDRESS = "ADDR|HOST|NODELIST|ENDPOINT|UR[IL]$|^(NCCL_COMM_ID|PMI_PORT|HEADWAY_RUN)$"
+_LIMITS = {"open_files": "NOFILE", "processes": "NPROC", "locked_bytes": "MEMLOCK"}
 HIDDEN = "hidden"
 """Replaces private values; every setting's parser accepts it, so that snapshots can be replayed."""
 
@@ -49,9 +50,10 @@ def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) ->
         "python": (python, "this interpreter"),
         "affinity": (source.usable_cores(), "the affinity mask of this process"),
         "container": _container(source),
-        "open_files": _limit(source, "NOFILE"),
-        "processes": _limit(source, "NPROC"),
-        "locked_bytes": _limit(source, "MEMLOCK"),
+        **{
+            fact: (source.limit(name), f"RLIMIT_{name}, the soft limit")
+            for fact, name in _LIMITS.items()
+        },
         "variables": (_variables(environ), "the environment; only variables that affect training"),
         **(_mac(machine, source) if machine.system == "Darwin" else _linux(source)),
     }
@@ -143,14 +145,6 @@ def _or_cause(value: Any, known_from: str, cause: str | None = None) -> Fact:
     if value:
         return value, known_from
     return None, cause or f"not reported by {known_from}"
-
-
-def _limit(source: Source, name: str) -> Fact:
-    value = source.limit(name)
-    return (
-        value,
-        f"RLIMIT_{name}, the soft limit" if value is not None else "this system has no such limit",
-    )
 
 
 def _container(source: Source) -> Fact:

@@ -42,7 +42,7 @@ class Source:
 
     def architecture(self) -> str:
         """Return the architecture of this Python: x86_64 also for an Intel Python under Rosetta."""
-        return os.uname().machine if hasattr(os, "uname") else ""
+        return os.uname().machine
 
     def usable_cores(self) -> int:
         """Return the number of cores in this process's affinity mask."""
@@ -85,18 +85,15 @@ class Source:
         """Return the size and the free space of the file system at `path`, in bytes."""
         try:
             there = os.statvfs(os.path.join(self.root, path))
-        except (OSError, AttributeError):
+        except OSError:
             return None
         return there.f_frsize * there.f_blocks, there.f_frsize * there.f_bavail
 
-    def limit(self, name: str) -> int | None:
-        """Return this process's soft limit RLIMIT_<name>; -1 is unlimited, None unknown."""
-        try:
-            import resource
+    def limit(self, name: str) -> int:
+        """Return this process's soft limit RLIMIT_<name>; -1 is unlimited."""
+        import resource
 
-            return resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
-        except (ImportError, AttributeError):
-            return None
+        return int(resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0])
 
 
 def physical_cores(source: Source) -> int:

@@ -75,7 +75,7 @@ def trusted_profile(
 
 
 def is_path(name: str) -> bool:
-    return "/" in name or os.sep in name or name.endswith((".yaml", ".yml"))
+    return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def _is_name(name: str) -> bool:
@@ -128,8 +128,6 @@ def _refuse_distrusted(path: str) -> None:
     The rule: it is owned by this user, root or the owner of the home folder (in a container, HOME
     may be another user's), and not writable by others.
     """
-    if not hasattr(os, "getuid"):
-        return
     trusted = {os.getuid(), 0}
     with suppress(OSError):
         trusted.add(os.stat(paths.home()).st_uid)

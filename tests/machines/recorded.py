@@ -78,8 +78,8 @@ class Recorded(Source):
         is_there = posixpath.normpath(path) == "dev/shm" and self.platform == "linux"
         return (self.recording.shm, self.recording.shm) if is_there else None
 
-    def limit(self, name: str) -> int | None:
-        return self.recording.limits.get(name)
+    def limit(self, name: str) -> int:
+        return self.recording.limits[name]
 
 
 def snapshot(recording: Recording) -> Machine:
