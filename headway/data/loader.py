@@ -170,7 +170,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         device = self._moves_to
         current, loop, asked = self._begin_pass(line), LoaderLoop(self), run.asked
         try:
-            asked[current] = None
+            asked[epochs] = current
             state["end_of_dataloader"] = False
             items, unpack, lookahead = self._begin_reading(current)
             if progress.is_watched:
@@ -207,7 +207,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                     yield batch
                     if run.due is not None:
                         run.ask(current)
-                    asked[current] = None
+                    asked[epochs] = current
                 if lookahead is not None:
                     if progress.is_watched:
                         progress.enter(DATA)

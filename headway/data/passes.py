@@ -87,7 +87,7 @@ class Run:
         self.open: list[Pass] = []
         self.epoch: int | None = None
         self.keeps_batches = False
-        self.asked: dict[Pass, None] = {}
+        self.asked: dict[Epochs, Pass] = {}  # of each loader the latest pass
         self.due: Callable[[], object] | None = None
         self.leaders: set[Epochs] = set()
         self._leader: Pass | None = None
@@ -144,7 +144,6 @@ class Run:
         self.attribute()
         owner, one.is_over = one.owner, True
         self.open.remove(one)
-        self.asked.pop(one, None)
         self._closed.append(one)
         if one.has_trained or (one.rounds and not self.counts_training):
             owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
@@ -254,7 +253,8 @@ class Run:
 
     def note_leader(self) -> None:
         """Note which loop was the first to ask; one over the loader that has led leads on."""
-        before, asked = self._leader, [one for one in self.asked if one.rounds]
+        before, passes = self._leader, self.asked.values()
+        asked = [one for one in passes if one.rounds and not one.is_over]
         self.asked.clear()
         if not asked:
             return
