@@ -16,7 +16,7 @@ from headway.data.order import Order
 from headway.data.passes import Pass
 from headway.data.rounds import Division, samples_in
 from headway.data.samplers import batch_size_of, distributed_sampler_of, is_plain
-from headway.data.shares import LOOP, NoBatch, ReadBySelf, Share, Unpack, size_of
+from headway.data.shares import LOOP, Item, NoBatch, ReadBySelf, Share, size_of
 from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor, is_on
 from headway.errors import UsageError
@@ -36,13 +36,13 @@ class DispatchedShare(ReadBySelf):
         self._drop_last = is_plain(loader) and bool(loader.drop_last)
         self._size = batch_size_of(loader)
 
-    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
         rounds = None
         if self.reads:
             rounds = _rounds(self.batches(start), self._division, self._drop_last, self._size)
-        return self._received(rounds), lambda part: part, 0
+        return self._received(rounds), 0
 
-    def _received(self, rounds: Iterator[Parts] | None) -> Iterator[tuple[Any, GlobalBatch]]:
+    def _received(self, rounds: Iterator[Parts] | None) -> Iterator[Item]:
         """Yield this rank's part of every round; rank 0 gives the rounds."""
         while True:
             sent: list[Any] | None = None
@@ -70,7 +70,7 @@ def _scattered(objects: list[Any] | None) -> Any:
     return received[0]
 
 
-def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[tuple[Any, GlobalBatch] | None]:
+def _for_each_rank(round_: Parts | None, num_ranks: int) -> list[Item | None]:
     if round_ is None:
         return [None] * num_ranks
     parts, batch = round_

@@ -34,7 +34,7 @@ from headway.data.samplers import (
     split_by_rank,
 )
 from headway.data.seeds import SampleSeeds
-from headway.data.shares import NoBatch, Share, Unpack, mark
+from headway.data.shares import Item, NoBatch, Share, mark
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
@@ -172,14 +172,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         try:
             asked[epochs] = current
             state["end_of_dataloader"] = False
-            items, unpack, lookahead = self._begin_reading(current)
+            items, lookahead = self._begin_reading(current)
             if progress.is_watched:
                 progress.enter(DATA)
                 workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
                 progress.clock.num_workers = workers if isinstance(workers, int) else None
-            following = next(items, _END)
-            while following is not _END:
-                batch, global_batch = unpack(following)
+            following = next(items, None)
+            while following is not None:
+                batch, global_batch = following
                 if lookahead is not None:
                     has_more = lookahead.has_more
                 else:
@@ -187,8 +187,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                         progress.enter(DATA)
                     if stream is not None:
                         current.stream = copy.deepcopy(stream.state_dict())
-                    following = next(items, _END)  # one batch ahead
-                    has_more = following is not _END
+                    following = next(items, None)  # one batch ahead
+                    has_more = following is not None
                 if progress.is_watched:
                     progress.enter(FORWARD)
                     known = global_batch.samples // num_ranks
@@ -211,7 +211,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                 if lookahead is not None:
                     if progress.is_watched:
                         progress.enter(DATA)
-                    following = next(items, _END)
+                    following = next(items, None)
             current.is_exhausted = True
         finally:
             if progress.is_watched:
@@ -252,21 +252,21 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self._stream.load_state_dict(copy.deepcopy(current.place.stream))
             current.left_out = Offset()
 
-    def _begin_reading(self, current: Pass) -> tuple[Iterator[Any], Unpack, Any]:
-        """Return the items of a pass, what unpacks one, and what knows whether one follows."""
+    def _begin_reading(self, current: Pass) -> tuple[Iterator[Item], Any]:
+        """Return the items of a pass, and what knows whether one follows."""
         place, share = current.place, self._share
         with starting_workers(self._inside) if self._has_workers else nullcontext():
-            items, unpack, left_out = share.begin(current)
-        for item in islice(items, left_out):
+            items, left_out = share.begin(current)
+        for batch, _ in islice(items, left_out):
             if place.checksum:
-                current.checksum = crc32(b"%d" % mark(unpack(item)[0]), current.checksum)
+                current.checksum = crc32(b"%d" % mark(batch), current.checksum)
         taken = place.taken.batches
         if place.checksum and self._is_map and share.reads and taken:
-            items = chain([first] if (first := next(items, _END)) is not _END else [], items)
+            items = chain([*islice(items, 1)], items)
             current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
         if place.checksum and current.checksum != place.checksum and share.reads:
             self.run.tell(_OTHER_ORDER.format(taken))
-        return items, unpack, share.lookahead
+        return items, share.lookahead
 
     # ------------------------------------------------------------------ where its passes stand
 
@@ -494,7 +494,6 @@ def _place(position: dict[str, Any]) -> Place:
     return place._replace(taken=Offset(*place.taken))
 
 
-_END = object()
 _STREAM_NOTE = (
     "note: the data set is a stream without state_dict(), or is read by workers, so the batches"
     " before the checkpoint are read and dropped; the others are the same only if it gives the same"

@@ -22,7 +22,7 @@ from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_
 from headway.distributed.meeting import meet
 from headway.errors import UsageError
 
-Unpack = Callable[[Any], tuple[Any, GlobalBatch]]
+Item = tuple[Any, GlobalBatch]
 LOOP = "a loop over a prepared DataLoader"
 
 
@@ -51,15 +51,15 @@ class Share:
         """What knows if an item follows the one taken last; None: that one has to be loaded."""
         return None if getattr(self.loader, "num_workers", 0) else self.indices
 
-    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
-        """Begin a pass; return its items, what unpacks one, and how many to leave out."""
+    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
+        """Begin a pass; return its batches with their sizes, and how many to leave out."""
         full = batch_size_of(self.loader)
 
-        def unpack(batch: Any) -> tuple[Any, GlobalBatch]:
+        def sized(batch: Any) -> Item:
             samples = full and samples_in(batch)
             return batch, GlobalBatch(samples, samples, full)
 
-        return self.read(start), unpack, start.left_out.batches
+        return map(sized, self.read(start)), start.left_out.batches
 
     def read(self, start: Pass, num_batches: int = 1) -> Iterator[Any]:
         """Return what the loader gives; `num_batches` of the script's batches make one item."""
@@ -84,14 +84,14 @@ class MapShare(Share):
         options = {} if division.num_ranks == 1 else {"in_order": True}
         self.loader = changed(loader, **{name: self.indices}, **options)
 
-    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
         self.indices.start = start
         batches = iter(self.loader)
         given = self.indices.given  # those of the pass that has just begun
         items = chain(batches, _left(given)) if self.indices.can_miss else batches
         if not self._is_checked:
             self._is_checked, items = True, self._checked(items)
-        return items, lambda batch: (batch, given.popleft()), 0
+        return zip(items, iter(given.popleft, None), strict=False), 0  # no frame for each batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield items, once the ranks have compared their data sets."""
@@ -113,7 +113,7 @@ class MapShare(Share):
 
 
 def _left(given: deque[GlobalBatch]) -> Iterator[type[NoBatch]]:
-    while given:  # the caller takes one for each item
+    while given:  # of which one is taken with each item
         yield NoBatch
 
 
@@ -217,15 +217,14 @@ class StreamShare(Share):
         single["collate_fn"] = partial(_collate_part, collate)
         super().__init__(changed(loader, dataset=self._stream, **single))
 
-    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
+    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
         left_out = self._stream.leave_out(start.left_out)
-        parts = self._parts(self.read(start, self._num_batches))
-        return parts, lambda part: (part.samples, part.batch), left_out
+        return self._parts(self.read(start, self._num_batches)), left_out
 
-    def _parts(self, parts: Iterator[_Part]) -> Iterator[_Part]:
+    def _parts(self, parts: Iterator[_Part]) -> Iterator[Item]:
         for part in parts:
             require_same(lengths=True, samples=part.mark)
-            yield part
+            yield part.samples, part.batch
         require_same(lengths=False, samples=None)
 
     def __len__(self) -> int:
@@ -295,8 +294,8 @@ class ReadBySelf(Share):
 
     def batches(self, start: Pass) -> Iterator[Any]:
         """Return the batches of a pass."""
-        items, unpack, left_out = self._source.begin(start)
-        return (unpack(item)[0] for item in islice(items, left_out, None))
+        items, left_out = self._source.begin(start)
+        return (batch for batch, _ in islice(items, left_out, None))
 
 
 class OwnShare(ReadBySelf):
@@ -311,10 +310,10 @@ class OwnShare(ReadBySelf):
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
 
-    def begin(self, start: Pass) -> tuple[Iterator[Any], Unpack, int]:
-        return self._rounds(self.batches(start), start), lambda item: item, 0
+    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
+        return self._rounds(self.batches(start), start), 0
 
-    def _rounds(self, batches: Iterator[Any], start: Pass) -> Iterator[tuple[Any, GlobalBatch]]:
+    def _rounds(self, batches: Iterator[Any], start: Pass) -> Iterator[Item]:
         taken = start.place.taken.batches
         first: Any = NoBatch
         length = len(self.loader) if self._repeats else 0
