@@ -94,7 +94,7 @@ class Accelerator(Process):
             project, for its newest.
         seed: from 0 to 2**32 - 1, for a run that can be repeated: `set_seed(seed)` is called here,
             prepared loaders shuffle by it and the epoch (or by `data_seed`), and the random
-            augmentation of a sample follows from it, the epoch and the sample's index alone,
+            augmentation of a sample follows from it, the epoch and the sample's number alone,
             whatever rank, worker or restart loads it; see the page on checkpoints.
         global_batch_size: samples in an optimizer step. Prepared loaders get the batch size that
             this means for the ranks and `gradient_accumulation_steps` of the run.

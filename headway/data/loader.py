@@ -111,7 +111,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._is_seeded = is_plain(loader)  # torch draws a seed, which is for workers and pipes
         self._has_workers = bool(getattr(loader, "num_workers", 0))
         self._idle = torch.Generator() if self._is_map and not self._has_workers else None
-        self._seeds = None if seed is None else SampleSeeds(seed)
+        self._seeds = None if seed is None else SampleSeeds(seed, rank if self.is_of_rank else 0)
         self._sources = _sources_of(loader)
         self._own = Generators(self._sources, only_torch=False)
         del self._own.all[:3]  # which are global

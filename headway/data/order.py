@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from headway.data.generators import Generators, mixed
 from headway.data.rounds import Offset
 from headway.data.samplers import source_of
-from headway.data.seeds import Drawn, SampleSeeds, counted
+from headway.data.seeds import Drawn, SampleSeeds, numbered
 
 _END = object()
 Agree = Callable[[list[Any]], list[Any]]
@@ -156,14 +156,14 @@ class Order(Draws):
         if self.counts_samples and taken.samples:
             samples = self._drawn(source.sampler, place)
             if seeds is not None:
-                samples = counted(samples, source, is_batched=False)
+                samples = numbered(samples, is_batched=False)
             rest: Any = islice(samples, taken.samples, None)
             return iter(BatchSampler(rest, source.batch_size, source.drop_last))
         batches = self._drawn(source, place)
         if not self.is_torchs:
             batches = _summed(batches, sums)
         if seeds is not None:
-            batches = counted(batches, source, is_batched=self.is_batched)
+            batches = numbered(batches, is_batched=self.is_batched)
         return islice(batches, taken.batches, None)
 
     def loading(self) -> Callable[[Any], Any] | None:

@@ -11,9 +11,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -50,15 +47,6 @@ class SkipBatchSampler(StandIn, BatchSampler):
     def total_length(self) -> int:
         """The number of batches with those that are left out."""
         return len(self.batch_sampler)
-
-
-def draws_once(source: Any) -> bool:
-    """Return whether a sampler or batch sampler is one of torch's that gives no index twice."""
-    sampler: Any = source.sampler if type(source) is BatchSampler else source
-    if type(sampler) is RandomSampler:
-        is_whole = sampler.num_samples <= len(sampler.data_source)
-        return is_whole and not sampler.replacement
-    return type(sampler) in (SequentialSampler, SubsetRandomSampler)
 
 
 def source_of(loader: DataLoader[Any]) -> Any:

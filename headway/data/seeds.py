@@ -1,47 +1,43 @@
-"""Seeds of a loader's samples: random augmentation by a seed, the epoch and the sample's index."""
+"""Seeds of a loader's samples: random augmentation by a seed, the epoch and the sample's number."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from headway.data.generators import generators_kept, mixed, put_back, seed_generators, snapshot
-from headway.data.samplers import StandIn, changed, draws_once
-from headway.errors import UsageError
-
-_BITS = (1 << 64) - 1
+from headway.data.samplers import StandIn, changed
 
 
-class Again(NamedTuple):
-    """An index that the epoch has drawn before, `times` times."""
+class Sample(NamedTuple):
+    """An index, and how many the epoch has drawn before it."""
 
     index: Any
-    times: int
+    number: int
 
 
 class Drawn(NamedTuple):
-    """The indices of a batch, or a single one, and what random numbers of all depend on."""
+    """The samples of a batch, or a single one, and what random numbers of all depend on."""
 
-    indices: list[Any]
+    samples: list[Sample]
     key: int  # of the seed and the epoch
     is_single: bool = False
 
 
 class SampleSeeds:
-    """Seeds for every sample of a loader, by a seed, the epoch and the sample's index.
+    """Seeds for every sample of a loader, by a seed, the epoch and the sample's number in it.
 
-    `first_item` is the number of the item with which the next pass over a stream begins.
+    `rank` is that of the data, if each rank has some of its own. `first_item` is the number of the
+    item with which the next pass over a stream begins.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, rank: int = 0) -> None:
+        self.seed, self._rank = seed, rank
         self.first_item = 0
         # loader workers that live for several epochs read it, too
         self._epoch = torch.zeros((), dtype=torch.int64)
@@ -63,21 +59,15 @@ class SampleSeeds:
     @property
     def key(self) -> int:
         """A number for the seed and the epoch."""
-        return mixed(self.seed, int(self._epoch))
+        return mixed(self.seed, int(self._epoch), self._rank)
 
 
-def counted(drawn: Iterator[Any], source: Any, *, is_batched: bool) -> Iterator[Any]:
-    """Yield indices, or lists of them, with how often each was drawn before, if any may be."""
-    if draws_once(source):
-        return drawn
-    times = Counter[int]()
-
-    def count_one(index: Any) -> Any:
-        number = number_of(index)
-        times[number] += 1
-        return Again(index, times[number] - 1) if times[number] > 1 else index
-
-    return ([*map(count_one, one)] if is_batched else count_one(one) for one in drawn)
+def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
+    """Yield indices, or lists of them, with the number of each in the epoch."""
+    numbers = count()
+    if not is_batched:
+        return map(Sample, drawn, numbers)
+    return ([*map(Sample, one, numbers)] for one in drawn)
 
 
 class _Inside(StandIn):
@@ -128,18 +118,18 @@ class SeededFetch:
             if not self._is_random:
                 return batch
         with generators_kept():
-            return self._collated([self._load(one, drawn.key) for one in drawn.indices], drawn)
+            return self._collated([self._load(one, drawn.key) for one in drawn.samples], drawn)
 
     def _load_plainly(self, drawn: Drawn) -> Any:
         """Load as torch does."""
-        indices = [one.index if type(one) is Again else one for one in drawn.indices]
+        indices = [one.index for one in drawn.samples]
         if callable(self._getitems) and not drawn.is_single:
             return self._getitems(indices)
         return [self._dataset[one] for one in indices]
 
-    def _load(self, drawn: Any, key: int) -> Any:
-        index, times = drawn if type(drawn) is Again else (drawn, 0)
-        seed_generators(mixed(key, number_of(index), times))
+    def _load(self, sample: Sample, key: int) -> Any:
+        index, number = sample
+        seed_generators(mixed(key, number))
         if callable(self._getitems) and not isinstance(index, list):
             return self._getitems([index])[0]
         return self._dataset[index]
@@ -173,26 +163,3 @@ class SeededStream(_Inside, IterableDataset[Any]):
 
 
 _END = object()
-
-
-def number_of(index: Any) -> int:
-    """Return a number for an index (number, text, or list of these), the same in every process."""
-    if type(index) is int:
-        return index & _BITS
-    if hasattr(index, "__index__"):  # numpy's numbers, and tensors of one
-        return int(index.__index__()) & _BITS
-    return crc32(repr(_plain(index)).encode())
-
-
-def _plain(index: Any) -> Any:
-    if isinstance(index, (list, tuple)):
-        return [_plain(one) for one in index]
-    if index is None or isinstance(index, (str, bytes, float)):
-        return index
-    if hasattr(index, "__index__"):
-        return int(index.__index__())
-    raise UsageError(
-        f"seed= cannot tell samples apart by indices of the type {type(index).__name__}",
-        where="the sampler of a prepared DataLoader",
-        fix="let the sampler give numbers, strings, or tuples of these",
-    )
