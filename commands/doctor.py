@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
+from headway.contract.paths import installer_of
 from headway.devices.kind import numbers
 from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
@@ -76,10 +76,10 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_flags(argv)
     machine, _ = machine_from_flags(parsed, os.environ, full=True)
     checks = machine_problems(machine)
-    pip = "pip"
+    install = "pip install"
     if parsed.machine is None:
         checks += _live_checks(machine)
-        pip = f"{shlex.quote(sys.executable)} -m pip"  # whichever is first on the PATH
+        install = installer_of(sys.executable)  # whichever is first on the PATH
     else:
         checks += [Check(name, SKIPPED, "not possible for a recorded machine") for name in LIVE]
     found = [
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
             "check": one.check,
             "status": one.status.value,
             "what": without_home(one.what, os.environ),
-            "fix": one.fix.replace("`pip ", f"`{pip} "),
+            "fix": one.fix.replace("`pip install", f"`{install}"),
         }
         for one in checks
     ]

@@ -171,10 +171,12 @@ def _dispatch(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
+        from headway.contract.paths import installer_of
+
         raise MachineError(
             f"`headway {name}` needs {error.name} here, which is not installed",
             where=f"the packages of {sys.executable}",
-            fix=f"`{sys.executable} -m pip install {error.name}`",
+            fix=f"`{installer_of(sys.executable)} {error.name}`",
         ) from None
     return exit_code
 

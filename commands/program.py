@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 
 from headway.commands.flags import Parsed, bad_words
+from headway.contract.paths import has_package, installer_of
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan.program import Program, finder_in
 
@@ -145,20 +145,10 @@ def other_environment(script: str, python: str, environ: Mapping[str, str]) -> I
         used = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         if os.path.realpath(found) == os.path.realpath(used):
             return
-        if _has_torch(found):
+        other = os.path.join(found, "bin", "python")
+        if has_package(other, "torch"):
             yield (
                 f"{python} runs the script, and not {found}; fix: "
-                f"`{os.path.join(found, 'bin', 'python')} -m pip install headway`, and launch there"
+                f"`{installer_of(other)} headway`, and launch there"
             )
             return
-
-
-def _has_torch(prefix: str) -> bool:
-    library = os.path.join(prefix, "lib")
-    with suppress(OSError):
-        return any(
-            os.path.isdir(os.path.join(library, name, "site-packages", "torch"))
-            for name in os.listdir(library)
-            if name.startswith("python3")
-        )
-    return False

@@ -157,8 +157,8 @@ CHECKS: dict[str, Check] = {
     "ranks": check_ranks,
     "all-reduce": check_all_reduce,
     "precision": check_precision,
-    "training step": check_step,
     "data loader": check_loader,
+    "training step": check_step,  # after a prepared loader: it takes its batches itself
 }
 
 

@@ -1,4 +1,4 @@
-"""The folders of this user's profiles and records; whether something is at a path.
+"""The folders of this user's profiles and records; whether something is at a path; environments.
 
 An error of the disk is not an absence.
 """
@@ -51,3 +51,25 @@ def is_absent(path: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     return False
+
+
+def has_package(python: str, name: str) -> bool:
+    """Return whether the environment of a Python has a package."""
+    folders = sys.path
+    if python != sys.executable:
+        library = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")
+        folders = []
+        with suppress(OSError):
+            versions = [one for one in os.listdir(library) if one.startswith("python3")]
+            folders = [os.path.join(library, one, "site-packages") for one in versions]
+    return any(os.path.isdir(os.path.join(folder, name)) for folder in folders)
+
+
+def installer_of(python: str) -> str:
+    """Return the words that install packages for a Python; uv makes environments without pip."""
+    from shlex import quote  # only an error needs it
+
+    quoted = quote(python)
+    if has_package(python, "pip"):
+        return f"{quoted} -m pip install"
+    return f"uv pip install --python {quoted}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headway.contract.notes import shown
+from headway.contract.paths import installer_of
 from headway.contract.records import Crash
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
@@ -136,7 +137,7 @@ REASONS = (
     _of_crash(
         "module_not_found",
         lambda crash: crash.kind == "ModuleNotFoundError",
-        f"a package: install it for the Python of this launch, `{sys.executable} -m pip install`, "
+        f"a package: install it for the Python of this launch, `{installer_of(sys.executable)}`, "
         "or launch from the environment that has it; a file of yours: put its folder on PYTHONPATH",
     ),
     _of_crash(

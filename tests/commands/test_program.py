@@ -116,6 +116,10 @@ def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(
     def notes(name: str, variable: str = "VIRTUAL_ENV") -> list[str]:
         return [*other_environment("train.py", python, {variable: str(tmp_path / name)})]
 
+    fix = f"`uv pip install --python {tmp_path}/active/bin/python headway`"
+    [note] = notes("active")
+    assert fix in note
+    (tmp_path / "active/lib/python3.12/site-packages/pip").mkdir()
     fix = f"`{tmp_path}/active/bin/python -m pip install headway`"
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         [note] = notes("active", variable)
