@@ -27,10 +27,6 @@ class Layer(IntEnum):
         """The name for messages: user profile."""
         return self.name.lower().replace("_", " ")
 
-    def is_weaker_than(self, other: Layer) -> bool:
-        """Return whether the user can set both for a launch, and `other` overrides this one."""
-        return Layer.DETECTED < self < other <= Layer.FLAG
-
 
 class Origin(NamedTuple):
     """The origin of a value; `str` is only for messages, decisions use the fields."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headway.contract.choices import AUTO, PRECISIONS
 from headway.contract.origin import DEFAULT, Layer, Origin
-from headway.contract.typed import read
+from headway.contract.typed import plain, read
 from headway.devices.table import KINDS
 from headway.errors import LaunchError, UsageError
 
@@ -99,20 +99,8 @@ class Ranks(NamedTuple):
 
 
 def encode(run: RunContract) -> str:
-    """Return the value of `HEADWAY_RUN` for `run`, without defaults that nobody has set."""
-    said = {name for name, origin in run.origins.items() if origin.is_user_set}
-    defaults = run._field_defaults.items()
-    unset = {name for name, value in defaults if getattr(run, name) == value} - said
-    fields = {name: value for name, value in run._asdict().items() if name not in unset}
-    fields["origins"] = {
-        name: _fields(origin) for name, origin in run.origins.items() if name not in unset
-    }
-    return json.dumps({"version": VERSION, **fields}, separators=(",", ":"))
-
-
-def _fields(origin: Origin) -> dict[str, object]:
-    details = {name: value for name, value in origin._asdict().items() if value or value == 0}
-    return {**details, "layer": origin.layer.name}
+    """Return the value of `HEADWAY_RUN` for `run`."""
+    return json.dumps({"version": VERSION, **plain(run)}, separators=(",", ":"))
 
 
 def decode(text: str) -> RunContract:

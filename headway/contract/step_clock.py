@@ -16,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -78,7 +78,7 @@ class QueueTimes:
 
     `record` puts an event into the queue, the given one again if there is one, and returns it; None
     where there can be none, as in a CUDA graph that is being captured: such a step is not timed.
-    A device that has failed raises RuntimeError.
+    Nor is one of a device that has failed, of which it raises RuntimeError.
     """
 
     def __init__(self, record: Callable[[Event | None], Event | None]) -> None:
@@ -103,8 +103,9 @@ class QueueTimes:
         begin = marks[-1][1] if marks else self._put()
         if marks:
             self._queued.append(_Queued(number, samples, marks, then))
-            while self._queued and self._queued[0].marks[-1][1].query():
-                self._finish(self._queued.popleft(), tally)
+            with suppress(RuntimeError):  # the device has failed, as in `_put`
+                while self._queued and self._queued[0].marks[-1][1].query():
+                    self._finish(self._queued.popleft(), tally)
         self._marks = [] if begin is None else [(SCRIPT, begin)]
 
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
@@ -116,7 +117,10 @@ class QueueTimes:
             self._then = make_call()
 
     def _put(self) -> Event | None:
-        return self._record(self._unused.pop() if self._unused else None)
+        try:
+            return self._record(self._unused.pop() if self._unused else None)
+        except RuntimeError:  # the device has failed, as the script's next call will report
+            return None
 
     def _finish(self, step: _Queued, tally: Tally) -> None:
         tally.end_step(step.number, step.samples)
@@ -165,10 +169,7 @@ class StepClock:
         if self.queue is None:
             self.spent[before] += taken_s
         else:
-            try:
-                self.queue.mark(before)
-            except RuntimeError:  # the device has failed, as the script's next call will report
-                self.queue = None
+            self.queue.mark(before)
         return before
 
     @contextmanager
@@ -201,10 +202,7 @@ class StepClock:
         if self.queue is None:
             self.tally.end_step(step, samples)
         else:
-            try:
-                self.queue.end_step(step, samples, self.tally)
-            except RuntimeError:
-                self.queue = None
+            self.queue.end_step(step, samples, self.tally)
         if not self._is_warm:
             self._is_warm, self._waited_s = True, _waited_s()
             self._begin_tally()

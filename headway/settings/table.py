@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
 from headway.contract.numbering import ALONE
-from headway.contract.origin import Origin
+from headway.contract.origin import Layer, Origin
 from headway.contract.run import DEVICES
 from headway.devices.table import is_kind
 from headway.extensions import CLUSTERS as EXTENSIONS
@@ -351,7 +351,7 @@ class Settings:
 
     def is_overridden(self, name: str, by: str) -> bool:
         """Return whether `by` was set in a layer of higher precedence than `name`."""
-        return self.origin(name).layer.is_weaker_than(self.origin(by).layer)
+        return Layer.DETECTED < self.origin(name).layer < self.origin(by).layer <= Layer.FLAG
 
 
 TABLE: Mapping[str, Setting[Any]] = {

@@ -21,14 +21,6 @@ def test_a_contract_survives_the_way_through_the_environment() -> None:
     assert read_run({"HEADWAY_RUN": encode(RUN)}) == RUN
 
 
-@pytest.mark.parametrize("name", ["activation_checkpointing", "cpu_offload", "wrap", "resume"])
-@pytest.mark.parametrize("origin", [Origin(Layer.FLAG, flag="--x"), DEFAULT])
-def test_a_default_is_told_only_where_somebody_has_set_it(name: str, origin: Origin) -> None:
-    told = read_run({"HEADWAY_RUN": encode(RunContract("cpu", "no", 1, {name: origin}))})
-    assert told is not None
-    assert told.origins == ({} if origin is DEFAULT else {name: origin})
-
-
 def test_without_a_launcher_there_is_no_contract_and_there_are_no_ranks() -> None:
     assert read_run({}) is None
     assert read_ranks({}) is None

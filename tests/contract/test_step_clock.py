@@ -257,7 +257,7 @@ def test_steps_that_are_captured_in_a_graph_are_not_timed_and_ask_the_device_not
 
 
 @pytest.mark.parametrize("asks", ["record", "query"])
-def test_an_error_of_the_device_is_left_to_the_script_and_its_own_time_counts(
+def test_an_error_of_the_device_is_left_to_the_script(
     clock: StepClock, device: Device, asks: str
 ) -> None:
     warm_up(clock, device)
@@ -266,19 +266,12 @@ def test_an_error_of_the_device_is_left_to_the_script_and_its_own_time_counts(
         queue_step(clock, device, 2, data_s=70)
     else:
         queue_step(clock, device, 2, data_s=30)
-        clock.switch(DATA)
-        device.time.now += 40
         assert clock.queue is not None
         clock.queue.mark(DATA)
         device.error = "device-side assert"
         clock.end_step(3)
-    clock.take(0, None)  # a part of the step may be known
     queue_step(clock, device, 4, data_s=70)
-    assert taken(clock).data_s == 70
-    device.error = None
-    device.num_events = 0
-    queue_step(clock, device, 5)
-    assert device.num_events == 0
+    assert clock.take(0, None) is None
 
 
 def test_a_step_with_a_long_evaluation_is_not_timed_and_events_are_used_again(
