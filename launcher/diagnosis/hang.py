@@ -18,8 +18,8 @@ from headway.contract.records import (
     Group,
     ProgressSnapshot,
 )
-from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
+    ProcessState,
     Stack,
     format_stack,
     parse_traceback,

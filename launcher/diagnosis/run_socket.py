@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from headway.contract.typed import read
-from headway.launcher.diagnosis.process_state import read_state
+from headway.launcher.diagnosis.stacks import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"
 _PREFIX = "headway-run"

@@ -1,4 +1,6 @@
-"""Parses the stacks and tracebacks that Python prints; separates the user's frames. Pure."""
+"""Where a process is: the stacks and tracebacks that Python prints, parsed, with the user's frames
+apart; and what the kernel says that its main thread does, on Linux only, from /proc.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import dropwhile
+from typing import NamedTuple
 
 from headway.contract.notes import shown
 from headway.contract.records import Frame
@@ -18,6 +22,9 @@ from headway.launcher.diagnosis.torch_messages import (
     JOINING_THREADS,
     STACK_FRAME,
     STACK_HEADER,
+    STATE,
+    STATES,
+    STOPPED_STATES,
 )
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
@@ -98,3 +105,26 @@ def format_stack(stack: Stack) -> Iterable[str]:
         source = linecache.getline(frame.file, frame.line).strip()
         if source:
             yield f"    {source}"
+
+
+class ProcessState(NamedTuple):
+    letter: str = ""  # as in ps(1); empty: not known
+    waits_in: str = ""  # the function of the kernel; empty: in none, or not known
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.letter in STOPPED_STATES
+
+    def __str__(self) -> str:
+        place = f", in the kernel's {self.waits_in}" if self.waits_in else ""
+        return STATES.get(self.letter, "in an unknown state") + place
+
+
+def read_state(pid: int) -> ProcessState:
+    letter = waits_in = ""
+    with suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
+        waits_in = file.read().strip()
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        rows = dict(line.split(":", 1) for line in file)
+        letter = rows[STATE].strip()[:1]
+    return ProcessState(letter, "" if waits_in == "0" else waits_in)

@@ -30,7 +30,7 @@ from headway.contract.records import (
 )
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
-from headway.launcher.diagnosis.process_state import read_state
+from headway.launcher.diagnosis.stacks import read_state
 
 _ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)

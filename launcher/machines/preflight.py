@@ -1,16 +1,19 @@
-"""What is compared between machines before ranks start: versions, script, settings. Pure, but for
-reading the script.
+"""What machines must share before ranks start: versions, script, settings, and the run's key.
+
+Pure, but for reading the script. The key, from the environment, authenticates them to each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from headway._version import __version__
+from headway.contract.run import KEY_VARIABLE
+from headway.errors import ConfigError
 from headway.launcher.machines.messages import Fact, Facts
 from headway.launcher.plan.plan import LaunchPlan
 
@@ -67,3 +70,25 @@ def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> li
         for name in dict.fromkeys([*on_main, *here])
         if here.get(name) != on_main.get(name)
     ]
+
+
+_MIN_LENGTH = 16  # of the key
+HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same value on every machine"
+
+
+def run_key(environ: Mapping[str, str]) -> bytes:
+    """Return the key; empty where there is none. Raises ConfigError for one that is too short."""
+    key = environ.get(KEY_VARIABLE, "")
+    if KEY_VARIABLE in environ and len(key) < _MIN_LENGTH:
+        raise ConfigError(
+            f"{KEY_VARIABLE} has {len(key)} characters, which is too short for a key",
+            where=f"environment {KEY_VARIABLE}",
+            fix=HOW_TO_SET,
+        )
+    return key.encode()
+
+
+def describe_run_key(environ: Mapping[str, str]) -> str:
+    if KEY_VARIABLE in environ:
+        return f"machines know each other by {KEY_VARIABLE}"
+    return f"nothing keeps other programs of the network out of the run: {HOW_TO_SET}"

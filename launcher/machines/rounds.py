@@ -20,14 +20,13 @@ from headway.launcher.machines import connect, messages
 from headway.launcher.machines.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.machines.hub import Hub
 from headway.launcher.machines.member import Member
-from headway.launcher.machines.preflight import facts_of
+from headway.launcher.machines.preflight import HOW_TO_SET, facts_of, run_key
 from headway.launcher.machines.rendezvous import (
     Rendezvous,
     RunEnded,
     connect_to_store,
     open_store,
 )
-from headway.launcher.machines.run_key import HOW_TO_SET, run_key
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 

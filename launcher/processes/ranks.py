@@ -30,8 +30,8 @@ from headway.contract.records import Crash, Ended
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus
-from headway.launcher.diagnosis.process_state import read_state
 from headway.launcher.diagnosis.reasons import is_of_communication
+from headway.launcher.diagnosis.stacks import read_state
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, UNREAD_S, Output
 from headway.launcher.processes.shutdown import Grace, Shutdown

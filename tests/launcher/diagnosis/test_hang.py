@@ -28,8 +28,8 @@ from headway.launcher.diagnosis.hang import (
     newest_entry,
     status_of,
 )
-from headway.launcher.diagnosis.process_state import ProcessState
 from headway.launcher.diagnosis.stacks import (
+    ProcessState,
     describe_crash,
     parse_traceback,
     users_frame,

@@ -9,7 +9,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.errors import ConfigError
-from headway.launcher.machines.run_key import describe_run_key, run_key
+from headway.launcher.machines.preflight import describe_run_key, run_key
 
 
 def test_without_a_key_there_is_none_and_the_way_to_one_is_printed() -> None:
