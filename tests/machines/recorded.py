@@ -212,6 +212,20 @@ def intel(*slots: str, driver: str = "xe", model: str = "E20B") -> dict[str, str
     return files
 
 
+def amd(count: int, gfx: int, gib: float) -> dict[str, str]:
+    """Return what the kernel says of AMD's GPUs, after the node of the CPU."""
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    files = {f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n"}
+    for node in range(1, count + 1):
+        said = f"simd_count 440\ngfx_target_version {gfx}\nunique_id {node}00\n"
+        bank = f"heap_type 1\nsize_in_bytes {int(gib * GIB)}\n"
+        files |= {
+            f"{nodes}/{node}/properties": said,
+            f"{nodes}/{node}/mem_banks/0/properties": bank,
+        }
+    return files
+
+
 def mac(macos: str = "15.5", architecture: str = "arm64", **changes: Any) -> Recording:
     """Return a Mac; keyword arguments beginning with sysctl_ change what sysctl prints."""
     said = {
@@ -327,19 +341,7 @@ RECORDINGS: dict[str, Recording] = {
         },
     ),
     "amd_2": Recording(
-        files=linux("AMD EPYC 7A53", 64, 512)
-        | {
-            "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 64\n"
-            "simd_count 0\ngfx_target_version 0\nunique_id 0\n",
-        }
-        | {
-            f"sys/class/kfd/kfd/topology/nodes/{node}/{name}": text
-            for node in (1, 2)
-            for name, text in {
-                "properties": f"simd_count 440\ngfx_target_version 90010\nunique_id {node}00\n",
-                "mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {64 * GIB}\n",
-            }.items()
-        },
+        files=linux("AMD EPYC 7A53", 64, 512) | amd(2, 90010, 64),
         cores=64,
         torch=torch("2.13.0+rocm7.1", hip="7.1.52802"),
     ),

@@ -32,11 +32,11 @@ from tests.waiting import wait_until
 class Rank:
     """One rank's end of its channel, and the launcher's watch over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 1) -> None:
         self.figures: list[Figures] = []
         self.watch = Watch(None, lambda: 0.0, lambda _, figures: self.figures.append(figures))
         ours, self.channel = socket.socketpair()
-        self.watch.begin_attempt(1)
+        self.watch.begin_attempt(num_ranks)
         self.watch.add(0, os.getpid(), ours.detach())
 
     def tell(self, *records: Record) -> None:
@@ -118,23 +118,18 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
 
 
 def test_it_is_known_once_when_the_last_rank_is_ready() -> None:
-    watch = Watch(None, lambda: 0.0)
-    watch.begin_attempt(2)
-    told: list[int] = []
-    watch.on_ready = lambda: told.append(watch.step())
-    channels = []
-    for rank in range(2):
-        ours, theirs = socket.socketpair()
-        channels.append(theirs)
-        watch.add(rank, os.getpid(), ours.detach())
-        assert not told
-        theirs.sendall(encode(Ready()) + encode(Heartbeat(ProgressSnapshot(rank + 1))))
-        wait_until(lambda: watch.step() == rank + 1)  # noqa: B023  it returns within this turn
+    rank, told = Rank(num_ranks=2), list[int]()
+    rank.watch.on_ready = lambda: told.append(rank.watch.step())
+    rank.tell(Ready(), Heartbeat(ProgressSnapshot(1)))
+    wait_until(lambda: rank.watch.step() == 1)
+    assert not told
+    ours, theirs = socket.socketpair()
+    rank.watch.add(1, os.getpid(), ours.detach())
+    theirs.sendall(encode(Heartbeat(ProgressSnapshot(2))) + encode(Ready()))
     wait_until(lambda: told == [2])
-    for rank, channel in enumerate(channels):
-        watch.end(rank, 0)
-        channel.close()
-    watch.close()
+    rank.watch.end(1, 0)
+    theirs.close()
+    rank.close()
 
 
 def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: Rank) -> None:

@@ -18,6 +18,7 @@ from tests.machines.recorded import (
     RTX,
     Recorded,
     Recording,
+    amd,
     gpus,
     h100s,
     intel,
@@ -29,18 +30,6 @@ from tests.machines.recorded import (
     torch,
     with_torch,
 )
-
-
-def amd(count: int, gfx: int, gib: float) -> dict[str, str]:
-    """Return what the kernel says of AMD's GPUs, after the node of the CPU."""
-    nodes = "sys/class/kfd/kfd/topology/nodes"
-    files = {f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\ngfx_target_version 0\n"}
-    for node in range(1, count + 1):
-        said = f"simd_count 440\ngfx_target_version {gfx}\nunique_id {node}00\n"
-        files[f"{nodes}/{node}/properties"] = said
-        bank = f"heap_type 1\nsize_in_bytes {int(gib * GIB)}\n"
-        files[f"{nodes}/{node}/mem_banks/0/properties"] = bank
-    return files
 
 
 def on_arm(recording: Recording) -> Recording:
@@ -193,16 +182,12 @@ MACHINES = {
     "a new GPU with a wheel without kernels for it": Row(
         server(gpus(1, "NVIDIA GeForce RTX 5090", 32, (12, 0)), cores=16, torch=CU126),
         "cuda 1 x 16",
-        note="is sm_120, and PyTorch's builds for CUDA 12.6 have kernels for sm_50 to sm_90; "
-        "fix: `pip install --force-reinstall torch --index-url "
-        "https://download.pytorch.org/whl/cu130`",
+        note="is sm_120, and PyTorch's builds for CUDA 12.6 have kernels for sm_50 to sm_90; fix",
     ),
     "an old GPU with a wheel without kernels for it": Row(
         server(gpus(1, "Tesla V100-SXM2-32GB", 32, (7, 0)), cores=16),
         "cuda 1 x 16",
-        note="is sm_70, and PyTorch's builds for CUDA 13.0 have kernels for sm_75 and up; "
-        "fix: `pip install --force-reinstall torch --index-url "
-        "https://download.pytorch.org/whl/cu126`",
+        note="is sm_70, and PyTorch's builds for CUDA 13.0 have kernels for sm_75 and up; fix",
     ),
 }
 
