@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -250,6 +251,8 @@ class Parser:
         if self.command == "launch":
             of_script = "put flags of the script after the script"
             fix = f"{fix}, or {of_script}" if close else of_script
+            if os.path.isfile(name):
+                fix = f"write ./{name} for a script whose name begins with a dash"
         raise bad_words(
             f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
             fix=fix,

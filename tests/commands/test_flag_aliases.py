@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headway.commands.launch import make_parser
@@ -44,7 +46,9 @@ def refused(*words: str) -> tuple[str, str]:
         ("--supervice", f"pass --supervise, or {OF_SCRIPT}"),
         ("--lr 2", OF_SCRIPT),
         ("--epochs 3", OF_SCRIPT),
+        ("-dash.py", "write ./-dash.py for a script whose name begins with a dash"),
     ],
 )
 def test_the_fix_is_the_flag_to_type(typed: str, fix: str) -> None:
+    Path("-dash.py").touch()
     assert refused(*typed.split())[1] == fix

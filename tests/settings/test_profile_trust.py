@@ -74,6 +74,8 @@ def test_a_pipe_that_is_found_is_no_profile() -> None:
     os.mkfifo(PROJECT)
     with pytest.raises(ConfigError, match="is not a file"):
         profile_layers({})
+    with pytest.raises(ConfigError, match="is a named pipe"):  # to open it would wait for a writer
+        profile_layers({}, profile=f"./{PROJECT}")
 
 
 def test_no_command_reads_or_changes_a_profile_that_is_not_trusted(
