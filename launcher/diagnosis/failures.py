@@ -119,6 +119,7 @@ def find_failure(
     last_lines: Mapping[int, Sequence[str]] | None = None,
     divergence: Sequence[str] = (),
     lost_reader: str = "",
+    is_left: bool = False,
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
 
@@ -127,11 +128,11 @@ def find_failure(
     that the rank's last lines explain by communication is not silent: victims abort, too.
 
     `ranks` are all of this machine. `divergence` is kept where the first failure is one of
-    communication; the other arguments are as in `Evidence`.
+    communication; `is_left`: leaving by os._exit(0) is a failure; the rest is as in `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
-    failures = [end for end in ended if end.is_failure]
+    failures = [end for end in ended if end.is_failure or (is_left and end.left_silently)]
     own = [end for end in failures if not end.was_stopping] or failures
     if not own:
         return None
@@ -169,6 +170,7 @@ def find_failure(
             lost_reader,
             tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
             first.killed_after_s,
+            first.left_silently,
         ),
         last_lines=tuple(describe_crash(lines) or lines[-_KEPT_LINES:]),
         tells_of_communication=_tell_of_communication(lines),

@@ -20,7 +20,6 @@ from headway.launcher.diagnosis.torch_messages import (
     NO_INPUT,
     NO_KERNELS,
     NO_NCCL,
-    NOT_ON_MPS,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
     SHARED_MEMORY_FULL,
@@ -28,8 +27,6 @@ from headway.launcher.diagnosis.torch_messages import (
     Text,
     contains,
 )
-
-_PYTORCH_ISSUES = "https://github.com/pytorch/pytorch/issues"
 
 
 class Evidence(NamedTuple):
@@ -40,6 +37,7 @@ class Evidence(NamedTuple):
     lost_reader: str = ""  # of which of the launcher's streams the reader has gone
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
+    left_silently: bool = False  # reported neither an end nor an exception
 
 
 class Reason(NamedTuple):
@@ -83,19 +81,14 @@ REASONS = (
         "ranks_diverged",
         lambda seen: bool(seen.divergence),
         "{divergence}",
-        "have every rank enter the same collectives in the same order",
+        "have every rank enter the same collectives in the same order; to leave a "
+        "loop: accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
     ),
     _of_crash(
         "device_out_of_memory",
         lambda crash: is_out_of_memory(crash),
         "the device's memory is full: make the batch smaller (and gradient_accumulation_steps "
         "larger, so that an optimizer step sees as many samples as before)",
-    ),
-    _of_crash(
-        "operator_not_on_mps",
-        lambda crash: crash.is_from_torch and contains(crash.message, NOT_ON_MPS),
-        "let the CPU compute this operator: `export PYTORCH_ENABLE_MPS_FALLBACK=1`; it can be "
-        f"requested at {_PYTORCH_ISSUES}",
     ),
     _of_crash(
         "no_nccl",
@@ -209,7 +202,13 @@ REASONS = (
         "signal",
         lambda seen: seen.code < 0,
         "{rank} was ended by {signal}",
-        "see its output above",
+        "see its output above; if there is none, another process sent the signal",
+    ),
+    Reason(
+        "left_by_exit",
+        lambda seen: seen.left_silently,
+        "{rank} ended with exit code {code}, by os._exit() or outside of Python code",
+        "have the script raise an exception in place of os._exit(), which reports nothing",
     ),
     Reason(
         "exit_message",
@@ -221,7 +220,7 @@ REASONS = (
         "exit_code",
         lambda seen: True,
         "{rank} ended with exit code {code}",
-        "see its output above",
+        "see its output above; if there is none, have it raise an exception in place of sys.exit()",
     ),
 )
 

@@ -30,9 +30,6 @@ LOADER_WORKER_ENDED = (
         ") exited unexpectedly", "torch 2.13.0, utils/data/dataloader.py: DataLoader worker (pid(s)"
     ),
 )
-NOT_ON_MPS = (
-    Text("not currently implemented for the MPS device", "torch sources, MPSFallback.mm"),
-)
 NO_NCCL = (
     Text("doesn't have NCCL built in", "torch 2.13.0, distributed/distributed_c10d.py"),
     Text("ProcessGroupNCCL is only supported with GPUs", "torch sources, ProcessGroupNCCL.cpp"),

@@ -46,6 +46,7 @@ class Machine:
     is_leaving: bool = False
     word: str = ""  # the last one of its ranks
     failure: tuple[float, messages.Failed] | None = None  # when and what, in this round
+    left: tuple[float, messages.Failed] | None = None  # when a rank left silently
 
     @property
     def label(self) -> str:
@@ -202,6 +203,7 @@ class Coordinator:
             self._note_failure(machine, message, now)
         elif isinstance(message, messages.Done):
             machine.is_done = True
+            machine.left = (now - message.left.ago_s, message.left) if message.left else None
             self._look_whether_all_are_done()
         elif isinstance(message, messages.Stopping):
             self._stop(machine, message)
@@ -356,7 +358,7 @@ class Coordinator:
         self._round += 1
         self._is_running = True
         for rank, one in enumerate(machines):
-            one.ready = one.failure = None
+            one.ready = one.failure = one.left = None
             one.has_ranks, one.is_done = True, False
             address = one.address or own_address
             told = messages.Round(
@@ -383,6 +385,7 @@ class Coordinator:
         if not failures:
             self._asked_at = None
             return
+        failures += [one.left for one in self.machines.values() if one.left is not None]
         _, first = min(failures, key=lambda failure: (failure[1].doubt, failure[0]))
         have_answered = all(one.heard_at > self._asked_at for one in self.machines.values())
         if first.doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):

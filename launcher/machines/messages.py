@@ -79,7 +79,9 @@ class Failed(NamedTuple):
 
 
 class Done(NamedTuple):
-    """All ranks of the machine have ended well."""
+    """All ranks of the machine have ended well; `left` describes one that left silently."""
+
+    left: Failed | None = None
 
 
 class Stopping(NamedTuple):

@@ -99,12 +99,12 @@ class Rendezvous(RendezvousHandler):
         """Return how the run has failed on another machine, which may be silent since; any time."""
         return None
 
-    def restarts_after(self, describe: Callable[[], Failed]) -> bool:
+    def restarts_after(self, describe: Callable[[], Failed | None]) -> bool:
         """Return whether machine 0 restarts all ranks after the failure that `describe` returns."""
         return False
 
-    def are_all_done(self) -> bool:
-        """Return whether the ranks of all machines have ended well, as those here have."""
+    def are_all_done(self, describe_left: Callable[[], Failed | None]) -> bool:
+        """Return whether all machines' ranks have ended well; `describe_left`: one here left."""
         return True
 
     def pause(self, seconds: float) -> None:

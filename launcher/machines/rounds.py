@@ -176,7 +176,7 @@ class MachinesRendezvous(Rendezvous):
         self._look()
         return int(self.restart is not None)
 
-    def restarts_after(self, describe: Callable[[], messages.Failed]) -> bool:
+    def restarts_after(self, describe: Callable[[], messages.Failed | None]) -> bool:
         member = self._member
         assert member is not None
         told: messages.Failed | None = None
@@ -185,6 +185,7 @@ class MachinesRendezvous(Rendezvous):
             if member.stopping is not None:
                 self._follow_stop(member)  # the ranks here have failed because of it
             failed = describe()
+            assert failed is not None, "torch has seen it"
             within_s = self._timeout_s * failed.doubt + _DECISION_WITHIN_S
             if member.is_over or time.monotonic() > began + within_s:
                 break
@@ -195,12 +196,12 @@ class MachinesRendezvous(Rendezvous):
             self._look()
         return self.restart is not None
 
-    def are_all_done(self) -> bool:
+    def are_all_done(self, describe_left: Callable[[], messages.Failed | None]) -> bool:
         member = self._member
         assert member is not None
         if not self._is_done:
             self._is_done = True
-            member.send(messages.Done())
+            member.send(messages.Done(describe_left()))
         return member.wait(lambda: member.is_all_done, connect.CHECK_EVERY_S)
 
     def tell_stop(self, number: int, *, ends_grace: bool) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -177,7 +178,7 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:
-            goes_on = not self.handler.are_all_done()
+            goes_on = not self.handler.are_all_done(partial(self._describe_failure, is_left=True))
         elif result.is_failed() and not self._remaining_restarts:
             goes_on = self.handler.restarts_after(self._describe_failure)
         else:
@@ -196,13 +197,14 @@ class Agent(LocalElasticAgent):
             super()._shutdown(*args, **kwargs)
             raise
 
-    def _describe_failure(self) -> Failed:
+    def _describe_failure(self, *, is_left: bool = False) -> Failed | None:
         from headway.launcher.machines.messages import MAX_DETAILS, Failed
 
         if self._ranks is not None:
             self._ranks.collect()
-        failure = self.find_failure()
-        assert failure is not None, "torch has seen it"
+        failure = self.find_failure(is_left=is_left)
+        if failure is None:
+            return None
         of_rank = failure if isinstance(failure, Failure) else None
         return Failed(
             machine=self.handler.machine,
@@ -267,8 +269,8 @@ class Agent(LocalElasticAgent):
         """After a success, wait for what the ranks have left running."""
         wait_for_left_processes(self._starter, self.plan.settings.grace_period_s)
 
-    def find_failure(self) -> Failure | Hang | ServerDeath | None:
-        """Return how the last attempt failed on this machine, None if it did not."""
+    def find_failure(self, *, is_left: bool = False) -> Failure | Hang | ServerDeath | None:
+        """Return how the last attempt failed on this machine; `is_left`: or a rank has left it."""
         memory_kills = count_memory_kills() - self._kills_before
         if self._starter.server_code is not None:
             return ServerDeath(Evidence(self._starter.server_code, memory_kills=memory_kills))
@@ -284,6 +286,7 @@ class Agent(LocalElasticAgent):
             last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
+            is_left=is_left,
         )
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:

@@ -279,6 +279,21 @@ def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
     assert [message.cause for _, message in ends if isinstance(message, Failed)] == ["killed"] * 2
 
 
+def test_a_rank_that_left_silently_is_blamed_once_a_rank_elsewhere_fails() -> None:
+    for doubt, blamed in ((2, "left"), (0, "its own")):
+        run = Run(2, 2)
+        run.begin(2)
+        run.take(2, Done(failed(doubt=1, cause="left")))
+        assert not run.sent()
+        run.take(1, failed(doubt=doubt, cause="its own"))
+        run.wait(3)
+        run.take(1, Beat(""))
+        run.take(2, Beat(""))
+        run.wait(0.1)
+        ends = [message.cause for _, message in run.sent() if isinstance(message, Failed)]
+        assert ends == [blamed] * 2
+
+
 def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to_it() -> None:
     run = Run(2, 2)
     run.begin(2)

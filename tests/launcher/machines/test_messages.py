@@ -14,6 +14,7 @@ from headway.launcher.machines.messages import (
     MAX_DETAILS,
     MAX_LINE,
     Beat,
+    Done,
     Failed,
     Missing,
     Round,
@@ -42,7 +43,7 @@ def sealed(session: Session, *texts: str) -> list[bytes]:
 def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
     hub, member = sessions()
     failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
-    for message in (failed, Beat(""), Round(0, 1, 2, 0, "10.0.0.1", 4711)):
+    for message in (failed, Done(failed), Done(), Beat(""), Round(0, 1, 2, 0, "10.0.0.1", 4711)):
         assert member.open(hub.seal(message).rstrip(b"\n")) == message
         assert hub.open(member.seal(message).rstrip(b"\n")) == message
 
