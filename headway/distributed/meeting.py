@@ -308,7 +308,8 @@ class _Meetings:
             f"rank {self._rank} waits in {call}, and rank {other} {everyone[other]}",
             where=everyone[self._rank].place or place_in_script(),
             fix="let all ranks run this line, or none: move it out of conditions that differ"
-            " between ranks, such as `if accelerator.is_main_process`",
+            " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
+            " accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
         )
 
     def _report(self, where: Where, store: Any = None) -> None:

@@ -45,6 +45,7 @@ def require_refusal(call: Callable[[], object], name: str = "") -> None:
     with pytest.raises(UsageError) as refused:
         call()
     assert len({*places_in(str(refused.value))}) == 2, (name, refused.value)
+    assert "check_trigger" in refused.value.problems[0].fix  # what a `break` on one rank needs
 
 
 class Stream(IterableDataset[int]):
