@@ -65,27 +65,11 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that affect training, without secrets, addresses and user names."""
     told = {}
     for name, text in environ.items():
-        if not affects_training(name) or is_secret(name):
-            continue
-        if name == "HEADWAY_ENV":
-            told[name] = _names_only(text)
-        elif re.search(_ADDRESS, name):
-            told[name] = HIDDEN
-        else:
-            told[name] = without_home(masked(name, text), environ)
+        is_private = is_secret(name) or name == "HEADWAY_ENV"  # which may hold any variable
+        if affects_training(name) and not is_private:
+            is_address = re.search(_ADDRESS, name) is not None
+            told[name] = HIDDEN if is_address else without_home(masked(name, text), environ)
     return told
-
-
-def _names_only(pairs: str) -> str:
-    """Return NAME=VALUE words, quoted as in a shell, without the values."""
-    import shlex
-
-    try:
-        words = shlex.split(pairs)
-    except ValueError:
-        return HIDDEN
-    names = [word.partition("=")[0] for word in words if "=" in word]
-    return shlex.join(f"{name}={HIDDEN}" for name in names if not is_secret(name))
 
 
 def without_home(text: str, environ: Mapping[str, str]) -> str:
