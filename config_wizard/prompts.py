@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _ANSWERED = "fg:ansicyan"
 _POINTER = "❯"
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}  # paths can be copied
 _ESCAPE_S = 0.05  # how long after Esc the other bytes of an arrow key may arrive
 
 
@@ -45,7 +46,8 @@ class TerminalPrompter:
     """Shows menus (arrow keys or numbers) and text fields."""
 
     def say(self, text: str) -> None:
-        print(text)
+        for line in text.split("\n"):
+            print("\n".join(textwrap.wrap(line, _columns(), **_WHOLE_WORDS)))
 
     def ask(self, question: Question) -> str:
         import questionary
@@ -117,8 +119,12 @@ def _wrapped_reason(width: int, reason: str) -> str:
     if not reason:
         return ""
     margin = " " * (len(f" {_POINTER} ") + width + 2)
-    columns = max(8, (os.get_terminal_size().columns or 80) - len(margin) - 1)
+    columns = max(8, _columns() - len(margin) - 1)
     return "  " + f"\n{margin}".join(textwrap.wrap(reason, columns))
+
+
+def _columns() -> int:
+    return os.get_terminal_size().columns or 80
 
 
 def _reply_keys(when: Any = True) -> KeyBindings:

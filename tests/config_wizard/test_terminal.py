@@ -156,6 +156,7 @@ def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
             terminal.press("\r")
         terminal.wait_for("supports it)")
         lines = terminal.text.splitlines()
+        assert "? explains, < goes back." in " ".join(map(str.strip, lines))  # no word is cut
         first = next(line for line in lines if "❯ bf16" in line)
         rest = lines[lines.index(first) + 1]
         assert rest.index(rest.strip()) == first.index("half the memory")

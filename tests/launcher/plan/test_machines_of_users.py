@@ -15,6 +15,7 @@ from tests.launcher.clusters.test_detection import STEP
 from tests.launcher.plan.planning import plan, set_by
 from tests.machines.recorded import (
     GIB,
+    RECORDINGS,
     RTX,
     Recorded,
     Recording,
@@ -32,10 +33,6 @@ from tests.machines.recorded import (
 )
 
 
-def on_arm(recording: Recording) -> Recording:
-    return recording._replace(architecture="aarch64")
-
-
 def small(card: dict[str, Any], cores: int, gib: int, **changes: Any) -> Recording:
     """Return a machine with one GPU of NVIDIA and this much memory of its own."""
     driver = changes.pop("driver", "580.95.05")
@@ -45,7 +42,7 @@ def small(card: dict[str, Any], cores: int, gib: int, **changes: Any) -> Recordi
     return Recording(files=files, cores=cores, torch=build, tools=tools)._replace(**changes)
 
 
-ROCM = torch("2.13.0+rocm7.1", hip="7.1.52802")
+ROCM = RECORDINGS["amd_2"].torch
 CU126 = torch("2.13.0+cu126", cuda="12.6")
 EIGHT = ",".join(map(str, range(8)))
 FRONTIER = Recording(
@@ -56,10 +53,10 @@ FRONTIER = Recording(
 )
 A_RANK_EACH = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_PROCID": "11", "SLURM_LOCALID": "3"}
 GB10 = gpus(1, "NVIDIA GB10", 0, (12, 1))[0]
-ORIN = {"name": "Orin", "memory_bytes": 61 * GIB, "capability": (8, 7)}
 SLICE = "MIG-b7c0ffee-0000-5000-8000-000000000003"
 SLICED = {**h100s(1)[0], "slices": [("1g.10gb", f"{SLICE[:-1]}{slot}") for slot in range(7)]}
 T4 = gpus(1, "Tesla T4", 15, (7, 5), ecc=0)[0]
+OLD_RTX = server(RTX, cores=32, driver="535.183.06", torch=CU126)
 
 
 class Row(NamedTuple):
@@ -85,17 +82,11 @@ MACHINES = {
         sets={"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
         leaves=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     ),
-    "GB10, whose memory is the host's": Row(on_arm(small(GB10, 20, 119)), "cuda 1 x 20"),
+    "GB10, whose memory is the host's": Row(small(GB10, 20, 119), "cuda 1 x 20"),
     "Jetson without nvidia-smi: torch is asked": Row(
-        on_arm(
-            with_torch(
-                Recording(
-                    files=linux("ARMv8", 12, 61) | {"dev/nvhost-gpu": ""},
-                    cores=12,
-                    torch=torch("2.11.0", cuda="12.6"),
-                ),
-                ORIN,
-            )
+        with_torch(
+            Recording(linux("ARMv8", 12, 61) | {"dev/nvhost-gpu": ""}, 12, CU126),
+            {"name": "Orin", "memory_bytes": 61 * GIB, "capability": (8, 7)},
         ),
         "cuda 1 x 12",
         note="nvidia-smi reports: it is not installed",
@@ -119,18 +110,14 @@ MACHINES = {
             files=linux("Intel(R) Xeon(R) CPU Max 9470", 104, 1024, nodes=2)
             | intel(*(f"0000:{bus}:00.0" for bus in (18, 42, 53, 64, 75, 86)), model="0BD5"),
             cores=208,  # two threads of each core
-            torch=torch("2.13.0+xpu", xpu="20250302"),
+            torch=RECORDINGS["intel_4"].torch,
             environ={"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
         ),
         "xpu 12 x 8",
         leaves=("ZE_FLAT_DEVICE_HIERARCHY", "ZE_AFFINITY_MASK"),
     ),
     "an Intel Mac": Row(
-        mac(
-            architecture="x86_64",
-            torch=torch("2.2.2"),
-            sysctl={"hw.optional.arm64": "0", "sysctl.proc_translated": "0"},
-        ),
+        RECORDINGS["mac_intel"],
         "cpu 1 x 8",
         leaves=("PYTORCH_ENABLE_MPS_FALLBACK",),
     ),
@@ -140,26 +127,15 @@ MACHINES = {
         sets={"PYTORCH_ENABLE_MPS_FALLBACK": "1"},
     ),
     "a container with CUDA's forward compatibility: torch is asked": Row(
-        with_torch(
-            server(h100s(2), driver="535.183.06", files={".dockerenv": ""}),
-            *({"name": card["name"], "uuid": card["uuid"]} for card in h100s(2)),
-        ),
+        with_torch(RECORDINGS["driver_too_old"], *[{"name": "NVIDIA H100"}] * 2),
         "cuda 2 x 32",
     ),
     "Colab's T4": Row(
-        small(
-            T4,
-            2,
-            13,
-            driver="550.54.15",
-            torch=CU126,
-            files={".dockerenv": ""},
-            environ={"COLAB_GPU": "1"},
-        ),
+        small(T4, 2, 13, driver="550.54.15", torch=CU126, environ={"COLAB_GPU": "1"}),
         "cuda 1 x 2",
     ),
     "two RTX 4090 with an old driver, which has no peer-to-peer and does not say so": Row(
-        server(RTX, cores=32, driver="535.183.06", torch=CU126),
+        OLD_RTX,
         "cuda 2 x 16",
         sets={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"},
     ),
@@ -174,7 +150,7 @@ MACHINES = {
         leaves=("NCCL_P2P_DISABLE",),
     ),
     "a user's own word on peer-to-peer": Row(
-        server(RTX, cores=32, driver="535.183.06", torch=CU126, environ={"NCCL_P2P_DISABLE": "0"}),
+        OLD_RTX._replace(environ={"NCCL_P2P_DISABLE": "0"}),
         "cuda 2 x 16",
         sets={"NCCL_IB_DISABLE": "1"},
         leaves=("NCCL_P2P_DISABLE",),
