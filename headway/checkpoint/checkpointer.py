@@ -24,6 +24,7 @@ from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
+from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.replicas import require_equal
 from headway.training.training import Training
@@ -227,7 +228,8 @@ class Checkpointer:
         if not self._save_hooks:
             return weights
         agree(call_hooks)
-        if not self.training.has_sharded_weights:
+        training = self.training
+        if not (training.strategy.shards or any(map(model_has_dtensor, training.models))):
             return weights if self.training.world.is_main else []
         saved = on_rank_0(lambda: [[*one] for one in weights])
         agree(require_same_names)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from copy import copy
-from itertools import chain
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -19,7 +17,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
-from headway.strategies.compilation import extract_model_from_parallel, model_has_dtensor
+from headway.strategies.compilation import extract_model_from_parallel
 from headway.strategies.strategy import Strategy
 from headway.training.accumulation import Accumulation, check_steps
 from headway.training.arguments import CALL
@@ -89,21 +87,6 @@ class Training:
                     obj.follow(self.run)
                 self.prepared.append((obj, obj))
 
-    def only(self, *objects: Any) -> Training:
-        """Return a training of these prepared objects alone, with all else of this one."""
-        other = copy(self)
-        for one in objects:
-            if self.find(one) is None:
-                raise UsageError(
-                    f"a {type(one).__name__} has not been prepared",
-                    where="the script's call that saves or loads it",
-                    fix="give it to prepare() first",
-                )
-        prepared = [self.find(one) for one in objects]
-        other.prepared = [pair for pair in self.prepared if any(pair[1] is one for one in prepared)]
-        other.registered = []
-        return other
-
     def forget(self) -> None:
         """Drop all prepared objects, free their memory, and begin a new accumulation."""
         self.prepared.clear()
@@ -150,15 +133,6 @@ class Training:
 
     def _all(self, kind: type[Kind]) -> list[Kind]:
         return [prepared for _, prepared in self.prepared if isinstance(prepared, kind)]
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Yield the parameters of all models."""
-        return chain.from_iterable(one.parameters() for one in self.models)
-
-    @property
-    def has_sharded_weights(self) -> bool:
-        """Whether a rank alone does not have all weights."""
-        return self.strategy.shards or any(map(model_has_dtensor, self.models))
 
     @property
     def accumulation_steps(self) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.compat.forwarding import forward
 from headway.distributed.meeting import meet
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from headway.checkpoint.training_state import Checkpoint
@@ -52,7 +53,7 @@ def save_fsdp_model(
     """
     from headway.strategies.compilation import is_peft_model
 
-    training = accelerator.parts.training.only(model)
+    training = _only(accelerator, model)
     [inner] = training.inner_models
     weights = training.strategy.own_state_dict(inner)
     if adapter_only and is_peft_model(inner):
@@ -76,7 +77,7 @@ def load_fsdp_model(
     """
     from headway.strategies.compilation import is_peft_model
 
-    training = accelerator.parts.training.only(model)
+    training = _only(accelerator, model)
     [inner] = training.inner_models
     is_part = adapter_only and is_peft_model(inner)
     folder = _named(input_dir, f"pytorch_model_fsdp_{model_index}")
@@ -98,7 +99,7 @@ def save_fsdp_optimizer(
     Raises:
         CheckpointError: a rank could not save; an earlier folder still stands.
     """
-    training = accelerator.parts.training.only(model, optimizer)
+    training = _only(accelerator, model, optimizer)
     _save(training, Path(output_dir, f"optimizer_{optimizer_index}"), [])
 
 
@@ -118,9 +119,25 @@ def load_fsdp_optimizer(
     """
     from headway.checkpoint.training_state import Optimizers
 
-    training = accelerator.parts.training.only(model, optimizer)
+    training = _only(accelerator, model, optimizer)
     folder = _named(input_dir, f"optimizer_{optimizer_index}")
     _load(training, folder, [], [Optimizers(training)])
+
+
+def _only(accelerator: Any, *objects: Any) -> Training:
+    """Return a training of these prepared objects alone, with all else of the accelerator's."""
+    training: Training = accelerator.parts.training
+    prepared = [training.find(one) for one in objects]
+    if None in prepared:
+        raise UsageError(
+            f"a {type(objects[prepared.index(None)]).__name__} has not been prepared",
+            where="the script's call that saves or loads it",
+            fix="give it to prepare() first",
+        )
+    other = copy(training)
+    other.prepared = [pair for pair in training.prepared if any(pair[1] is p for p in prepared)]
+    other.registered = []
+    return other
 
 
 def _save(training: Training, folder: Path, weights: Sequence[dict[str, Any]]) -> None:
