@@ -34,7 +34,7 @@ from headway.data.samplers import (
     split_by_rank,
 )
 from headway.data.seeds import SampleSeeds
-from headway.data.shares import Item, NoBatch, Share, mark
+from headway.data.shares import Item, NoBatch, Share, leave_out, mark
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
@@ -257,9 +257,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         place, share = current.place, self._share
         with starting_workers(self._inside) if self._has_workers else nullcontext():
             items, left_out = share.begin(current)
-        for batch, _ in islice(items, left_out):
-            if place.checksum:
-                current.checksum = crc32(b"%d" % mark(batch), current.checksum)
+        leave_out(items, left_out, current)
         taken = place.taken.batches
         if place.checksum and self._is_map and share.reads and taken:
             items = chain([*islice(items, 1)], items)
@@ -338,8 +336,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             if self._order is None or not self._order.counts_samples:
                 size = batch_size_of(self._inside)
                 facts.append(("batch size", position["size"], size, same))
-            is_read_here = is_plain(self._inside) and not self._inside.num_workers
-            if not self._is_map and not is_read_here and place.taken.batches % together:
+            if not self._is_map and place.taken.batches % together:
                 what = "number of batches that the ranks read together"
                 facts.append((what, f"{place.taken.batches} were read", together, same))
         for fact, saved, live, fix in facts:

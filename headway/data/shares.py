@@ -218,8 +218,8 @@ class StreamShare(Share):
         super().__init__(changed(loader, dataset=self._stream, **single))
 
     def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
-        left_out = self._stream.leave_out(start.left_out)
-        return self._parts(self.read(start, self._num_batches)), left_out
+        parts = self._parts(self.read(start, self._num_batches))
+        return parts, start.left_out.batches // self._num_batches
 
     def _parts(self, parts: Iterator[_Part]) -> Iterator[Item]:
         for part in parts:
@@ -246,20 +246,10 @@ class StreamParts(IterableDataset[_Part]):
         self._division, self._rank = division, rank
         self._stream: Any = loader.dataset
         self._full = (loader.batch_size or 1) * division.num_batches
-        self._drop_last, self._is_read_here = bool(loader.drop_last), not loader.num_workers
-        self._left_out = 0  # items at the beginning of the next pass
-
-    def leave_out(self, taken: Offset) -> int:
-        """Leave out what another number of ranks has taken; return the rounds that are left."""
-        rounds, rest = divmod(taken.batches, self._division.num_batches)
-        if not (rest and self._is_read_here):
-            self._left_out = 0
-            return rounds
-        self._left_out = taken.batches * self._full // self._division.num_batches
-        return 0
+        self._drop_last = bool(loader.drop_last)
 
     def __iter__(self) -> Iterator[_Part]:
-        stream, num_marked = islice(self._stream, self._left_out, None), self._full
+        stream, num_marked = iter(self._stream), self._full
         while read := list(islice(stream, self._full)):
             if self._drop_last and len(read) < self._full:
                 return
@@ -295,7 +285,8 @@ class ReadBySelf(Share):
     def batches(self, start: Pass) -> Iterator[Any]:
         """Return the batches of a pass."""
         items, left_out = self._source.begin(start)
-        return (batch for batch, _ in islice(items, left_out, None))
+        leave_out(items, left_out, start)
+        return (batch for batch, _ in items)
 
 
 class OwnShare(ReadBySelf):
@@ -364,6 +355,13 @@ def size_of(batch: Any) -> int:
 def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     """Collate the single sample of a loader without batch size."""
     return collate(samples[0])
+
+
+def leave_out(items: Iterator[Item], number: int, start: Pass) -> None:
+    """Read the first batches of a pass again, and compute their checksum if there is another."""
+    for batch, _ in islice(items, number):
+        if start.place.checksum:
+            start.checksum = crc32(b"%d" % mark(batch), start.checksum)
 
 
 VALUES = 64  # of each tensor that are compared

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from headway.data import dispatch
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
-from headway.errors import UsageError
+from headway.errors import CheckpointError, UsageError
 from tests.data.test_sharding import EpochsSampler, SizedStream
 
 
@@ -152,6 +152,16 @@ def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
             other.seek(position)
             assert batches(skip_first_batches(other, skip)) == expected[skip:]
             assert batches(other) == expected, "the next pass is a whole one"
+
+
+def test_a_stream_goes_on_after_whole_rounds_of_as_many_ranks() -> None:
+    (loader,) = prepared(SizedStream(9), 1)
+    for number, _ in enumerate(loader, 1):
+        if number == 3:
+            position = loader.state_dict()
+    assert prepared(SizedStream(9), 3)[0].require_position(position, "here")
+    with pytest.raises(CheckpointError, match="ranks read together is 2 in this run, and 3 were"):
+        prepared(SizedStream(9), 2)[0].require_position(position, "here")
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True])

@@ -267,6 +267,14 @@ class Shards(IterableDataset[int]):
         self.at = state["at"]
 
 
+class Plain(IterableDataset[int]):
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.samples)
+
+
 def sharded(kind: str) -> tuple[Accelerator, Any]:
     """Return a loader over 13 samples, of which each rank reads its own."""
     numbers = Numbers(13)
@@ -278,17 +286,21 @@ def sharded(kind: str) -> tuple[Accelerator, Any]:
         return own, DataLoader(numbers[RANK::WORLD], 2, shuffle=True)
     if kind == "a part of a stream":
         return own, DataLoader(Shards([numbers[RANK::WORLD]]), 2)
+    if kind == "a part of a stream without a state":
+        return own, DataLoader(Plain(numbers[RANK::WORLD]), 2)
     shards = [numbers[one::WORLD] for one in range(WORLD)]
     return Accelerator(), DataLoader(Shards(shards), 2)
 
 
 @with_ranks(1, 2, 3)
 def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
-    whole = "a sampler of torch's", "a part of a map data set", "a part of a stream", "shards"
-    for kind in whole:
+    streams = "a part of a stream", "a part of a stream without a state", "shards"
+    for kind in ("a sampler of torch's", "a part of a map data set", *streams):
         accelerator, loader = sharded(kind)
         set_seed(RANK)
         prepared = accelerator.prepare(loader)
+        told: list[str] = []
+        prepared.run.tell = told.append
         for _ in range(2):
             own, counted = [], []
             for batch in prepared:
@@ -304,6 +316,7 @@ def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
         prepared.load_state_dict(position)
         resumed = (accelerator.gather_for_metrics(batch).tolist() for batch in prepared)
         assert [*chain.from_iterable(resumed)] == rest, kind
+        assert not told, kind
         if kind == "shards":  # is read once in a pass, but for what the resumed one has read
             assert len(prepared.dataset.read) <= 4 * len(range(RANK, 13, WORLD))
 
