@@ -1,6 +1,5 @@
 """Trains as a seed says, whole and cut by SIGKILL at random steps; compares the two bit for bit.
 
-python -m tests.checkpoint.trainings SEED ...
 python -m tests.checkpoint.trainings --first SEED --trials NUMBER
 
 Every rank is forked from this process, so that each attempt imports nothing. In each attempt but
@@ -556,11 +555,10 @@ def difference(spec: Spec, folder: Path) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train as seeds say, whole and cut.")
-    parser.add_argument("seeds", type=int, nargs="*")
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--trials", type=int, default=0)
+    parser.add_argument("--trials", type=int, default=1)
     parsed = parser.parse_args()
-    seeds = parsed.seeds or range(parsed.first, parsed.first + parsed.trials)
+    seeds = range(parsed.first, parsed.first + parsed.trials)
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1)])  # imports what every rank would import for its own
     adopt_orphans()
@@ -577,7 +575,7 @@ def main() -> None:
         if problem is not None:
             failed += 1
             print(f"seed {seed}: {json.dumps(spec)}\n{problem}")
-            print(f"alone: python -m tests.checkpoint.trainings {seed}", flush=True)
+            print(f"alone: python -m tests.checkpoint.trainings --first {seed}", flush=True)
     print(f"{len(seeds)} trials, {failed} differed, {time.monotonic() - begun:.0f} s")
     sys.exit(failed > 0)
 
