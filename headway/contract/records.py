@@ -6,7 +6,6 @@ would also import `inspect`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
@@ -19,7 +18,6 @@ STOPPED_AND_SAVED = 75
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
 """The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
 
-_epoch = time.time  # a script may replace it
 _LONGEST_NAME = 200  # characters of an exception's class in a message
 _LONGEST_LINE = 2**24  # bytes; a longer line is refused
 
@@ -104,7 +102,6 @@ class Heartbeat(NamedTuple):
 class Figures(NamedTuple):
     """Timing of one rank's optimizer steps since its last such record, for its launcher."""
 
-    time: float  # seconds since the epoch, when the last of them ended
     step: int  # the number of the last of them
     num_steps: int  # of them
     seconds: float  # that they took, from end to end
@@ -125,7 +122,7 @@ class Figures(NamedTuple):
         """Return a record without steps, with the current position."""
         spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
         none: dict[str, Any] = dict.fromkeys(spent, 0.0)
-        return self._replace(**none, time=_epoch(), step=step, loss=loss, num_steps=0, samples=0)
+        return self._replace(**none, step=step, loss=loss, num_steps=0, samples=0)
 
 
 class Answer(NamedTuple):

@@ -32,7 +32,7 @@ _NUM_PHASES = 6
 _EVERY_S = 1.0
 _MOST_MARKS = 4096  # of a step that a device times
 _WAITED = "/proc/thread-self/schedstat"
-_now, _epoch = time.perf_counter, time.time  # a script may replace them
+_now = time.perf_counter  # a script may replace it
 
 
 class Event(Protocol):
@@ -220,7 +220,6 @@ class StepClock:
         self.due_at = self.mark + _EVERY_S
         spent = tally.spent
         return Figures(
-            time=_epoch(),
             step=tally.step,
             num_steps=tally.num_steps,
             seconds=sum(spent),

@@ -41,7 +41,7 @@ RECORDS: list[Any] = [
     WillSave(False),
     Kept("checkpoints", "/saved"),
     Heartbeat(ProgressSnapshot(3, "data")),
-    Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
+    Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
     Answer(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
     End(2.0, 0),

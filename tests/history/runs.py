@@ -80,7 +80,6 @@ def write_run(
 def figures(step: int, **changed: Any) -> Figures:
     """Return what ten steps took, one second together."""
     usual = Figures(
-        time=START.began_at + step,
         step=step,
         num_steps=10,
         seconds=1.0,

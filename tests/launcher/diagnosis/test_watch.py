@@ -165,7 +165,7 @@ def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Ran
 
 
 def test_steps_after_the_last_figures_are_known_by_a_heartbeat(rank: Rank) -> None:
-    figures = Figures(1e9, 2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 100, 0.5)
+    figures = Figures(2, 2, 1.0, 0.1, 0.2, 0.3, 0.2, 0.1, 16, 2**20, None, 100, 0.5)
     rank.tell(figures, Heartbeat(ProgressSnapshot(98, total=100, loss=0.25)))
     wait_until(lambda: len(rank.figures) == 2)
     told, moved = rank.figures

@@ -10,7 +10,6 @@ from headway.contract.records import Figures
 from headway.launcher.figures.figures import RunFigures
 
 USUAL = Figures(
-    time=1e9,
     step=100,
     num_steps=20,
     seconds=2.0,

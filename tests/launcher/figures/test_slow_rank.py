@@ -91,7 +91,7 @@ def test_the_sentence_says_who_waits_for_how_long_and_why() -> None:
 
 
 def test_records_become_the_mean_step() -> None:
-    record = Figures(0.0, 9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012)
+    record = Figures(9, 4, 0.4, 0.04, 0.08, 0.12, 0.02, 0.0, 32, 1, None, 0, None, None, 0.012)
     times = times_of([record, record._replace(num_steps=6, seconds=0.6)])
     assert times is not None
     assert times.step == pytest.approx(0.1)

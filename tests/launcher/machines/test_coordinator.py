@@ -392,7 +392,7 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
     run, seen, lost = Run(3, 3), list[object](), list[int]()
     run.coordinator.seen = Seen(lambda *steps: seen.append(steps), lost.append)
     run.begin(3)
-    figures = Figures(1e9, 3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
+    figures = Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
     run.take(3, Steps(5, figures))
     assert seen == [(5, figures, 2, "n3")]
     run.coordinator.lose(2, "its launcher has ended", run.now)
