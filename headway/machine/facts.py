@@ -112,7 +112,6 @@ class Host(NamedTuple):
     cpu_quota: float | None  # in cores
     numa_nodes: int | None
     memory_bytes: int | None
-    available_bytes: int | None
     memory_limit_bytes: int | None  # of the cgroup
     shm_bytes: int | None  # the size of /dev/shm
     open_files: int | None  # soft limits; -1 is unlimited

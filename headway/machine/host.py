@@ -97,7 +97,6 @@ def _linux(source: Source) -> dict[str, Fact]:
         "cpu_quota": _or_cause(cpu_quota(source), "the cgroup", "not limited by a cgroup"),
         "numa_nodes": _or_cause(len(nodes), "/sys/devices/system/node"),
         "memory_bytes": _or_cause(memory.get("MemTotal"), "/proc/meminfo"),
-        "available_bytes": _or_cause(memory.get("MemAvailable"), "/proc/meminfo"),
         "memory_limit_bytes": _or_cause(
             memory_limit(source), "the cgroup", "not limited by a cgroup"
         ),
@@ -118,7 +117,6 @@ def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
         "logical_cores": _or_cause(int(answers.get("hw.logicalcpu", 0)), "sysctl"),
         "physical_cores": _or_cause(int(answers.get("hw.physicalcpu", 0)), "sysctl"),
         "memory_bytes": _or_cause(int(answers.get("hw.memsize", 0)), "sysctl"),
-        "available_bytes": (None, "not detected on a Mac"),
         "interfaces": ((), "not detected on a Mac"),
         "infiniband": ((), "not available on a Mac"),
     }

@@ -327,12 +327,7 @@ def test_env_as_json_is_this_machine_again(
 ) -> None:
     assert main(["env", "--json"]) == 0
     (tmp_path / "machine.json").write_text(capsys.readouterr().out)
-    machine = load_machine(str(tmp_path / "machine.json"))
-    here = detect_machine(full=True)
-    assert machine.host is not None
-    assert here.host is not None
-    again = machine.host._replace(available_bytes=here.host.available_bytes)
-    assert machine._replace(host=again) == here
+    assert load_machine(str(tmp_path / "machine.json")) == detect_machine(full=True)
 
 
 @pytest.mark.parametrize(

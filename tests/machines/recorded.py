@@ -114,8 +114,7 @@ def linux(
         "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\n',
         "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
         "proc/cpuinfo": processors,
-        "proc/meminfo": f"MemTotal:       {memory_gib * 2**20} kB\n"
-        f"MemFree:         1234 kB\nMemAvailable:   {memory_gib * 2**19} kB\n",
+        "proc/meminfo": f"MemTotal:       {memory_gib * 2**20} kB\nMemFree:         1234 kB\n",
         "proc/self/cgroup": "0::/user.slice/user-1000.slice/session-3.scope\n",
         "proc/1/cgroup": "0::/init.scope\n",
         "sys/class/net/lo/operstate": "unknown\n",
