@@ -1,4 +1,7 @@
-"""No message has a command that changes what is not a regular file of the user's own."""
+"""No message has a command that changes what is not a regular file of the user's own.
+
+What a fix names exists: flags, commands, variables, and methods of an Accelerator.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.launcher.diagnosis.reasons import REASONS
+from tests.architecture.test_surface import FILE as SURFACE
 from tests.architecture.tree import product_files
 
 CHANGE_NOTHING = {
@@ -21,6 +26,7 @@ ONLY = {
     "scancel": "scancel {}",  # the user's own job, that was just submitted
     "sudo": "sudo -u {} headway stack {}",
 }
+OF_OTHERS = {"--me", "--mixed_precision", "--ntasks-per-node", "--shm-size", "--to", "--version"}
 NO_PROGRAMS = {"bf16", "checkpoints", "def", "device", "fp16", "from", "if", "launch", "no", "with"}
 NO_PROGRAMS |= {"write"}  # an answer
 
@@ -64,3 +70,21 @@ def test_every_command_that_a_message_names_is_known_to_change_nothing_of_others
                 else:
                     assert name in CHANGE_NOTHING | NO_PROGRAMS, where
     assert seen >= {*ONLY, "export", "pip", "ulimit"}
+
+
+def fixes() -> Iterator[str]:
+    """Yield the fixes of all errors, with {} for what is filled in."""
+    yield from (reason.fix for reason in REASONS)
+    for path in product_files().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "fix":
+                yield from (text for _, text in texts(node.value))
+
+
+def test_what_a_fix_names_exists() -> None:
+    known = {word for line in SURFACE.read_text().splitlines() for word in (line, *line.split())}
+    seen = set()
+    for fix in fixes():
+        seen |= {*re.findall(r"(?<![\w-])--[a-z][\w-]+|`headway [a-z]+|\bHEADWAY_\w+", fix)}
+        seen |= {f"Accelerator.{name}" for name in re.findall(r"\baccelerator\.(\w+)", fix)}
+    assert {name.lstrip("`") for name in seen} - known == OF_OTHERS

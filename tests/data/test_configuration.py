@@ -31,11 +31,6 @@ def test_two_answers_to_split_batches_are_refused() -> None:
         Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
 
 
-def test_a_data_seed_that_would_have_no_effect_is_refused() -> None:
-    with pytest.raises(UsageError, match="data_seed"):
-        DataLoaderConfiguration(data_seed=1)
-
-
 def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -> None:
     config = DataLoaderConfiguration()
     accelerator = Accelerator(cpu=True, dataloader_config=config)

@@ -188,21 +188,7 @@ def test_the_folders_of_a_project_are_those_that_were_given(tmp_path: Path) -> N
     assert accelerator.project_configuration is project
 
 
-@pytest.mark.parametrize("method", ["save_state", "load_state"])
-def test_without_a_folder_there_is_nothing_to_save_to_or_load_from(method: str) -> None:
-    with pytest.raises(UsageError, match="folder"):
-        getattr(Accelerator(cpu=True), method)()
-
-
-def test_what_cannot_be_obeyed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="save_on_each_node"):
-        ProjectConfiguration(save_on_each_node=True)
-    with pytest.raises(UsageError, match="total_limit"):
-        ProjectConfiguration(total_limit=0)
-    with pytest.raises(UsageError, match="exclude_frozen_parameters"):
-        Accelerator(cpu=True).save_state(tmp_path / "a", exclude_frozen_parameters=True)
-    with pytest.raises(UsageError, match="state_dict"):
-        Accelerator(cpu=True).register_for_checkpointing(object())
+def test_the_newest_checkpoint_cannot_be_loaded_before_there_is_one(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         automatic(tmp_path).load_state()
 

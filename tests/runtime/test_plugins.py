@@ -56,15 +56,6 @@ def test_defaults_are_accelerate_s() -> None:
         }.get(kind, set())
 
 
-def test_what_is_no_handler_and_two_of_a_kind_are_refused() -> None:
-    with pytest.raises(UsageError, match="a dict, which is no handler"):
-        Accelerator(cpu=True, kwargs_handlers=[{}])  # type: ignore[list-item]
-    with pytest.raises(UsageError):
-        Accelerator(cpu=True, kwargs_handlers=AutocastKwargs())  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="two AutocastKwargs"):
-        Accelerator(cpu=True, kwargs_handlers=[AutocastKwargs(), AutocastKwargs()])
-
-
 def test_a_handler_derived_from_another_counts_as_that() -> None:
     class Own(AutocastKwargs):
         pass
@@ -182,9 +173,6 @@ def test_the_count_ends_with_the_loader_or_goes_on(with_loader: bool) -> None:
 
 
 def test_plugin_and_argument_for_the_same_are_refused() -> None:
-    plugin = GradientAccumulationPlugin(num_steps=2)
-    with pytest.raises(UsageError, match="both gradient_accumulation_steps=4"):
-        Accelerator(gradient_accumulation_steps=4, gradient_accumulation_plugin=plugin)
     with pytest.raises(UsageError, match="both dynamo_backend='eager'"):
         Accelerator(dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin())
     with pytest.raises(UsageError, match="num_steps is 0"):
