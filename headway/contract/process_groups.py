@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from headway.contract.forking import settle_before_forks
 from headway.contract.progress import process_progress
@@ -44,7 +44,12 @@ def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
     def find_apart(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
         nonlocal is_forming
         if args[:1] == ("env://",) and port and (port_of_store() or port) != port:
-            _refuse_port(port)
+            raise UsageError(
+                f"the script has set MASTER_PORT to {port_of_store()}, and the launcher listens at"
+                f" {port}",
+                where="the script's os.environ",
+                fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
+            )
         for store, rank, size in find(*args, **kwargs):
             _join_as(rank, store)
             is_forming = True
@@ -62,14 +67,6 @@ def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
     find_apart.keeps_groups_apart = True  # type: ignore[attr-defined]
     c10d.rendezvous = find_apart  # type: ignore[attr-defined]
     c10d._new_process_group_helper = make_and_count  # type: ignore[attr-defined]
-
-
-def _refuse_port(port: str) -> NoReturn:
-    raise UsageError(
-        f"the script has set MASTER_PORT to {port_of_store()}, and the launcher listens at {port}",
-        where="the script's os.environ",
-        fix="remove the line that sets MASTER_PORT: `headway launch` sets it",
-    )
 
 
 def _join_as(rank: int, store: Any) -> None:

@@ -63,7 +63,10 @@ def _read(kind: Any, data: Any, place: str) -> Any:
     if origin is tuple:
         return _read_items(get_args(kind), data, place)
     if origin is not None:  # Mapping[str, X]
-        return _read_map(get_args(kind)[1], data, place)
+        if type(data) is not dict:
+            raise Misfit(place, "is not a map")
+        inner = get_args(kind)[1]
+        return {name: _read(inner, one, f"{place}[{name!r}]") for name, one in data.items()}
     if hasattr(kind, "__members__"):
         if data not in kind.__members__:
             raise Misfit(place, f"is {_shown(data)}, not one of {', '.join(kind.__members__)}")
@@ -111,12 +114,6 @@ def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...
         _read(kind, one, f"{place}[{index}]")
         for index, (kind, one) in enumerate(zip(kinds, data, strict=True))
     )
-
-
-def _read_map(kind: Any, data: Any, place: str) -> dict[str, Any]:
-    if type(data) is not dict:
-        raise Misfit(place, "is not a map")
-    return {name: _read(kind, one, f"{place}[{name!r}]") for name, one in data.items()}
 
 
 def _shown(data: Any) -> str:

@@ -201,10 +201,11 @@ class _NvidiaSmi:
         if answer.get("mig.mode.current") == _SMI_MIG_IS_ON:
             gpu = self._with_slices(gpu)
         if self._full or gpu.compute_mode == EXCLUSIVE:
+            apps, _ = self._rows("--query-compute-apps=gpu_uuid,pid", 2)
             use = GpuUse(
                 _bytes(answer.get("memory.used", "")),
                 _number(answer.get("utilization.gpu", "")),
-                self._pids(gpu.uuid),
+                tuple(int(pid) for owner, pid in apps if owner == gpu.uuid and pid.isdecimal()),
             )
             gpu = gpu._replace(use=use)
         if self._full:
@@ -217,10 +218,6 @@ class _NvidiaSmi:
             if not getattr(gpu, fact)
         }
         return gpu._replace(unknown={**gpu.unknown, **reasons})
-
-    def _pids(self, uuid: str) -> tuple[int, ...]:
-        apps, _ = self._rows("--query-compute-apps=gpu_uuid,pid", 2)
-        return tuple(int(pid) for gpu, pid in apps if gpu == uuid and pid.isdecimal())
 
     def _with_slices(self, gpu: Gpu) -> Gpu:
         """Read `nvidia-smi -L`, which lists the slices of a GPU below it."""

@@ -117,7 +117,7 @@ class Preparer:
         """Prepare a model; `device` is where it goes, None leaves it."""
         training = self.training
         if isinstance(model, torch.nn.Module):
-            if is_spread_by_device_map(model):
+            if any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules()):
                 raise UsageError(
                     f"{type(model).__name__} is spread over several devices by a device_map",
                     where="the script's prepare(...)",
@@ -174,9 +174,14 @@ class Preparer:
     def make_loader(self, loader: Any, device: torch.device | None) -> None:
         """Prepare a data loader, whose batches go to `device`."""
         if isinstance(loader, DataLoader):
-            strategy = self.training.strategy
+            strategy, size = self.training.strategy, self.training.global_batch_size
+            inner = as_plain(loader)
+            if size is not None:
+                steps = self.training.accumulation.steps
+                micro_batch = micro_batch_of(size, strategy.data_size, steps)
+                inner = with_micro_batch(inner, micro_batch)
             prepared = PreparedDataLoader(
-                self._with_its_batch_size(as_plain(loader)),
+                inner,
                 strategy.data_rank,
                 strategy.data_size,
                 config=self._data,
@@ -188,21 +193,7 @@ class Preparer:
             )
             self.training.remember(loader, prepared)
 
-    def _with_its_batch_size(self, loader: DataLoader[Any]) -> Any:
-        size = self.training.global_batch_size
-        if size is None:
-            return loader
-        steps = self.training.accumulation.steps
-        return with_micro_batch(
-            loader, micro_batch_of(size, self.training.strategy.data_size, steps)
-        )
-
     def _before_pass(self) -> Callable[[], None] | None:
         """Return what gives all ranks equal generators; None: loaders see to their own samplers."""
         types = [one for one in self.rng_types if one is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None
-
-
-def is_spread_by_device_map(model: torch.nn.Module) -> bool:
-    """Return whether a model was spread over several devices by a `device_map`."""
-    return any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 from zlib import crc32
 
 import torch
@@ -112,7 +111,8 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
             model, ignored = prepared.module, {*prepared.parameters_to_ignore}
             known = {id(one) for one in prepared._module_parameters}  # torch's, not documented
         for name, one in model.named_parameters():
-            if name in ignored or one.is_meta or _is_of_other_tensors(one):
+            is_sharded_or_quantized: bool = is_traceable_wrapper_subclass(one)
+            if name in ignored or one.is_meta or is_sharded_or_quantized:
                 continue
             if known is not None and one.requires_grad and id(one) not in known:
                 raise UsageError(
@@ -122,11 +122,6 @@ def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tens
                     fix="add or replace layers before prepare()",
                 )
             yield name if len(models) == 1 else f"{name} of prepared model {number}", one
-
-
-def _is_of_other_tensors(weight: Any) -> bool:
-    """Return whether it is sharded, or quantized by a tensor class of its own."""
-    return bool(is_traceable_wrapper_subclass(weight))
 
 
 @torch.no_grad()
