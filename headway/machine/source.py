@@ -98,9 +98,8 @@ class Source:
 
 def physical_cores(source: Source) -> int:
     """Return how many cores Linux lists, each with one or more hardware threads; 0 if unknown."""
-    processors = source.read("proc/cpuinfo")
     pairs = r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$"
-    return len(set(re.findall(pairs, processors, re.M | re.S)))
+    return len(set(re.findall(pairs, source.read("proc/cpuinfo"), re.M | re.S)))
 
 
 def cpu_quota(source: Source) -> float | None:

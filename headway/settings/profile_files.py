@@ -181,13 +181,13 @@ def read_text(path: str, kind: str = "profile", *, where: str = "") -> str:
     """Return the text of a file or pipe of at most MAX_BYTES; errors name `kind` and `where`."""
     where = where or shown(path)
     is_open = path.startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # in this process
-    if not is_open and os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
-        raise ConfigError(
-            f"the {kind} {path!r} is a named pipe, which has text only once somebody writes",
-            where=where,
-            fix="pass a file, or the shell's <(command)",
-        )
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode) and not is_open:  # it waits for a writer
+            raise ConfigError(
+                f"the {kind} {path!r} is a named pipe",
+                where=where,
+                fix="pass a file, or <(command)",
+            )
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:

@@ -310,10 +310,10 @@ def read_variables(raw: Raw) -> dict[str, str]:
             raise ValueError(f"in which word {number} is not NAME=VALUE")
     variables = _pairs(raw, words)
     for name, value in variables.items():
-        if not name or "=" in name or "\0" in name:
-            raise ValueError(f"in which {name!r} is not a valid variable name")
-        if "\0" in value:
-            raise ValueError(f"in which {name!r} has a NUL character, which no variable can have")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(
+                f"in which {name!r} is not a valid variable name, or has a NUL character"
+            )
     return variables
 
 

@@ -24,7 +24,6 @@ from headway.launcher.diagnosis.torch_messages import (
     OUT_OF_MEMORY_ERROR,
     SHARED_MEMORY_FULL,
     WRAPPED_MODEL,
-    Text,
     contains,
 )
 
@@ -55,11 +54,10 @@ class Reason(NamedTuple):
 
 
 _EXCEPTION = "{rank} failed with {exception}"
-_MEMORY_KILLS = " (OOM kills by the kernel during the run: {memory_kills})"
-_LESS_MEMORY = "use less memory on this machine: fewer processes, loader workers or samples"
 _USUALLY_MEMORY = (
-    "usually this is the kernel's OOM killer (`dmesg` names what it killed): use less memory, "
-    "or raise the memory limit of the job or container; otherwise another program killed it"
+    "usually this is the kernel's OOM killer (`dmesg` names what it killed): use fewer processes, "
+    "loader workers or samples, or raise the memory limit of the job or container; otherwise "
+    "another program killed it"
 )
 
 
@@ -139,7 +137,11 @@ REASONS = (
         "a relative path begins in the folder of the launch, not in the script's: pass an absolute "
         "one, or use `pathlib.Path(__file__).parent`",
     ),
-    _of_crash("out_of_memory", lambda crash: crash.kind == "MemoryError", _LESS_MEMORY),
+    _of_crash(
+        "out_of_memory",
+        lambda crash: crash.kind == "MemoryError",
+        "use fewer processes, loader workers or samples on this machine",
+    ),
     _of_crash(
         "debugger_left",
         lambda crash: crash.kind == DEBUGGER_LEFT.text,
@@ -148,15 +150,9 @@ REASONS = (
         ": its debugger was left, or found no terminal to read from",
     ),
     Reason(
-        "loader_worker_killed_for_memory",
-        lambda seen: _has_lost_loader_worker(seen, LOADER_WORKER_ENDED) and seen.memory_kills > 0,
-        _EXCEPTION + ": one of its loader workers was killed" + _MEMORY_KILLS,
-        _LESS_MEMORY,
-    ),
-    Reason(
         "loader_worker_killed",
-        lambda seen: _has_lost_loader_worker(seen, LOADER_WORKER_KILLED),
-        _EXCEPTION + ": one of its loader workers was killed",
+        lambda seen: _has_lost_loader_worker(seen),
+        _EXCEPTION + ": one of its loader workers was killed{memory_kills}",
         _USUALLY_MEMORY,
     ),
     _of_crash(
@@ -181,15 +177,9 @@ REASONS = (
         "ever where one calls accelerator.checkpoint() and another does not",
     ),
     Reason(
-        "killed_for_memory",
-        lambda seen: seen.code == -signal.SIGKILL and seen.memory_kills > 0,
-        "{rank} was ended by {signal}" + _MEMORY_KILLS,
-        _LESS_MEMORY,
-    ),
-    Reason(
         "killed",
         lambda seen: seen.code == -signal.SIGKILL,
-        "{rank} was ended by {signal}",
+        "{rank} was ended by {signal}{memory_kills}",
         _USUALLY_MEMORY,
     ),
     Reason(
@@ -231,13 +221,14 @@ def find_reason(evidence: Evidence) -> Reason:
 
 
 def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
+    kills = f" (OOM kills by the kernel during the run: {evidence.memory_kills})"
     sentence = reason.cause.format(
         rank=rank,
         exception=evidence.crash and evidence.crash.name,
         signal=signal_name(-evidence.code),
         code=evidence.code,
         message=evidence.message,
-        memory_kills=evidence.memory_kills,
+        memory_kills=kills if evidence.memory_kills else "",
         lost_reader=evidence.lost_reader,
         divergence="".join(evidence.divergence[:1]),
     )
@@ -250,7 +241,8 @@ def _is_broken_pipe(seen: Evidence) -> bool:
     return seen.crash.kind == BrokenPipeError.__name__
 
 
-def _has_lost_loader_worker(seen: Evidence, texts: tuple[Text, ...]) -> bool:
+def _has_lost_loader_worker(seen: Evidence) -> bool:
+    texts = LOADER_WORKER_ENDED if seen.memory_kills else LOADER_WORKER_KILLED
     # the whole traceback: torch mostly raises another exception from the one that says why
     return seen.crash is not None and contains(seen.crash.traceback, texts)
 

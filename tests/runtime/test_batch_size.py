@@ -92,12 +92,3 @@ def test_sizes_that_do_not_fall_are_refused(options: dict[str, Any]) -> None:
 
     with pytest.raises(UsageError):
         train()
-
-
-def test_a_function_that_takes_no_batch_size_is_refused() -> None:
-    @find_executable_batch_size
-    def train() -> None: ...
-
-    with pytest.raises(WrongType) as refusal:
-        train()
-    assert "-1" not in str(refusal.value)

@@ -107,7 +107,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("restart_delay", "2m", "from 0 to 60"),
         ("env", "A", "NAME=VALUE"),
         ("env", "=1", "not a valid variable name"),
-        ("env", {"A": "x\0y"}, "'A' has a NUL character"),
+        ("env", {"A": "x\0y"}, "or has a NUL character"),
         ("env", "A='", "a quote is not closed"),
         ("devices", "1,1", "twice"),
         ("devices", "1,x", "'x'"),

@@ -177,7 +177,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         (ended(1, 1, 1, message="x"), 0, "exit_message", "ended with exit code 1: x", "its output"),
         (ended(1, -11, 1), 0, "segmentation_fault", "was ended by SIGSEGV", "native code"),
         (ended(1, -9, 1), 0, "killed", "was ended by SIGKILL", "OOM killer (`dmesg`"),
-        (ended(1, -9, 1), 2, "killed_for_memory", f"was ended by SIGKILL{KILLS}", "processes"),
+        (ended(1, -9, 1), 2, "killed", f"was ended by SIGKILL{KILLS}", "processes"),
         (
             ended(1, -9, 1, killed_after_s=600.0),
             *(0, "did_not_stop", "was asked to stop, and did not", "headway stack"),
@@ -191,12 +191,12 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         # a loader worker that is killed for memory is no fault of the script
         (
             crashed("RuntimeError", WORKER_KILLED),
-            *(2, "loader_worker_killed_for_memory", LOST_WORKER + KILLS, "processes"),
+            *(2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
         ),
-        (WITH_CAUSE, 2, "loader_worker_killed_for_memory", LOST_WORKER + KILLS, "processes"),
+        (WITH_CAUSE, 2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
         (
             crashed("RuntimeError", WORKER_ENDED),
-            *(2, "loader_worker_killed_for_memory", LOST_WORKER + KILLS, "processes"),
+            *(2, "loader_worker_killed", LOST_WORKER + KILLS, "processes"),
         ),
         (
             crashed("RuntimeError", WORKER_KILLED),
@@ -212,7 +212,7 @@ def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
     found = failure(end, memory_kills=memory_kills)
     assert (found.reason.name, found.cause) == (name, f"rank 1 of 4 {words}")
     assert fix in found.fix
-    assert ("OOM" in found.fix) == ("killed" in name and "for_memory" not in name)
+    assert ("OOM" in found.fix) == ("killed" in name)
     assert found.exit_code == (end.code if end.code > 0 else 128 - end.code)
 
 
