@@ -34,6 +34,7 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
 
     Raises ConfigError if no program is given, it does not exist, or it is a notebook or a profile.
     """
+    rest = rest[1:] if [*rest[:1]] == ["--"] else rest
     if parsed.module is not None:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
