@@ -36,7 +36,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
-    "devices": "start the script with `headway launch --devices 1,`, or set CUDA_VISIBLE_DEVICES=1",
+    "devices": "start with `headway launch --devices 2` for two GPUs, `--devices 1,` for GPU 1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
 

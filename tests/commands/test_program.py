@@ -62,7 +62,9 @@ def test_an_archive_that_is_truncated_or_without_a_main_is_no_script() -> None:
         assert "its end is missing" in refused("part.pyz").problems[0].what
 
 
-@pytest.mark.parametrize("name", ["train", "train.py", "train.pyc", "app.pyz", "run.sh", "-odd.txt"])
+@pytest.mark.parametrize(
+    "name", ["train", "train.py", "train.pyc", "app.pyz", "run.sh", "-odd.txt"]
+)
 def test_every_other_file_is_left_to_python(name: str) -> None:
     Path(name).touch()
     assert program(name) == program("--", name) == ("script", name)
