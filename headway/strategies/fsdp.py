@@ -35,7 +35,7 @@ from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
-from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, StrategySettings
+from headway.strategies.strategy import NOTHING, ForwardMethods, Models, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
     Weights,
@@ -241,8 +241,8 @@ class HSDP(FSDP):
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
         watch(*self._mesh.get_all_groups())
 
-    def reduce_over_copies(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:
-        for model in map(uncompiled, models):
+    def reduce_over_copies(self, models: Models, is_due: bool) -> None:
+        for model in map(uncompiled, models()):
             if isinstance(model, FSDPModule):
                 model.set_requires_all_reduce(is_due)
 

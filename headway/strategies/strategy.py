@@ -29,6 +29,7 @@ class StrategySettings(NamedTuple):
 
 
 NOTHING = nullcontext()
+Models = Callable[[], Iterable[torch.nn.Module]]
 
 
 class Strategy:
@@ -91,7 +92,7 @@ class Strategy:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return NOTHING
 
-    def reduce_over_copies(self, models: Iterable[torch.nn.Module], is_due: bool) -> None:
+    def reduce_over_copies(self, models: Models, is_due: bool) -> None:
         """Reduce gradients over the copies of sharded models in the next backward pass, or later.
 
         Those of earlier passes of the optimizer step are then reduced with them.

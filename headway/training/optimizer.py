@@ -80,30 +80,30 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
         Return what `closure` returned first, as torch's optimizers do.
         """
-        accumulation = self._accumulation
+        accumulation, progress = self._accumulation, self._progress
         losses: list[Any] = []
         if closure is not None:
             closure = self._noting(closure, losses)
-        if accumulation.sync_gradients:
-            if accumulation.step.pending is not None:
-                accumulation.refuse_step()
-            progress = self._progress
-            if progress.is_watched:
-                progress.enter(OPTIMIZER_STEP)
-            try:
-                was_skipped = self._precision.step(self.optimizer, closure)
-            finally:
-                if progress.is_watched:
-                    progress.phase = SCRIPT.name
-            accumulation.num_backward = 0
-            self.step_was_skipped = was_skipped
-            if not was_skipped:
-                self.step_count += 1
-                progress.num_trained += 1
-                if progress.is_watched:
-                    progress.end_step(self.step_count)
-                if self.step_count >= self._next_call and self._after_step is not None:
-                    self._next_call = self._after_step(self.step_count)
+        if not accumulation.sync_gradients:
+            return None
+        if accumulation.step.pending is not None:
+            accumulation.refuse_step()
+        is_watched = progress.is_watched
+        if is_watched:
+            progress.enter(OPTIMIZER_STEP)
+        try:
+            self.step_was_skipped = self._precision.step(self.optimizer, closure)
+        finally:
+            if is_watched:
+                progress.phase = SCRIPT.name
+        accumulation.num_backward = 0
+        if not self.step_was_skipped:
+            self.step_count = done = self.step_count + 1
+            progress.num_trained += 1
+            if is_watched:
+                progress.end_step(done)
+            if done >= self._next_call and self._after_step is not None:
+                self._next_call = self._after_step(done)
         return losses[0] if losses else None
 
     def _noting(self, closure: Callable[[], Any], losses: list[Any]) -> Callable[[], Any]:

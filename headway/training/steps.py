@@ -35,26 +35,26 @@ class Steps:
     ) -> None:
         """Add the gradients of `loss` / gradient_accumulation_steps; `kwargs` go to backward()."""
         training = self.training
-        if num_tokens is not None or training.accumulation.steps > 1:
+        accumulation, progress = training.accumulation, training.progress
+        if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
-            accumulation = training.accumulation
             is_last = accumulation.sync_gradients or accumulation.exchanges_each_batch
-            training.strategy.reduce_over_copies(training.models, is_last or num_tokens is not None)
-        progress = training.progress
-        if progress.is_watched:
+            training.strategy.reduce_over_copies(self._models, is_last or num_tokens is not None)
+        is_watched = progress.is_watched
+        if is_watched:
             progress.enter(BACKWARD)
         try:
             training.precision.backward(loss, **kwargs)
         finally:
+            accumulation.num_backward += 1
             progress.num_trained += 1
             if progress.num_trained == 1:
                 note_unprepared(training)
-                if training.accumulation.steps > 1:
+                if accumulation.steps > 1:
                     note_raw_optimizer(training)
-            training.accumulation.num_backward += 1
-            if progress.is_watched:
+            if is_watched:
                 progress.end_backward()
-        if progress.is_watched and progress.is_due:
+        if is_watched and progress.is_due:
             _note_loss(progress, loss, num_tokens)
 
     def _weight(
