@@ -147,18 +147,18 @@ class Order(Draws):
         """Whether batches are consecutive samples of a sampler of torch's."""
         return self.is_torchs and type(self.source) is BatchSampler
 
-    def draw(self, place: Place, sums: array[int]) -> Iterator[Any]:
-        """Return the batches after those taken.
+    def draw(self, place: Place, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
+        """Return the batches after those taken; where samples are counted, `num_batches` in one.
 
         `sums` gets a number for the batches up to each, if the sampler is not one of torch's.
         """
         taken, seeds, source = place.taken, self._samples, self.source
-        if self.counts_samples and taken.samples:
+        if self.counts_samples and (taken.samples or num_batches > 1):
             samples = self._drawn(source.sampler, place)
             if seeds is not None:
                 samples = numbered(samples, is_batched=False)
             rest: Any = islice(samples, taken.samples, None)
-            return iter(BatchSampler(rest, source.batch_size, source.drop_last))
+            return iter(BatchSampler(rest, num_batches * source.batch_size, source.drop_last))
         batches = self._drawn(source, place)
         if not self.is_torchs:
             batches = _summed(batches, sums)

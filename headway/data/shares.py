@@ -86,7 +86,7 @@ class MapShare(Share):
 
     def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
         self.indices.start = start
-        batches = iter(self.loader)
+        batches = _unlabelled(iter(self.loader))
         given = self.indices.given  # those of the pass that has just begun
         items = chain(batches, _left(given)) if self.indices.can_miss else batches
         if not self._is_checked:
@@ -110,6 +110,20 @@ class MapShare(Share):
         with generators_kept():
             marks = [*map(mark, changed(self.loader, **options, **own))]
         return marks[0] if len({*marks}) == 1 else None
+
+
+def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches without torch's label for its profiler, of 5 us each, while none is active.
+
+    Relies on undocumented names of torch: `_next_data`, which raises StopIteration, and
+    `_profiler_enabled`.
+    """
+    is_profiled, load = torch.autograd._profiler_enabled, batches._next_data  # type: ignore[attr-defined]
+    try:
+        while True:
+            yield next(batches) if is_profiled() else load()
+    except StopIteration:
+        return
 
 
 def _left(given: deque[GlobalBatch]) -> Iterator[type[NoBatch]]:
@@ -160,9 +174,7 @@ class Indices:
 
     def __iter__(self) -> Iterator[Any]:
         self.given = deque()
-        if not self.can_miss:
-            return self._alone(self.start, self.given)
-        return self._ahead(self.rounds(self.start), self.given)
+        return (self._ahead if self.can_miss else self._alone)(self.start, self.given)
 
     def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of the only rank, without the cost of dividing them."""
@@ -170,26 +182,31 @@ class Indices:
         size, to_load, is_batched = self._size, self._order.loading(), self.is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
-        while following is not None:
-            one, following = following, next(batches, None)
+        while (one := following) is not None:
+            following = next(batches, None)
             self.has_more = following is not None
             samples = len(one) if is_batched else 1
             given.append(usual if samples == size else GlobalBatch(samples, samples, size))
             yield one if to_load is None else to_load(one)
 
-    def rounds(self, start: Pass) -> Iterator[Round]:
-        """Yield the rounds of a pass."""
+    def _rounds(self, start: Pass) -> Iterator[Round]:
+        """Return the rounds of a pass."""
         num_batches = self._division.num_batches
-        source = self._order.draw(start.place, start.sums)
-        if not self.is_batched:
-            source = ([one] for one in source)
+        drawn = self._order.draw(start.place, start.sums, num_batches)
+        if self._order.counts_samples:
+            return map(partial(self._division.of_samples, full=num_batches * self._size), drawn)
+        return self._of_batches(drawn if self.is_batched else ([one] for one in drawn))
+
+    def _of_batches(self, source: Iterator[list[Any]]) -> Iterator[Round]:
+        num_batches = self._division.num_batches
         while batches := list(islice(source, num_batches)):
             if self._drop_last and len(batches) < num_batches:
                 return
             yield self._division.of_batches(batches, self._size)
 
-    def _ahead(self, rounds: Iterator[Round], given: deque[GlobalBatch]) -> Iterator[Any]:
-        rank, to_load, is_first = self._rank, self._order.loading(), True
+    def _ahead(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
+        rounds, rank = self._rounds(start), self._rank  # drawn when the first one is asked for
+        to_load, is_first = self._order.loading(), True
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)

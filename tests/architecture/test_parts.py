@@ -18,8 +18,8 @@ MOST_BASES, MOST_LEVELS = 2, 3
 OF_ACCELERATE = {"_reset_state", "_set_sync_gradients", "_shared_state"}
 """Private names that scripts and tests written for Accelerate use, and so do ours."""
 OWN_OR_FOREIGN = ("self", "cls", "super()", "os", "c10d", "LocalElasticAgent")
-OF_MODULES = {"_parameters", "_buffers"}
-"""Those of torch's modules, which some class of ours has as well."""
+OF_TORCH = {"_parameters", "_buffers", "_next_data"}
+"""Those of torch's modules and iterators, which some class of ours has as well."""
 
 
 @cache
@@ -120,7 +120,7 @@ def taken_from_others(paths: list[Path]) -> Iterator[str]:
             if not isinstance(node, ast.Attribute) or node.attr not in ours:
                 continue
             owner = ast.unparse(node.value)
-            allowed = OF_ACCELERATE | OF_MODULES | own
+            allowed = OF_ACCELERATE | OF_TORCH | own
             if owner not in OWN_OR_FOREIGN and node.attr not in allowed:
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
 

@@ -90,3 +90,16 @@ def test_loaders_side_by_side_and_inside_each_other_all_come_to_their_ends() -> 
             with accelerator.accumulate():
                 ends.append(accelerator.sync_gradients)
     assert ends == [False, True] * 3
+
+
+def test_torchs_label_of_a_batch_is_there_while_a_profiler_is_active() -> None:
+    """Relies on torch's private `_next_data` of loaders' iterators, and on `_profiler_enabled`."""
+    loader: Any = DataLoader(range(8), batch_size=2)  # type: ignore[arg-type]
+    batches = iter(PreparedDataLoader(loader))
+    seen = [next(batches).tolist()]
+    with torch.profiler.profile() as profiler:
+        seen.append(next(batches).tolist())
+    seen += [one.tolist() for one in batches]
+    assert seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    labels = [(one.key, one.count) for one in profiler.key_averages() if "Loader" in one.key]
+    assert labels == [("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1)]
