@@ -141,7 +141,7 @@ class Checkpointer:
 
     def wait_for_checkpoint(self) -> None:
         """Take the checkpoint that is due, if any, and wait until the last one is written."""
-        self.training.run.take()
+        self.training.run.checkpoint.take()
         if self._background is not None:
             self._background.wait()
 

@@ -32,7 +32,7 @@ from headway.contract.notes import say
 from headway.contract.paths import is_absent
 from headway.contract.progress import Progress
 from headway.contract.run import LATEST, NEWEST, is_restart
-from headway.data.passes import Run
+from headway.data.due import DueCheckpoint
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.trackers.tracking import RUNS_FILE, Tracking
@@ -163,15 +163,15 @@ class Preemption:
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
         """Save when a save is due; save and exit when the job must stop."""
-        run = self._training.run
-        if every is not None and run.due is None:
+        due = self._training.run.checkpoint
+        if every is not None and due.action is None:
             look_at = self._schedule.look_at
             for optimizer in self._stepping:
                 if optimizer.step_count >= look_at:
                     break
             else:
-                if run.asked:
-                    run.note_leader()
+                if due.asked:
+                    due.note_leader()
                 return None
         with self._training.progress.calling("checkpoint"):
             return self._checkpoint_now(every, allow_pickle, wait)
@@ -239,7 +239,7 @@ class Preemption:
 
     def release(self) -> None:
         """Take the checkpoint that is due, and let signals do what they did before."""
-        self._training.run.take()
+        self._training.run.checkpoint.take()
         atexit.unregister(self._at_end)
         self._report()
         atexit.unregister(self._report)
@@ -263,14 +263,14 @@ class Preemption:
         self._require_prepared_before()
         self._stepping = self._training.optimizers
         step = self._training.steps_done
-        is_due, run = self._is_due(every, step), self._training.run
-        if not (is_due or self._request is not Request.NONE or run.due is not None):
+        is_due, due = self._is_due(every, step), self._training.run.checkpoint
+        if not (is_due or self._request is not Request.NONE or due.action is not None):
             return None
         take = partial(self._take, project, allow_pickle, wait)
         self._schedule.saved(step, time.monotonic())
-        if run.mark(take):
+        if due.mark(take):
             atexit.unregister(self._at_end)
-            self._at_end = atexit.register(partial(_take_at_end, ref(run)))
+            self._at_end = atexit.register(partial(_take_at_end, ref(due)))
             return str(step_folder(project, step))
         return take()
 
@@ -440,11 +440,11 @@ class Preemption:
         keep_newest(project / FOLDER, STEP, keep)
 
 
-def _take_at_end(of_run: ref[Run]) -> None:
+def _take_at_end(of: ref[DueCheckpoint]) -> None:
     """Take the checkpoint that is due at the end of a script that does not end the training."""
-    run = of_run()
-    if run is not None and getattr(sys, "last_type", None) is None:
-        run.take()
+    due = of()
+    if due is not None and getattr(sys, "last_type", None) is None:
+        due.take()
 
 
 def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from headway.data.samplers import batch_size_of, changed, is_plain
+from headway.data.samplers import batch_size_of, changed, distributed_sampler_of, is_plain
 from headway.errors import UsageError
 
 
@@ -157,3 +157,38 @@ def with_micro_batch(loader: Any, size: int) -> Any:
         fix=f"give it batches of {size} samples, or a batch_size in place of a batch sampler of"
         " your own, or leave the loader out of prepare()",
     )
+
+
+def refuse_what_cannot_be_shared(
+    loader: Any, config: DataLoaderConfiguration, num_ranks: int
+) -> None:
+    """Raise UsageError for a loader that ranks cannot share."""
+    sampler = distributed_sampler_of(loader)
+    if sampler is not None and max(sampler.num_replicas, num_ranks) > 1:
+        if config.already_sharded and sampler.num_replicas == num_ranks:
+            return
+        raise UsageError(
+            f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
+            " samples would be shared out twice",
+            where="the script's prepare(...)",
+            fix="give the DataLoader shuffle=True (or False) and no sampler: prepare() shares out;"
+            " or, for as many ranks, pass DataLoaderConfiguration(already_sharded=True)",
+        )
+    if num_ranks == 1 or config.already_sharded:
+        return
+    if not is_plain(loader):
+        if config.dispatch_batches is False:
+            raise UsageError(
+                f"{type(loader).__name__} has an __iter__ of its own, which only rank 0 can run for"
+                " all ranks, but dispatch_batches is False",
+                where="the script's DataLoaderConfiguration(dispatch_batches=False)",
+                fix="leave dispatch_batches out; or leave the loader out of prepare(), and let each"
+                " rank read its own data",
+            )
+    elif config.split_batches and (not batch_size_of(loader) or batch_size_of(loader) % num_ranks):
+        raise UsageError(
+            f"split_batches=True, but batch_size {batch_size_of(loader) or None} cannot be split"
+            f" over {num_ranks} ranks",
+            where="the script's Accelerator(split_batches=True)",
+            fix=f"give the DataLoader a batch_size that is a multiple of {num_ranks}",
+        )

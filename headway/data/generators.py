@@ -113,12 +113,11 @@ def generators_kept() -> Iterator[None]:
     if get_worker_info() is not None:
         yield
         return
-    generators = Generators((), only_torch=False)
-    states = generators.states()
+    states = [*map(_state, _GLOBAL)]
     try:
         yield
     finally:
-        generators.restore(states)
+        put_back(states)
 
 
 def mixed(*numbers: int) -> int:
@@ -144,9 +143,9 @@ def snapshot() -> list[Any]:
     return [_state(one) if one is _PYTHONS else _bytes(one) for one in _GLOBAL]
 
 
-def put_back(snapshot: list[Any]) -> None:
-    """Set the generators to what a snapshot has."""
-    for one, state in zip(_GLOBAL, snapshot, strict=True):
+def put_back(states: list[Any]) -> None:
+    """Set the global generators to the states of a snapshot."""
+    for one, state in zip(_GLOBAL, states, strict=True):
         _set_state(one, state)
 
 

@@ -17,8 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headway.contract.progress import DATA, FORWARD, SCRIPT, process_progress
 from headway.data.active_loader import LoaderLoop, TrainingLoader
-from headway.data.configuration import DataLoaderConfiguration, check_configuration
-from headway.data.dispatch import refuse_what_cannot_be_shared, share_of
+from headway.data.configuration import (
+    DataLoaderConfiguration,
+    check_configuration,
+    refuse_what_cannot_be_shared,
+)
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
 from headway.data.passes import Epochs, Pass, Run
@@ -34,7 +37,7 @@ from headway.data.samplers import (
     split_by_rank,
 )
 from headway.data.seeds import SampleSeeds
-from headway.data.shares import Item, NoBatch, Share, leave_out, mark
+from headway.data.shares import Item, NoBatch, Share, leave_out, mark, share_of
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
@@ -110,7 +113,6 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._is_map = is_plain(loader) and not is_stream
         self._is_seeded = is_plain(loader)  # torch draws a seed, which is for workers and pipes
         self._has_workers = bool(getattr(loader, "num_workers", 0))
-        self._idle = torch.Generator() if self._is_map and not self._has_workers else None
         self._seeds = None if seed is None else SampleSeeds(seed, rank if self.is_of_rank else 0)
         self._sources = _sources_of(loader)
         self._own = Generators(self._sources, only_torch=False)
@@ -168,7 +170,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         num_ranks, progress = self._of_rank[1], run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
-        current, loop, asked = self._begin_pass(line), LoaderLoop(self), run.asked
+        current, loop, asked = self._begin_pass(line), LoaderLoop(self), run.checkpoint.asked
         try:
             asked[epochs] = current
             state["end_of_dataloader"] = False
@@ -205,8 +207,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                     if device is not None and not is_on(batch, device):
                         batch = send_to_device(batch, device, non_blocking=self._overlaps)
                     yield batch
-                    if run.due is not None:
-                        run.ask(current)
+                    if run.checkpoint.action is not None:
+                        run.checkpoint.ask(current)
                     asked[epochs] = current
                 if lookahead is not None:
                     if progress.is_watched:
@@ -243,8 +245,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if self._seeds is not None:
             self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else max(place.taken))
         if self._is_seeded and not place.is_new:
-            own = self._idle or self.draws.for_workers(place, self._of_rank[0])
-            vars(self._share.loader)["generator"] = own
+            vars(self._share.loader)["generator"] = self.draws.for_workers(place, self._of_rank[0])
         return current
 
     def _load_stream(self, current: Pass) -> None:

@@ -1,4 +1,4 @@
-"""The passes over the loaders of a training, and where a checkpoint that is due is taken.
+"""The passes over the loaders of a training, and where a run that resumes begins them.
 
 A pass begins at the place of its loader. Once something was trained in it, it is an epoch, and the
 place is the beginning of the next one. A pass in which nothing was trained leaves the place as it
@@ -12,10 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from headway.contract.notes import say
 from headway.contract.progress import Progress
+from headway.data.due import KEPT, DueCheckpoint
 from headway.data.order import Draws, Place
 from headway.data.rounds import Offset
 from headway.distributed.world import rank_and_size
@@ -63,21 +62,13 @@ class Pass:
 class Run:
     """What the loaders of one training have in common.
 
-    A checkpoint lies between two batches: `mark` notes that one is due, and it is taken when the
-    loop that leads asks for its next batch: the first one that has asked since the last `mark`.
-    After that loop's last batch it is taken when its loader's next pass begins, but for those under
-    `torch.no_grad()`, or the first pass in the next epoch of `count_epochs`. So what the script
-    does between two epochs is part of it.
-
     Attributes:
         counts_training: whether the training has an optimizer; without one, every pass over a
             loader is an epoch.
         has_begun: whether a pass over a prepared loader has begun.
         epoch: that of `count_epochs`; None if the script does not use it.
         keeps_batches: whether something was trained with batches that the script has kept.
-        asked: passes that have asked since `mark`, the first first.
-        due: takes the checkpoint that is due.
-        leaders: loaders whose passes have led a step.
+        checkpoint: one that is due.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -87,18 +78,7 @@ class Run:
         self.open: list[Pass] = []
         self.epoch: int | None = None
         self.keeps_batches = False
-        self.asked: dict[Epochs, Pass] = {}  # of each loader the latest pass
-        self.due: Callable[[], object] | None = None
-        self.leaders: set[Epochs] = set()
-        self._leader: Pass | None = None
-        self._step: list[Pass] = []  # those that have asked in its latest step
-        self._lines: set[str] = set()  # where iterators of those that have led were made
-        self._waiting: list[Pass] = []  # those that have led since the checkpoint is due
-        self._due_in: int | None = None  # the epoch of `count_epochs` in which it is
-        self._again: Callable[[], object] | None = (
-            None  # takes one again, until something is trained
-        )
-        self._is_early = self._was_early = False  # the checkpoint, and the resumed one
+        self.checkpoint = DueCheckpoint(self.tell)
         self._earlier: list[Pass] | None = None  # open ones, as the epoch of `count_epochs` began
         self._is_counting = False  # whether the script counts epochs
         self._closed: list[Pass] = []  # since something was trained
@@ -116,7 +96,7 @@ class Run:
         is what the script leaves out.
         """
         self.attribute()
-        self._take_before(owner)
+        self.checkpoint.begin_pass(owner)
         place = owner.place
         outer = [one for one in self.open if one.owner is owner]
         if len(outer) > place.depth:  # within the loop whose epoch began at the place
@@ -178,14 +158,14 @@ class Run:
             one.owner.place = one.following
             if one.is_over and self.counts_training:
                 one.owner.end(one, is_with_others=True)
-        self._trained, self._again = self.progress.num_trained, None
+        self._trained, self.checkpoint.again = self.progress.num_trained, None
         self._closed.clear()
 
     # ------------------------------------------------------------------ a resumed run
 
     def resume(self, restore: Callable[[], object], *, has_trained: bool) -> None:
         """Resume where a run was saved; `restore` gives generators the states that they had."""
-        self._restore, self.due = restore if has_trained else int, None
+        self._restore, self.checkpoint.action = restore if has_trained else int, None
         self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()
@@ -202,6 +182,7 @@ class Run:
         self._is_counting = True
         for number in range(self.epoch or 0, total):
             self.epoch, self._earlier = number, [*self.open]
+            self.checkpoint.counts_epochs = self.checkpoint.is_next_epoch = True
             for one in epochs:
                 one.num_begun = 0
             yield number
@@ -215,91 +196,20 @@ class Run:
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
         """Return the epoch of `count_epochs`, which passes are over in it, and which have led."""
         self.attribute()
-        led = [one in self.leaders for one in epochs]
-        if self.epoch is None and (sum(led) > 1 or len(self._lines) > 1):
+        checkpoint, over = self.checkpoint, [[*one.over] for one in epochs]
+        led = [one in checkpoint.leaders for one in epochs]
+        if self.epoch is None and (sum(led) > 1 or len(checkpoint.lines) > 1):
             self.tell(_SEVERAL)
         if self.keeps_batches and self.has_begun:
-            self.tell(_KEPT)
-        return [self.epoch, [[*one.over] for one in epochs], led, self._is_early]
+            self.tell(KEPT)
+        return [self.epoch, over, led, checkpoint.is_before_pass]
 
     def resume_epochs(self, saved: list[Any], epochs: Sequence[Epochs]) -> None:
         """Resume in the epoch of `counted_epochs`: its passes that are over are empty."""
-        self.epoch, all_over, led, self._was_early = saved
-        self.leaders = {one for one, leads in zip(epochs, led, strict=True) if leads}
+        self.epoch, all_over, led, self.checkpoint.was_before_pass = saved
+        self.checkpoint.leaders = {one for one, leads in zip(epochs, led, strict=True) if leads}
         for one, over in zip(epochs, all_over, strict=True):
             one.over = [*over]
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def mark(self, take: Callable[[], object]) -> bool:
-        """Note that a checkpoint is due, in place of one that waits.
-
-        False: there is no loop that could take it, and the caller has to at once.
-        """
-        is_asked = bool(self.asked)
-        self.note_leader()
-        leader = self._leader
-        if leader is None or leader.is_over:
-            self.due = None
-            return False
-        if not is_asked and leader.rounds < 2:  # several steps with one batch: is there a loop?
-            self.due, self.keeps_batches = None, True
-            return False
-        if self.due is None:
-            self._waiting.clear()
-        self._waiting.append(leader)
-        self.due, self._due_in = take, self.epoch
-        return True
-
-    def note_leader(self) -> None:
-        """Note which loop was the first to ask; one over the loader that has led leads on."""
-        before, passes = self._leader, self.asked.values()
-        asked = [one for one in passes if one.rounds and not one.is_over]
-        self.asked.clear()
-        if not asked:
-            return
-        self._leader, self._step = asked[0], asked
-        if before is not None:
-            self._leader = next((one for one in asked if one.owner is before.owner), asked[0])
-            if any(one.has_led and one.owner is not before.owner for one in asked):
-                self.tell(_TURNS)
-        if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
-            self._leader.has_led = True
-            self.leaders.add(self._leader.owner)
-            self._lines.add(self._leader.line)
-
-    def ask(self, one: Pass) -> None:
-        """Take the checkpoint that is due, if it waits for this pass, which wants a batch.
-
-        Not while a loop of this step is at its end, as the shorter one of a zip.
-        """
-        steps = (one, *self._step)
-        if one in self._waiting and all(each.is_over or not each.is_complete for each in steps):
-            self.take()
-
-    def _take_before(self, owner: Epochs) -> None:
-        """Take the checkpoint that waits for the next pass over a loader; after a look at it again.
-
-        A run that resumes from the one before the look does not do what follows the look.
-        """
-        if self._leader is None or not self._leader.is_over:
-            return
-        is_next = torch.is_grad_enabled() and any(one.owner is owner for one in self._waiting)
-        take, self._is_early = self.due, self.epoch is None
-        if take is not None and (is_next or self.epoch != self._due_in):
-            self.take()
-            self._again = take
-        self._is_early = False
-        if take is None and is_next and self._again is not None:
-            if self._was_early:
-                self.tell(_LOOKED)
-            self._again()
-
-    def take(self) -> None:
-        """Take the checkpoint that is due, if any."""
-        take, self.due = self.due, None
-        if take is not None:
-            take()
 
     def tell(self, text: str) -> None:
         """Report once, on rank 0, what cannot resume exactly."""
@@ -376,15 +286,14 @@ class Epochs:
         """The epoch that is under way."""
         self.run.attribute()
         is_any = not self.run.counts_training
-        passes = (one for one in reversed(self.run.open) if one.owner is self)
-        return next((one for one in passes if one.has_trained or is_any), None)
+        passes = [one for one in self.run.open if one.owner is self]
+        return next((one for one in reversed(passes) if one.has_trained or is_any), None)
 
     @property
     def number(self) -> int:
         """The number of the epoch that is under way and not complete, or else of the next one."""
         current = self.current
-        is_within = current is not None and not current.is_complete
-        return current.place.epoch if current is not None and is_within else self._next.epoch
+        return self._next.epoch if current is None or current.is_complete else current.place.epoch
 
     @property
     def _next(self) -> Place:
@@ -420,22 +329,8 @@ _SEVERAL = (
     "note: several loops over loaders train, and run.epoch is that of one of them: for an exact"
     " resumption write run.epochs(n) in place of range(run.epoch, n)"
 )
-_KEPT = (
-    "note: something was trained between two passes over loaders, with batches that the script has"
-    " kept (itertools.cycle, a list): a run that resumes keeps others, and not exactly these. Loop"
-    " over the loader itself"
-)
-_TURNS = (
-    "note: loops over several loaders take turns: one is open while another gives the batches of a"
-    " step. Where they are nested, or chosen at random, the run does not resume exactly. Ask each"
-    " loader in each step, or loop over one after the other under run.epochs(n)"
-)
 _LEFT = (
     "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
     " batches, its count began anew where this run resumed, which is not exact. Count optimizer"
     " steps from run.step"
-)
-_LOOKED = (
-    "note: this run was resumed from a checkpoint before a look at a loader, between two loops over"
-    " it, without what the script does after the look. Look at it under torch.no_grad()"
 )

@@ -1,4 +1,4 @@
-"""What one rank reads of a loader: its share of the rounds."""
+"""What one rank reads of a loader, or is sent by the one that reads: its share of the rounds."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, cycle, islice
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
+from headway.data.configuration import DataLoaderConfiguration
 from headway.data.generators import generators_kept
 from headway.data.order import Order
 from headway.data.passes import Pass
 from headway.data.rounds import Division, Offset, Round, samples_in
 from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.distributed.meeting import meet
+from headway.distributed.nested import for_each_tensor, is_on
 from headway.errors import UsageError
 
 Item = tuple[Any, GlobalBatch]
 LOOP = "a loop over a prepared DataLoader"
+_CPU = torch.device("cpu")
 
 
 class NoBatch:
@@ -358,6 +362,98 @@ class OwnShare(ReadBySelf):
         return tuple(int(one[0]) for one in told)
 
 
+class DispatchedShare(ReadBySelf):
+    """The rank's part of what rank 0 reads; the others read nothing."""
+
+    can_check = False
+
+    def __init__(self, loader: Any, order: Order | None, rank: int, division: Division) -> None:
+        super().__init__(loader, order)
+        self._rank, self._division, self.reads = rank, division, rank == 0
+        self._drop_last = is_plain(loader) and bool(loader.drop_last)
+        self._size = batch_size_of(loader)
+
+    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
+        rounds = self._rounds(self.batches(start)) if self.reads else iter(())
+        return self._received(rounds), 0
+
+    def _received(self, rounds: Iterator[list[Item]]) -> Iterator[Item]:
+        """Yield this rank's part of every round; rank 0 gives the rounds."""
+        while True:
+            sent: Any = None
+            if self.reads:
+                has_more = self.indices is not None and self.indices.has_more
+                parts = next(rounds, [None] * self._division.num_ranks)
+                sent = [(part, has_more) for part in parts]
+            part, self.has_more = _scattered(sent)
+            if part is None:
+                return
+            yield part
+
+    def _rounds(self, batches: Iterator[Any]) -> Iterator[list[Item]]:
+        """Yield rounds of ready batches, which keep their sizes, each with one for every rank.
+
+        Ranks without a batch in the last round get one of that round again, if all must have one.
+        """
+        division, full = self._division, self._size
+        while taken := list(islice(batches, division.num_batches)):
+            if self._drop_last and len(taken) < division.num_batches:
+                return
+            if division.split:
+                full = max(full, samples_in(taken[0]))
+                parts, batch = _cut(taken[0], division, full)
+            else:
+                parts = [*islice(cycle(taken), division.num_ranks)] if division.even else taken
+                sizes = tuple(map(size_of, parts))
+                samples = sum(sizes[: len(taken)])
+                batch = GlobalBatch(samples, sum(sizes), full * len(sizes), sizes)
+            missing = [NoBatch] * (division.num_ranks - len(parts))
+            yield [(one, batch) for one in (*map(_on_cpu, parts), *missing)]
+
+    def __len__(self) -> int:
+        num_batches = self._division.num_batches
+        return self._division.num_rounds(len(self.loader), num_batches, self._rank, self._drop_last)
+
+
+def _on_cpu(batch: Any) -> Any:
+    return batch if is_on(batch, _CPU) else for_each_tensor(torch.Tensor.cpu, batch)
+
+
+def _scattered(objects: list[Any] | None) -> Any:
+    """Return this rank's of the objects that rank 0 has for all."""
+    if objects is not None and len(objects) == 1:
+        return objects[0]
+    meet(LOOP)
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, objects)
+    return received[0]
+
+
+def _cut(batch: Any, division: Division, full: int) -> tuple[list[Any], GlobalBatch]:
+    """Divide one batch, of usually `full` samples, among the ranks."""
+    size = samples_in(batch)
+    if not size:
+        raise UsageError(
+            f"split_batches=True, but a batch is a {type(batch).__name__} without tensors, which"
+            " cannot be split",
+            where=LOOP,
+            fix="let the loader yield tensors, alone or nested in lists, tuples and mappings; or"
+            " remove split_batches=True",
+        )
+    rows = list(range(size))
+    indices, slices, global_batch = division.of_samples(rows, max(size, full))
+    return [_rows_of(batch, indices[one], size) for one in slices], global_batch
+
+
+def _rows_of(batch: Any, rows: list[int], size: int) -> Any:
+    """Return these rows of every tensor that has one for each of the batch's `size` samples."""
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[rows] if tensor.ndim and len(tensor) == size else tensor
+
+    return for_each_tensor(take, batch)
+
+
 def size_of(batch: Any) -> int:
     """Return the number of samples in a batch; 1, for the batch itself, if it has no tensors."""
     if batch is NoBatch:
@@ -427,3 +523,27 @@ def _values(data: Any) -> Any:
     if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy's arrays, PIL's images
         return crc32(data.tobytes())
     return type(data).__name__
+
+
+def share_of(
+    loader: Any,
+    rank: int,
+    num_ranks: int,
+    config: DataLoaderConfiguration,
+    order: Order | None,
+    *,
+    is_own: bool,
+) -> Share:
+    """Return the share of `loader`, a DataLoader or any iterable of batches, that this rank reads.
+
+    `order` draws the indices of a map data set; None: it is none. `is_own`: the loader gives this
+    rank's share already.
+    """
+    division = Division(num_ranks, config.split_batches, config.even_batches)
+    if is_own and num_ranks > 1:
+        return OwnShare(loader, order, num_ranks)
+    if num_ranks > 1 and (config.dispatch_batches or not is_plain(loader)):
+        return DispatchedShare(loader, order, rank, division)
+    if order is not None:
+        return MapShare(loader, order, rank, division)
+    return Share(loader) if num_ranks == 1 else StreamShare(loader, rank, division)

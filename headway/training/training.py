@@ -163,7 +163,10 @@ class Training:
         """The loader whose passes lead the steps; before that the first one that was trained on."""
         loaders = sorted(
             self.loaders,
-            key=lambda one: (one.epochs not in self.run.leaders, not one.epochs.has_trained),
+            key=lambda one: (
+                one.epochs not in self.run.checkpoint.leaders,
+                not one.epochs.has_trained,
+            ),
         )
         return loaders[0] if loaders else None
 

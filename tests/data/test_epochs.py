@@ -133,7 +133,7 @@ def two_loops(
             optimizer.zero_grad()
             seen.append((optimizer.step_count, epoch, batch.flatten().tolist()))
             if optimizer.step_count == stop:  # a crash, before the checkpoint of this step
-                accelerator.parts.training.run.due = None
+                accelerator.parts.training.run.checkpoint.action = None
                 accelerator.parts.preemption.release()
                 return seen
             accelerator.checkpoint(every=1)
@@ -171,7 +171,7 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it(
     run.resume_epochs([None, [[]], [True], was_early], [loader.epochs])
     for _ in loader:
         run.progress.num_trained += 1
-        run.mark(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))
+        run.checkpoint.mark(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))
     taken.clear()
     for number in (1, 2, 3):
         next(iter(loader))
@@ -270,10 +270,10 @@ def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[st
         loader = prepared()
         for _ in loader:
             loader.run.progress.num_trained += 1
-            loader.run.note_leader()
+            loader.run.checkpoint.note_leader()
         for _ in loader if is_second else ():
             loader.run.progress.num_trained += 1
-            loader.run.note_leader()
+            loader.run.checkpoint.note_leader()
         loader.run.counted_epochs([loader.epochs])
         assert notes(capsys).count("several loops") == is_second
 

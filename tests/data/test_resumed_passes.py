@@ -289,11 +289,11 @@ def trained(
             drawn.append((repr(batches), torch.rand(1).item(), random.random()))
             run.progress.num_trained += 1  # as an optimizer does
             is_due = cut_after is not None and len(drawn) >= cut_after
-            is_marked = is_due and run.mark(take)
+            is_marked = is_due and run.checkpoint.mark(take)
             torch.rand(1), np.random.rand()  # what follows in the body of the loop
             if is_due and not is_marked:
                 take()  # outside of a loop over a loader
-        run.take()
+        run.checkpoint.take()
     except Cut:
         pass
     return drawn, saved[0] if saved else b""
