@@ -43,20 +43,16 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
         where, level = f"environment {found[0]}", found[1]
     logger = logging.getLogger(name)
     if level is not None:
-        _set_levels(logger, level, where)
+        try:
+            logger.setLevel(level.upper())
+        except ValueError:
+            raise UsageError(
+                f"{level!r} is not a level of the logging module",
+                where=where,
+                fix="use DEBUG, INFO, WARNING, ERROR or CRITICAL",
+            ) from None
+        logging.root.setLevel(level.upper())
     return MultiProcessAdapter(logger, {})
-
-
-def _set_levels(logger: logging.Logger, level: str, where: str) -> None:
-    try:
-        logger.setLevel(level.upper())
-    except ValueError:
-        raise UsageError(
-            f"{level!r} is not a level of the logging module",
-            where=where,
-            fix="use DEBUG, INFO, WARNING, ERROR or CRITICAL",
-        ) from None
-    logging.root.setLevel(level.upper())
 
 
 class MultiProcessAdapter(_Adapter):

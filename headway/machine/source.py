@@ -104,11 +104,7 @@ def physical_cores(source: Source) -> int:
 
 def cpu_quota(source: Source) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
-    return min(_quotas(source), default=None)
-
-
-def _quotas(source: Source) -> Iterator[float]:
-    """Yield each CPU quota, in cores, of this process's cgroup and its ancestors."""
+    quotas = []
     for version, folder in _folders(source, "cpu"):
         if version == 2:
             limit, _, period = source.read(f"{folder}/cpu.max").strip().partition(" ")
@@ -116,7 +112,8 @@ def _quotas(source: Source) -> Iterator[float]:
             limit = source.read(f"{folder}/cpu.cfs_quota_us").strip()
             period = source.read(f"{folder}/cpu.cfs_period_us").strip()
         if limit.isdecimal() and period.isdecimal():
-            yield int(limit) / int(period)
+            quotas.append(int(limit) / int(period))
+    return min(quotas, default=None)
 
 
 def memory_facts(source: Source) -> dict[str, int]:

@@ -286,27 +286,21 @@ class Accumulation:
             self.step.pending = before + tokens, unit
             return one / unit
         pending = self.step.pending
-        if pending is None:
-            weight = _weight(tokens)
-        else:
-            weight = self._scale(parameters(), tokens + pending[0], pending[1])
+        weight = _weight(tokens if pending is None else tokens + pending[0])
+        if pending is not None:
+            _scale(parameters(), weight * pending[1])
+            self.step.pending = None
         return (one * weight).to(loss_sum.dtype)
 
-    def _scale(
-        self,
-        parameters: Iterable[torch.Tensor],
-        tokens: torch.Tensor,
-        unit: torch.Tensor,
-    ) -> torch.Tensor:
-        weight = _weight(tokens)
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for parameter in parameters:
-            if parameter.grad is not None:
-                by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
-        for device, gradients in by_device.items():
-            torch._foreach_mul_(gradients, (weight * unit).to(device))
-        self.step.pending = None
-        return weight
+
+def _scale(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply the gradients by `factor`."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
+    for device, gradients in by_device.items():
+        torch._foreach_mul_(gradients, factor.to(device))
 
 
 def _weight(tokens: torch.Tensor) -> torch.Tensor:
