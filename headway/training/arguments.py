@@ -96,8 +96,9 @@ def merge_arguments(
     names of `RunContract`; one that contradicts a flag of the command line is refused.
     """
     check_precision(given.get("mixed_precision"))
-    for name in ("mixed_precision", "strategy"):  # an instance of the script's own class
-        given[name] = getattr(given.get(name), "name", given.get(name))
+    for name in ("mixed_precision", "strategy"):
+        if isinstance(own := given.get(name), Precision | Strategy):  # of the script's own class
+            given[name] = own.name
     contract = run or NO_LAUNCHER
     given["device"] = _device(cpu, device)
     if given["device"] == "gpu" and kind_of(contract.device).maker:

@@ -81,12 +81,8 @@ def connect(given: Arguments) -> Connected:
         world = join_world(shared.device.type, shared.device.index, group)
     else:
         world = join_world(run.device, None, group)
-    own_precision = None if isinstance(given.mixed_precision, str) else given.mixed_precision
-    own_strategy = None if isinstance(given.strategy, str) else given.strategy
     precision = precision_for(
-        own_precision
-        or (None if given.mixed_precision else shared_precision())
-        or run.mixed_precision,
+        given.mixed_precision or shared_precision() or run.mixed_precision,
         world.device,
         PrecisionSettings(
             handlers.or_default(AutocastKwargs), handlers.or_default(GradScalerKwargs)
@@ -97,7 +93,7 @@ def connect(given: Arguments) -> Connected:
     progress = process_progress()
     strategy = strategy_for(
         world,
-        own_strategy or run.strategy,
+        given.strategy or run.strategy,
         StrategySettings(
             ddp=handlers.or_default(DistributedDataParallelKwargs),
             dynamo=dynamo,

@@ -19,7 +19,7 @@ from headway.distributed.process import part_of
 from headway.distributed.world import World
 from headway.errors import MachineError, UsageError
 from headway.state import AcceleratorState, GradientState, PartialState, is_initialized
-from headway.utils import GradientAccumulationPlugin
+from headway.utils import GradientAccumulationPlugin, PrecisionType
 from tests.machines.recorded import load
 
 TWO = World(torch.device("cpu"), Ranks(rank=1, local_rank=1, world_size=2, local_world_size=2))
@@ -80,7 +80,7 @@ def test_an_accelerator_s_own_arguments_are_obeyed_and_shared() -> None:
     before = AcceleratorState(mixed_precision="bf16", cpu=True)
     first = Accelerator(mixed_precision="no")
     assert before.mixed_precision == AcceleratorState().mixed_precision == "no"
-    Accelerator(mixed_precision="bf16")
+    assert Accelerator(mixed_precision=PrecisionType.BF16).mixed_precision == "bf16"
     assert first.state.mixed_precision == first.mixed_precision == "no"
 
 
