@@ -56,6 +56,7 @@ def _gpu(gpu: Gpu) -> str:
         *([sm(gpu.capability)] if gpu.capability else []),
         f"{gpu.compute_mode} mode",
     ]
+    parts += [f"beside cores {gpu.local_cpus}"] if gpu.local_cpus else []
     if gpu.use is not None:
         used, percent, pids = gpu.use
         parts += [] if used is None else [f"{used / 2**30:.1f} GiB in use"]

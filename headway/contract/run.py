@@ -28,6 +28,8 @@ CODE_VARIABLE = "HEADWAY_CODE"
 """Names the copy of the code that a job runs."""
 RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
 """A process's id, a colon and the folder of the record in which it itself tells how it ends."""
+CPUS_VARIABLE = "HEADWAY_CPUS"
+"""For the process that starts the ranks: the cores of one rank, as Linux lists them."""
 VERSION = 4
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
 """What `resume` is where the newest checkpoint is meant, which must be there, or may."""

@@ -62,6 +62,7 @@ class Gpu(NamedTuple):
     use: GpuUse | None = None  # None: not queried, or of a slice, where nvidia-smi has none
     claimed_by: str = ""  # another launch that has claimed this GPU as idle
     ecc_errors: int | None = None  # uncorrected, since the driver was loaded; None: unknown
+    local_cpus: str = ""  # those of its NUMA node, as Linux lists them: 0-31,64-95; empty: unknown
     shares_memory: bool = False  # with the CPU: its memory is the host's
     unknown: Mapping[str, str] = {}  # why, by the names of fields
 

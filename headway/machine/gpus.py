@@ -196,6 +196,8 @@ class _NvidiaSmi:
             capability=(int(version[1]), int(version[2])) if version else None,
             compute_mode=mode if mode in (EXCLUSIVE, PROHIBITED) else DEFAULT,
         )
+        place = f"sys/bus/pci/devices/{answer.get('pci.bus_id', '').lower()[4:]}"
+        gpu = gpu._replace(local_cpus=self._source.read(f"{place}/local_cpulist").strip())
         if gpu.memory_bytes is None and gpu.capability in _UNIFIED:
             gpu = gpu._replace(memory_bytes=_host_memory(self._source), shares_memory=True)
         if answer.get("mig.mode.current") == _SMI_MIG_IS_ON:

@@ -104,7 +104,7 @@ TOPICS = (
     ),
     Topic(
         "placing processes on CPU cores",
-        "start the ranks under numactl, or set OMP_NUM_THREADS",
+        "headway launch --numa-binding node",
         ("numa_affinity",),
     ),
     Topic(

@@ -40,7 +40,7 @@ from headway.settings.setting import (
 YES, NO = "yes", "no"
 _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 
-ON, OFF = "on", "off"
+ON, OFF, NODE = "on", "off", "node"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
 NO_CLUSTER = ALONE
@@ -288,6 +288,12 @@ class Settings:
         metavar="R",
         example="0",
     )
+    numa_binding = Setting(
+        Choice(NODE, OFF, same={"no": OFF, "false": OFF}),
+        OFF,
+        "run each rank on the cores of its GPU's NUMA node only (node), or where Linux likes (off)",
+        needs_launcher=True,
+    )
     start_method = Setting(
         Choice("fork", "exec", or_auto=True),
         AUTO,
@@ -360,7 +366,13 @@ TABLE: Mapping[str, Setting[Any]] = {
 
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "device": ("device", "devices"),
-    "ranks on this machine": ("num_processes", "threads_per_process", "start_method", "env"),
+    "ranks on this machine": (
+        "num_processes",
+        "threads_per_process",
+        "numa_binding",
+        "start_method",
+        "env",
+    ),
     "training": (
         *("mixed_precision", "gradient_accumulation_steps", "resume", "replace_accelerate"),
     ),

@@ -16,7 +16,7 @@ from headway.launcher.plan.program import Program
 from headway.launcher.plan.variables import variables_of
 from headway.machine.facts import Machine
 from headway.settings.problems import problems as settings_problems
-from headway.settings.table import TABLE, YES, Settings
+from headway.settings.table import NODE, TABLE, YES, Settings
 
 _ONE_EACH = "srun --ntasks-per-node=1, or mpirun --map-by ppr:1:node"
 
@@ -61,6 +61,8 @@ def build_plan(
         began_at=began_at,
     )
     found = [*problems, *_program_problems(plan), *settings_problems(settings, machine)]
+    if not found:
+        found += _binding_problems(plan)
     if task is not None:
         found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
         found += _task_problems(plan, task)
@@ -139,6 +141,18 @@ def _program_problems(plan: LaunchPlan) -> Iterator[Problem]:
             "the command line",
             "save the script to a file, or run one process without a launcher",
             code=Code.SCRIPT_FROM_STREAM,
+        )
+
+
+def _binding_problems(plan: LaunchPlan) -> Iterator[Problem]:
+    if plan.settings.numa_binding == NODE and not (plan.cpus and all(plan.cpus)):
+        yield Problem(
+            "numa_binding is 'node', but the cores beside each rank's device are not known: "
+            f"the device is {plan.settings.device}, and Linux lists them for NVIDIA's GPUs",
+            plan.settings.where("numa_binding"),
+            "pass --numa-binding off, or start the ranks under numactl",
+            names=("numa_binding",),
+            is_of_machine=True,
         )
 
 

@@ -37,6 +37,9 @@ def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     ]
     if plan.gpus:
         start.append(("gpus", ", ".join(map(str, plan.gpus)), settings.devices.reading()))
+    if plan.cpus:
+        cores = "; ".join(dict.fromkeys(plan.cpus))
+        start.append(("cores", cores, str(settings.origin("numa_binding"))))
     environment = _columns([_changed(*item) for item in plan.environment.items()])
     if plan.supervised is not None:
         environment.append(f"and for each rank {', '.join(RANK_VARIABLES[:6])}, ...")

@@ -17,7 +17,7 @@ from headway.history.store import Launch, copied_commit, script_path, variables_
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.setting import Value
-from headway.settings.table import NO_CLUSTER, TABLE, Settings
+from headway.settings.table import NO_CLUSTER, NODE, TABLE, Settings
 
 
 class LaunchPlan(NamedTuple):
@@ -37,6 +37,12 @@ class LaunchPlan(NamedTuple):
     environment: Mapping[str, Value] = {}  # what changes; None removes a variable
     notes: tuple[str, ...] = ()
     not_hooked: str | None = None  # why no training library is
+
+    @property
+    def cpus(self) -> tuple[str, ...]:
+        """The cores that each process is bound to, as Linux lists them; empty: it is not bound."""
+        gpus = self.machine.visible_gpus if self.settings.numa_binding == NODE else ()
+        return tuple(gpus[index].local_cpus for index in self.gpus) if gpus else ()
 
     @property
     def is_one_machine(self) -> bool:

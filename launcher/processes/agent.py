@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.contract import signals
 from headway.contract.notes import say
+from headway.contract.run import CPUS_VARIABLE
 from headway.errors import ConfigError
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
@@ -226,11 +227,13 @@ class Agent(LocalElasticAgent):
         if attempt > 0:
             self._starter.restart_server()
         shared = self.handler.rank_variables({**self._environ, **settings.env})
+        cpus = self.plan.cpus
         envs = {
             worker.local_rank: {
                 **shared,
                 **_rank_environment(worker_group, worker, attempt, settings.max_restarts),
                 **breakpoint_variables(worker.global_rank, settings.debug_rank),
+                **({CPUS_VARIABLE: cpus[worker.local_rank]} if cpus else {}),
             }
             for worker in worker_group.workers
         }

@@ -44,7 +44,7 @@ from headway.contract.forking import (
     wake_on_child_end,
 )
 from headway.contract.records import Ended, NotStarted, Record, Serving, Started
-from headway.contract.run import read_run
+from headway.contract.run import CPUS_VARIABLE, read_run
 from headway.contract.typed import encode
 from headway.devices.table import is_kind, kind_of
 from headway.launcher.plan.program import interpreter
@@ -265,8 +265,13 @@ def _fork() -> int:
 
 
 def _start_fresh(job: Job, rank: Rank) -> int:
-    here = os.getpid()
+    here, cpus = os.getpid(), rank.env.pop(CPUS_VARIABLE, "")
     stdin, stdout, stderr, channel = rank.fds
+
+    def prepare() -> None:
+        die_with_parent(here)
+        bind(cpus)
+
     command = [job.name, *job.args]
     is_ours = job.method == "exec"
     if is_ours:
@@ -282,7 +287,7 @@ def _start_fresh(job: Job, rank: Rank) -> int:
                 stderr=stderr,
                 pass_fds=[channel] if is_ours else [],
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(here),
+                preexec_fn=prepare,
             )
     except OSError as error:
         if is_ours:
@@ -298,6 +303,7 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     import torch
 
     become_new(server_pid, rank.fds[:3])
+    bind(rank.env.pop(CPUS_VARIABLE, ""))
     os.environ.update(rank.env)
     signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -307,6 +313,16 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     torch.default_generator.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def bind(cpus: str) -> None:
+    """Run on these cores only, among those that a scheduler has left to this process."""
+    wanted: set[int] = set()
+    for part in filter(None, cpus.split(",")):
+        first, _, last = part.partition("-")
+        wanted.update(range(int(first), int(last or first) + 1))
+    if wanted and (here := wanted & os.sched_getaffinity(0)):
+        os.sched_setaffinity(0, here)
 
 
 def _reopen_streams() -> None:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headway.errors import HeadwayError
+from headway.errors import MachineError
 from headway.estimate.planner import devices_of
+from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.detection import detect_machine
 from tests.launcher.clusters.test_detection import STEP
@@ -55,7 +56,7 @@ A_RANK_EACH = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_PROCID": "11", "SLUR
 GB10 = gpus(1, "NVIDIA GB10", 0, (12, 1))[0]
 SLICE = "MIG-b7c0ffee-0000-5000-8000-000000000003"
 SLICED = {**h100s(1)[0], "slices": [("1g.10gb", f"{SLICE[:-1]}{slot}") for slot in range(7)]}
-T4 = gpus(1, "Tesla T4", 15, (7, 5), ecc=0)[0]
+P2P = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 OLD_RTX = server(RTX, cores=32, driver="535.183.06", torch=CU126)
 
 
@@ -74,13 +75,9 @@ MACHINES = {
         leaves=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     ),
     "LUMI: a task for each of the eight devices, which all see all": Row(
-        FRONTIER._replace(
-            files={**FRONTIER.files, "proc/1/cgroup": "0::/system.slice/apptainer-1.scope\n"},
-            environ={**FRONTIER.environ, **A_RANK_EACH},
-        ),
+        FRONTIER._replace(environ={**FRONTIER.environ, **A_RANK_EACH}),
         "cuda 8 x 7, machine 1 of 2",
         sets={"RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
-        leaves=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     ),
     "GB10, whose memory is the host's": Row(small(GB10, 20, 119), "cuda 1 x 20"),
     "Jetson without nvidia-smi: torch is asked": Row(
@@ -116,11 +113,7 @@ MACHINES = {
         "xpu 12 x 8",
         leaves=("ZE_FLAT_DEVICE_HIERARCHY", "ZE_AFFINITY_MASK"),
     ),
-    "an Intel Mac": Row(
-        RECORDINGS["mac_intel"],
-        "cpu 1 x 8",
-        leaves=("PYTORCH_ENABLE_MPS_FALLBACK",),
-    ),
+    "an Intel Mac": Row(RECORDINGS["mac_intel"], "cpu 1 x 8"),
     "an M4 Mac": Row(
         mac("15.6", sysctl={"machdep.cpu.brand_string": "Apple M4 Pro"}),
         "mps 1 x 8",
@@ -131,23 +124,24 @@ MACHINES = {
         "cuda 2 x 32",
     ),
     "Colab's T4": Row(
-        small(T4, 2, 13, driver="550.54.15", torch=CU126, environ={"COLAB_GPU": "1"}),
+        small(
+            gpus(1, "Tesla T4", 15, (7, 5))[0],
+            2,
+            13,
+            driver="550.54.15",
+            torch=CU126,
+            environ={"COLAB_GPU": "1"},
+        ),
         "cuda 1 x 2",
     ),
     "two RTX 4090 with an old driver, which has no peer-to-peer and does not say so": Row(
-        OLD_RTX,
-        "cuda 2 x 16",
-        sets={"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"},
+        OLD_RTX, "cuda 2 x 16", sets=dict.fromkeys(P2P, "1")
     ),
     "two RTX 4090 with a driver that NCCL can ask": Row(
-        server(RTX, cores=32),
-        "cuda 2 x 16",
-        leaves=("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"),
+        server(RTX, cores=32), "cuda 2 x 16", leaves=P2P
     ),
-    "one RTX 4090 has nobody to exchange with": Row(
-        server(RTX[:1], cores=16, driver="535.183.06", torch=CU126),
-        "cuda 1 x 16",
-        leaves=("NCCL_P2P_DISABLE",),
+    "one RTX 4090, which has nobody to exchange with": Row(
+        OLD_RTX._replace(environ={"CUDA_VISIBLE_DEVICES": "0"}), "cuda 1 x 32", leaves=P2P
     ),
     "a user's own word on peer-to-peer": Row(
         OLD_RTX._replace(environ={"NCCL_P2P_DISABLE": "0"}),
@@ -168,9 +162,9 @@ MACHINES = {
 }
 
 
-def plan_on(recording: Recording) -> LaunchPlan:
+def plan_on(recording: Recording, **values: Any) -> LaunchPlan:
     machine = detect_machine(recording.environ, Recorded(recording))
-    return plan(machine, recording.environ, joins_cluster=True)
+    return plan(machine, recording.environ, joins_cluster=True, **values)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -189,13 +183,18 @@ def test_a_users_machine_and_its_plan(name: str) -> None:
     assert row.note in "".join(found.notes)
 
 
-def test_a_task_that_sees_one_device_of_eight_is_refused_with_the_way_to_start() -> None:
-    one = {**FRONTIER.environ, **A_RANK_EACH, "ROCR_VISIBLE_DEVICES": "3"}
-    with pytest.raises(HeadwayError) as caught:
-        plan_on(FRONTIER._replace(environ=one))
-    (problem,) = caught.value.problems
-    assert "this process sees 1 GPU only, but slurm has started 8 tasks here" in problem.what
-    assert "srun --ntasks-per-node=1" in problem.fix
+def test_ranks_are_bound_to_the_cores_beside_their_gpus_only_where_that_is_asked_for() -> None:
+    place = "sys/bus/pci/devices/0000:{:x}:00.0/local_cpulist"
+    cores = ("0-31", "0-31", "32-63", "32-63")
+    files = {place.format(0x10 + index): f"{one}\n" for index, one in enumerate(cores)}
+    four = server(gpus(4, "NVIDIA A100-SXM4-80GB", 80, (8, 0)), files=files)
+    assert plan_on(four).cpus == ()
+    found = plan_on(four, numa_binding="node")
+    assert found.cpus == cores
+    assert "cores      0-31; 32-63" in describe(found)
+    for unknown in (RECORDINGS["gpu_4"], RECORDINGS["laptop_cpu"]):
+        with pytest.raises(MachineError, match="numa_binding is 'node', but the cores beside"):
+            plan_on(unknown, numa_binding="node")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from headway.errors import LaunchError
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
+from headway.launcher.processes import server
 from headway.launcher.processes import starter as starting
 from headway.launcher.rank import worker
 from headway.settings.resolve import resolve
@@ -60,3 +61,17 @@ with open({str(tmp_path / "found")!r}, "w") as file:
             os.set_inheritable(fd, is_inherited)
     expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
     assert (tmp_path / "found").read_text() == repr(expected)
+
+
+def test_a_process_is_bound_to_its_cores_among_those_that_it_may_use() -> None:
+    may_use = os.sched_getaffinity(0)
+    last = max(may_use)
+    code = "import os; print(os.sched_getaffinity(0), 'HEADWAY_CPUS' in os.environ)"
+    job = server.Job("program", 0.0, "program", sys.executable, ["-c", code])
+    for cpus, expected in ((f"9000,{last}-8999", {last}), ("9000", may_use)):
+        read, write = os.pipe()
+        rank = server.Rank({"HEADWAY_CPUS": cpus}, [0, write, 2, 0])
+        os.waitpid(server._start_fresh(job, rank), 0)
+        assert os.read(read, 999).decode() == f"{expected} False\n"
+        os.close(read)
+        os.close(write)
