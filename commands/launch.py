@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from headway.commands.elsewhere import (
 from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
 from headway.commands.program import other_environment, program_from
 from headway.commands.tables import escape_unencodable
+from headway.contract import signals
 from headway.contract.notes import say, shown
 from headway.contract.origin import Layer, Origin
 from headway.devices.table import kind_of
@@ -215,10 +217,8 @@ def _print_plan(launch: _Launch) -> int | None:
             plan = plan._replace(notes=(*plan.notes, describe_run_key(launch.environ)))
         print(describe(plan, parsed.show_secrets))
         return 0
-    if plan.supervised is not None:
-        from headway.launcher.run import outlive_early_signals
-
-        outlive_early_signals()
+    if plan.supervised is not None:  # sbatch --signal=USR1@60 may send them
+        signals.trap(signals.say_too_early, signal.SIGUSR1, signal.SIGUSR2)
     for note in plan.notes:
         say(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):

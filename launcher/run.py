@@ -89,13 +89,6 @@ def run(
         starter.close()
 
 
-def outlive_early_signals() -> None:
-    """Print that the user's signals come too early, such as those of sbatch --signal=USR1@60."""
-    from headway.launcher.rank.worker import USER_SIGNALS
-
-    signals.trap(signals.say_too_early, *USER_SIGNALS)
-
-
 @contextmanager
 def interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
     """Exit on a signal without an exception, which numpy and torch swallow during their imports."""

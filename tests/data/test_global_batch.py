@@ -83,10 +83,8 @@ def test_batches_of_their_own_are_refused() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"global_batch_size": 0},
         {"global_batch_size": True},
         {"global_batch_size": 5, "gradient_accumulation_steps": 2},
-        {"global_batch_size": 4, "split_batches": True},
         {
             "global_batch_size": 4,
             "dataloader_config": DataLoaderConfiguration(split_batches=True),

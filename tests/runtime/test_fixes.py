@@ -61,7 +61,6 @@ find_executable_batch_size(lambda: 1)() -> find_executable_batch_size(lambda `ba
 notebook_launcher(print, num_processes=0) -> notebook_launcher(print, num_processes=1)  # `least 1`
 get_logger("x", "LOUD") -> get_logger("x", "`DEBUG`")
 is_torch_version("=>", "2") -> is_torch_version(`'>='`, "2")
-convert_file_size_to_int("5 B!") -> convert_file_size_to_int(`"500MiB"`)
 ProjectConfiguration(total_limit=0) -> ProjectConfiguration(total_limit=1)  # `1 or more`
 ProjectConfiguration(save_on_each_node=True) -> ProjectConfiguration()  # `remove it`
 DataLoaderConfiguration(data_seed=3) \
