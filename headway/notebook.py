@@ -147,11 +147,7 @@ def _check_process(num_processes: int) -> None:
 
 
 def _run_ranks(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    run: RunContract,
-    count: int,
-    port: int = 0,
+    function: Callable[..., Any], args: Sequence[Any], run: RunContract, count: int, port: int = 0
 ) -> None:
     # it takes time to import
     from torch.distributed.elastic.multiprocessing.tail_log import TailLog
@@ -161,7 +157,7 @@ def _run_ranks(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            tail = TailLog("rank", {0: str(_output(folder, 0, number))}, stream, {0: ""}).start()
+            tail = TailLog("rank", {0: str(folder / f"0.{number}")}, stream, {0: ""}).start()
             stack.callback(stream.flush)
             stack.callback(tail.stop)
         store = dist.TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False)
@@ -185,24 +181,20 @@ def _run_ranks(
             raise _failure(ranks, failure, count) from None
 
 
-def _output(folder: Path, local_rank: int, number: int) -> Path:
-    """Return the file of what a rank writes to its descriptor of this number."""
-    return folder / f"{local_rank}.{number}"
-
-
 def _be_rank(
     rank: int, function: Callable[..., Any], args: Sequence[Any], folder: Path, group: int
 ) -> None:
     """Run in a forked process: set it up as a rank, and call `function`.
 
-    `group` is the process group of all ranks, and of all that they start.
+    `group` is the process group of all ranks, and of all that they start. What is written to
+    descriptor 1 or 2 goes to a file of this name in `folder`, after the rank's.
     """
     atexit._clear()  # the notebook's own functions
     os.setpgid(0, group)
     signals.put_back(dict.fromkeys(_STOPS, signal.SIG_DFL))  # the notebook has handlers of its own
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
-        path = _output(folder, rank, number)
+        path = folder / f"{rank}.{number}"
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     sys.stdout, sys.stderr = (os.fdopen(os.dup(one), "w", buffering=1) for one in (1, 2))
     # OpenMP's threads are not forked, and a parallel region would wait for them

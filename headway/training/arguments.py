@@ -108,12 +108,11 @@ def merge_arguments(
     as_written = {"device": "cpu=True" if cpu else f"device={device!r}"}
     as_written["resume"] = f"resume_from={given.get('resume')!r}"
     notes = [
-        _note(run, name, as_written.get(name, f"{name}={value!r}"))
+        _note(contract, name, as_written.get(name, f"{name}={value!r}"))
         for name, value in changed.items()
-        if run is not None
     ]
     merged = contract._replace(**passed)
-    told = tuple(note for note in notes if note is not None)
+    told = tuple(filter(None, notes))
     return EffectiveSettings(merged, frozenset(passed), merged.deadline(), told)
 
 

@@ -94,29 +94,24 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
         ) from None
 
 
-TRACE_NAME = "profile_{rank}.json"
-
-
 @contextmanager
 def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
     """Record what the block does; with a schedule, the file has its last cycle."""
-    if handler.output_trace_dir is None:
-        with handler.build() as profiler:
-            yield profiler
-        return
-    folder = Path(handler.output_trace_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / TRACE_NAME.format(rank=rank)
-    is_written = False
+    folder, on_trace_ready = handler.output_trace_dir, handler.on_trace_ready
+    trace = Path(folder or "", f"profile_{rank}.json")
+    is_written = folder is None  # or not to be written
 
     def write_trace(profiler: torch.profiler.profile) -> None:
         nonlocal is_written
-        if handler.on_trace_ready is not None:
-            handler.on_trace_ready(profiler)
+        if on_trace_ready is not None:
+            on_trace_ready(profiler)
         profiler.export_chrome_trace(str(trace))
         is_written = True
 
-    with replace(handler, on_trace_ready=write_trace).build() as profiler:
+    if folder is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        handler = replace(handler, on_trace_ready=write_trace)
+    with handler.build() as profiler:
         yield profiler
     if not is_written:
         warnings.warn(
