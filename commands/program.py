@@ -91,9 +91,7 @@ def _check_archive(script: str) -> None:
             start = file.read(4096)
     except OSError as error:
         raise _missing(script, error) from None
-    if start.startswith(b"#!"):
-        start = start.partition(b"\n")[2]
-    if start.startswith(b"PK\3\4"):
+    if (start.partition(b"\n")[2] if start[:2] == b"#!" else start).startswith(b"PK\3\4"):
         raise bad_words(
             f"{script!r} starts as a zip archive does, but its end is missing",
             fix="copy or build the archive again: it is truncated",

@@ -44,14 +44,11 @@ def test_a_notebook_and_a_profile_are_named_with_what_to_do(name: str) -> None:
     assert fix in problem.fix
 
 
-def test_a_directory_without_a_main_is_no_script() -> None:
+def test_a_folder_or_archive_without_a_main_or_truncated_is_no_script() -> None:
     Path("folder").mkdir()
     assert "is a directory without a __main__.py" in refused("folder").problems[0].what
     Path("folder/__main__.py").touch()
     assert program("folder") == ("script", "folder")
-
-
-def test_an_archive_that_is_truncated_or_without_a_main_is_no_script() -> None:
     for name, module in (("whole.pyz", "__main__.py"), ("other.zip", "train.py")):
         with zipfile.ZipFile(name, "w") as archive:
             archive.writestr(module, "print(1)\n")

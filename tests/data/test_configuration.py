@@ -26,11 +26,6 @@ def test_the_accelerator_shows_what_its_loaders_follow() -> None:
     assert Accelerator(cpu=True, split_batches=True).split_batches
 
 
-def test_two_answers_to_split_batches_are_refused() -> None:
-    with pytest.raises(UsageError, match="contradicts"):
-        Accelerator(cpu=True, split_batches=True, dataloader_config=DataLoaderConfiguration())
-
-
 def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -> None:
     config = DataLoaderConfiguration()
     accelerator = Accelerator(cpu=True, dataloader_config=config)

@@ -28,6 +28,11 @@ Accelerator(deepspeed_plugin=1) -> Accelerator()  # `remove it`
 Accelerator(gradient_accumulation_steps=0) -> Accelerator(gradient_accumulation_steps=1) # `number`
 Accelerator(gradient_accumulation_steps=4, gradient_accumulation_plugin=PLUGIN) \
 -> Accelerator(gradient_accumulation_plugin=`GradientAccumulationPlugin(num_steps=4`))
+Accelerator(dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin()) \
+-> Accelerator(dynamo_plugin=`TorchDynamoPlugin(backend='eager'`))
+Accelerator(split_batches=True, dataloader_config=DataLoaderConfiguration()) \
+-> Accelerator(`dataloader_config`=DataLoaderConfiguration(`split_batches`=True))
+GradientAccumulationPlugin(num_steps=0) -> GradientAccumulationPlugin(num_steps=1)  # `number`
 Accelerator(strategy="zero3") -> Accelerator(`strategy='fsdp'`)
 Accelerator(seed="x") -> Accelerator(`seed=42`)
 Accelerator(global_batch_size=0) -> Accelerator(global_batch_size=4)  # `how many samples`

@@ -172,13 +172,6 @@ def test_the_count_ends_with_the_loader_or_goes_on(with_loader: bool) -> None:
     assert steps_due(theirs) == expected
 
 
-def test_plugin_and_argument_for_the_same_are_refused() -> None:
-    with pytest.raises(UsageError, match="both dynamo_backend='eager'"):
-        Accelerator(dynamo_backend="eager", dynamo_plugin=TorchDynamoPlugin())
-    with pytest.raises(UsageError, match="num_steps is 0"):
-        GradientAccumulationPlugin(num_steps=0)
-
-
 class Blocks(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
