@@ -17,12 +17,8 @@ from tests.machines.recorded import (
     RECORDINGS,
     Recorded,
     Recording,
-    h100s,
     intel,
     load,
-    server,
-    snapshot,
-    torch,
 )
 
 FOUR = RECORDINGS["intel_4"]
@@ -49,12 +45,6 @@ def test_a_machine_whose_torch_has_no_xpu_keeps_its_device(name: str) -> None:
     machine = load(name)
     assert machine.best_device()[0] == ("cuda" if name == "gpu_4" else "cpu")
     assert planned(name).notes == ()
-
-
-def test_the_kind_for_which_torch_is_built_is_used_where_a_machine_has_two() -> None:
-    for build, kind in ((FOUR.torch, "xpu"), (torch("2.13.0+cu130", cuda="13.0"), "cuda")):
-        both = server(h100s(2), files=intel("0000:18:00.0"), torch=build)
-        assert snapshot(both).best_device()[0] == kind
 
 
 @pytest.mark.parametrize(

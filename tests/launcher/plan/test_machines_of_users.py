@@ -56,6 +56,12 @@ A_RANK_EACH = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_PROCID": "11", "SLUR
 GB10 = gpus(1, "NVIDIA GB10", 0, (12, 1))[0]
 SLICE = "MIG-b7c0ffee-0000-5000-8000-000000000003"
 SLICED = {**h100s(1)[0], "slices": [("1g.10gb", f"{SLICE[:-1]}{slot}") for slot in range(7)]}
+LAPTOP = small(
+    gpus(1, "NVIDIA GeForce RTX 4060 Laptop GPU", 8, (8, 9))[0],
+    *(16, 32),
+    files=intel("0000:00:02.0", driver="i915", model="A7A0") | amd(1, 110003, 0.5),
+)
+FOR_INTEL = RECORDINGS["intel_4"].torch
 P2P = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 OLD_RTX = server(RTX, cores=32, driver="535.183.06", torch=CU126)
 
@@ -93,21 +99,14 @@ MACHINES = {
         "cuda 1 x 8",
         sets={"CUDA_VISIBLE_DEVICES": SLICE},
     ),
-    "a laptop with cards of NVIDIA, Intel and AMD": Row(
-        small(
-            gpus(1, "NVIDIA GeForce RTX 4060 Laptop GPU", 8, (8, 9))[0],
-            16,
-            32,
-            files=intel("0000:00:02.0", driver="i915", model="A7A0") | amd(1, 110003, 0.5),
-        ),
-        "cuda 1 x 16",
-    ),
+    "a laptop with cards of NVIDIA, Intel and AMD": Row(LAPTOP, "cuda 1 x 16"),
+    "the same with a torch for Intel's": Row(LAPTOP._replace(torch=FOR_INTEL), "xpu 1 x 16"),
     "Aurora: six cards of two tiles, each a device": Row(
         Recording(
             files=linux("Intel(R) Xeon(R) CPU Max 9470", 104, 1024, nodes=2)
             | intel(*(f"0000:{bus}:00.0" for bus in (18, 42, 53, 64, 75, 86)), model="0BD5"),
             cores=208,  # two threads of each core
-            torch=RECORDINGS["intel_4"].torch,
+            torch=FOR_INTEL,
             environ={"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
         ),
         "xpu 12 x 8",

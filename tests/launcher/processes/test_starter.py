@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import pytest
 from headway.errors import LaunchError
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
-from headway.launcher.processes import server
 from headway.launcher.processes import starter as starting
 from headway.launcher.rank import worker
 from headway.settings.resolve import resolve
+from tests.distributed.launching import environment, run
 from tests.machines.recorded import load
 
 pytestmark = pytest.mark.processes
@@ -63,15 +64,19 @@ with open({str(tmp_path / "found")!r}, "w") as file:
     assert (tmp_path / "found").read_text() == repr(expected)
 
 
-def test_a_process_is_bound_to_its_cores_among_those_that_it_may_use() -> None:
+@pytest.mark.distributed
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_ranks_are_bound_to_the_cores_of_the_plan_among_those_that_they_may_use(
+    method: str, tmp_path: Path
+) -> None:
     may_use = os.sched_getaffinity(0)
     last = max(may_use)
-    code = "import os; print(os.sched_getaffinity(0), 'HEADWAY_CPUS' in os.environ)"
-    job = server.Job("program", 0.0, "program", sys.executable, ["-c", code])
-    for cpus, expected in ((f"9000,{last}-8999", {last}), ("9000", may_use)):
-        read, write = os.pipe()
-        rank = server.Rank({"HEADWAY_CPUS": cpus}, [0, write, 2, 0])
-        os.waitpid(server._start_fresh(job, rank), 0)
-        assert os.read(read, 999).decode() == f"{expected} False\n"
-        os.close(read)
-        os.close(write)
+    (tmp_path / "a.py").write_text("import os; print(os.sched_getaffinity(0), sorted(os.environ))")
+    code = f"""from headway.launcher.plan.plan import LaunchPlan
+LaunchPlan.cpus = property(lambda _: ("9000,{last}-8999", "9000"))
+__import__("headway.commands.main").commands.main.run_command()"""
+    words = ["launch", "--cpu", "--num-processes", "2", "--set", f"start_method={method}", "a.py"]
+    command = [sys.executable, "-c", code, *words]
+    done = run(command, environment(), timeout_s=170, cwd=tmp_path)
+    assert {f"[0] {{{last}}} [", f"[1] {may_use} ["} == set(re.findall(r".*} \[", done.stdout))
+    assert "HEADWAY_CPUS" not in done.stdout
