@@ -34,7 +34,6 @@ def detect_machine(
         system={"linux": "Linux", "darwin": "Darwin"}.get(source.platform, source.platform),
         architecture=source.architecture(),
         mask=environ.get(CUDA.mask),
-        cuda_device_order=environ.get("CUDA_DEVICE_ORDER"),
     )
     machine = _with_cores(machine, source)
     if machine.system == "Darwin":

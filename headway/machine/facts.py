@@ -151,7 +151,6 @@ class Machine(NamedTuple):
     torch_reason: str = "not read: planning does not need it here"
     mask: str | None = None  # the value of `mask_variable`, which says which GPUs are visible
     mask_variable: str = CUDA.mask
-    cuda_device_order: str | None = None
     host: Host | None = None
 
     @property

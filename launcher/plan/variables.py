@@ -23,6 +23,7 @@ from headway.settings.table import TABLE, YES, Settings
 
 LOOPBACK = "127.0.0.1"
 _KNOWS_P2P = (550, 40, 7)  # a driver
+_ORDER = "CUDA_DEVICE_ORDER"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
 Variables = dict[str, Value]
@@ -107,9 +108,8 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
         names = [gpu.uuid if has_slices else name for name, gpu in machine.shown]
         mask = ",".join(names[index] for index in plan.gpus)
         changes[machine.mask_variable] = _from(plan.settings, "devices", mask)
-    if _counts_fastest_first(machine) and machine.mask is None:
-        reason = "different GPU models: same order as in nvidia-smi"
-        changes["CUDA_DEVICE_ORDER"] = _ours("PCI_BUS_ID", reason)
+    if _counts_fastest_first(machine) and machine.mask is None and _ORDER not in plan.inherited:
+        changes[_ORDER] = _ours("PCI_BUS_ID", "different GPU models: same order as in nvidia-smi")
     return changes
 
 
@@ -236,4 +236,4 @@ def _counts_fastest_first(machine: Machine) -> bool:
     """
     models = {gpu.name for gpu in machine.gpus}
     is_nvidia = machine.gpu_kind == CUDA.name and not machine.is_rocm and not machine.is_by_torch
-    return len(models) > 1 and machine.cuda_device_order is None and is_nvidia
+    return len(models) > 1 and is_nvidia
