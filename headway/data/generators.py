@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -47,12 +47,12 @@ class Generators:
             _set_state(one, state)
 
     @contextmanager
-    def seeded(self, seeds: Sequence[int], *numbers: int) -> Iterator[None]:
-        """Seed each by a seed of its own and these numbers in the block; then put all back."""
+    def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
+        """Seed each by the seed, its place and these numbers in the block; then put all back."""
         is_brief, seeded = self._leaves_numpys, b""
         before = [_bytes(one) if is_brief and one is _NUMPYS else _state(one) for one in self.all]
-        for one, seed in zip(self.all, seeds, strict=False):
-            number = mixed(seed, *numbers)
+        for place, one in enumerate(self.all):
+            number = mixed(mixed(seed, place), *numbers)
             if one is _NUMPYS:
                 self._spare.seed(number & 0xFFFFFFFF)
                 seeded = _bytes(self._spare)

@@ -309,7 +309,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if is_within and isinstance(init, LastingWorker) and init.has_drawn:
             self.run.tell(_DRAWN_IN_WORKERS)
         return stands | {
-            "seeds": [*self.draws.seeds],
+            "order": self.draws.seed,
             "generators": at_begin or self._own.states(),
             "seed": None if self._seeds is None else self._seeds.seed,
             "size": batch_size_of(self._inside),
@@ -367,8 +367,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if self._has_no_rest(place):
             place = Place(place.epoch + 1, depth=place.depth)
         self.epochs.resume(place, position)
-        if position["seeds"]:
-            self.draws.seeds = position["seeds"]
+        if position["order"] is not None:
+            self.draws.seed = position["order"]
         self._own.restore(position["generators"])
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
         is_checked = self._share.can_check and position["together"] == self._taken(1).batches

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     """Where a pass begins: the epoch whose samples it gives, and what it leaves out.
 
     `first` are the states in which the generators drew the loader's first pass; None: draws follow
-    from the loader's seeds and the epoch. `is_new`: this is the first pass.
+    from the loader's seed and the epoch. `is_new`: this is the first pass.
     """
 
     epoch: int = 0
@@ -38,17 +38,20 @@ class Place(NamedTuple):
     depth: int = 0  # how many passes over the loader were open when its epoch began
 
 
-def _number_of(state: Any) -> int:
-    """Return a number of 64 bits for the state of a generator."""
-    data = state.numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state).encode()
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+def _number_of(states: Iterable[Any]) -> int:
+    """Return a number of 64 bits for the states of generators."""
+    number = blake2b(digest_size=8)
+    for one in states:
+        is_tensor = isinstance(one, torch.Tensor)
+        number.update(one.numpy().tobytes() if is_tensor else repr(one).encode())
+    return int.from_bytes(number.digest(), "big")
 
 
 class Draws:
     """The random numbers that reading a loader takes.
 
     The first pass takes them from the script's generators, as they are on rank 0. Their states then
-    are the seeds for all other draws, before and after which the generators are the same.
+    are the seed for all other draws, before and after which the generators are the same.
 
     Args:
         owners: samplers and loaders, whose generators are set, too.
@@ -61,16 +64,14 @@ class Draws:
         self, owners: Iterable[Any], agree: Agree, *, only_torch: bool, seed: int | None
     ) -> None:
         self.generators = Generators(owners, only_torch=only_torch)
-        self.seeds: Sequence[int] = ()
+        self.seed = seed
         self.first: Sequence[Any] | None = None  # the states of the first pass, once it is drawn
         self._agree = agree
-        if seed is not None:
-            self.seeds = [mixed(seed, one) for one in range(len(self.generators.all))]
 
     def at(self, place: Place, number: int) -> AbstractContextManager[None]:
         """Set the generators to draw something in the block, the n-th of a pass; put them back."""
         if number or (place.first is None and not place.is_new):
-            return self.generators.seeded(self.seeds, place.epoch, number)
+            return self.generators.seeded(self.seed or 0, place.epoch, number)
         return self._as_first(place)
 
     @contextmanager
@@ -78,7 +79,7 @@ class Draws:
         """Draw a first pass in the block: one that is new leaves rank 0's generators moved."""
         before = self.generators.states()
         first = self.begin_first(before) if place.is_new else place.first
-        is_own = place.is_new and self.seeds == [*map(_number_of, before)]
+        is_own = place.is_new and self.seed == _number_of(before)
         if not is_own:
             self.generators.restore(first or ())
         try:
@@ -90,7 +91,7 @@ class Draws:
     def begin_first(self, states: list[Any]) -> Sequence[Any]:
         """Note the states of generators on rank 0 as those of the first pass."""
         self.first = first = self._agree(states)
-        self.seeds = [*map(_number_of, first)]
+        self.seed = _number_of(first)
         return first
 
     def each(self, items: Iterator[Any], place: Place, number: int) -> Iterator[Any]:
@@ -110,7 +111,7 @@ class Draws:
         if place.first is not None and isinstance(place.first[-1], torch.Tensor):
             own.set_state(place.first[-1])
         else:
-            own.manual_seed(mixed(self.seeds[-1] if self.seeds else 0, place.epoch, rank + 2))
+            own.manual_seed(mixed(self.seed or 0, place.epoch, rank + 2))
         return own
 
 

@@ -106,7 +106,7 @@ class Run:
         if skipped is not None:
             stream = place.stream if skipped == place.taken else None
             place = place._replace(taken=skipped, checksum=0, stream=stream)
-        if not owner.draws.seeds:
+        if owner.draws.seed is None:
             place = place._replace(is_new=True)
         self.has_begun = True
         new = Pass(owner, place, len(outer), line)

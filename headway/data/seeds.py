@@ -48,8 +48,8 @@ class SampleSeeds:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         if isinstance(loader.dataset, IterableDataset):
             return changed(loader, dataset=SeededStream(loader.dataset, self))
-        fetch = SeededFetch(loader.dataset, loader.collate_fn)
-        return changed(loader, dataset=DrawnIndices(loader.dataset), collate_fn=fetch)
+        samples = SeededSamples(loader.dataset, loader.collate_fn)
+        return changed(loader, dataset=samples, collate_fn=_as_it_is)
 
     def begin_pass(self, epoch: int, first_item: int) -> None:
         """Number the epoch of the samples from now on."""
@@ -80,19 +80,7 @@ class _Inside(StandIn):
         return len(self._inside)
 
 
-class DrawnIndices(_Inside, Dataset[Drawn]):
-    """Passes indices on to `SeededFetch`, which loads the samples."""
-
-    def __init__(self, dataset: Any) -> None:
-        vars(self)["_inside"] = dataset
-
-    def __getitem__(self, drawn: Drawn) -> Drawn:
-        return drawn
-
-    __getitems__ = __getitem__
-
-
-class SeededFetch:
+class SeededSamples(_Inside, Dataset[Any]):
     """Loads samples of a map data set, each with generators seeded for it, and collates them.
 
     Only where they are drawn from: a batch that has drawn nothing needs no seeds, and after the
@@ -102,40 +90,49 @@ class SeededFetch:
     samples of a batch.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-        self._getitems = getattr(dataset, "__getitems__", None)
-        self._is_random: bool | None = None  # until the first batch is loaded
+    _collate: Callable[[Any], Any]
+    _is_random: bool | None  # None until the first batch is loaded
 
-    def __call__(self, drawn: Drawn) -> Any:
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        vars(self).update(_inside=dataset, _collate=collate, _is_random=None)
+
+    def __getitem__(self, drawn: Drawn) -> Any:
         if not self._is_random:
             with generators_kept() if self._is_random is None else nullcontext():
                 before = snapshot()
                 batch = self._collated(self._load_plainly(drawn), drawn)
-                self._is_random = snapshot() != before
-                if self._is_random:
+                is_random = vars(self)["_is_random"] = snapshot() != before
+                if is_random:
                     put_back(before)
-            if not self._is_random:
+            if not is_random:
                 return batch
         with generators_kept():
             return self._collated([self._load(one, drawn.key) for one in drawn.samples], drawn)
 
+    __getitems__ = __getitem__
+
     def _load_plainly(self, drawn: Drawn) -> Any:
         """Load as torch does."""
         indices = [one.index for one in drawn.samples]
-        if callable(self._getitems) and not drawn.is_single:
-            return self._getitems(indices)
-        return [self._dataset[one] for one in indices]
+        getitems = getattr(self._inside, "__getitems__", None)
+        if callable(getitems) and not drawn.is_single:
+            return getitems(indices)
+        return [self._inside[one] for one in indices]
 
     def _load(self, sample: Sample, key: int) -> Any:
         index, number = sample
         seed_generators(mixed(key, number))
-        if callable(self._getitems) and not isinstance(index, list):
-            return self._getitems([index])[0]
-        return self._dataset[index]
+        getitems = getattr(self._inside, "__getitems__", None)
+        if callable(getitems) and not isinstance(index, list):
+            return getitems([index])[0]
+        return self._inside[index]
 
     def _collated(self, samples: Any, drawn: Drawn) -> Any:
         return self._collate(samples[0] if drawn.is_single else samples)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class SeededStream(_Inside, IterableDataset[Any]):
