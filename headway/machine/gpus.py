@@ -34,6 +34,7 @@ _UNIFIED_AMD = (110003, 110500, 110501, 110502, 110503)
 Source: the kernel's amdkfd, kfd_device.c, and LLVM's AMDGPUUsage.rst."""
 
 KFD = "sys/class/kfd/kfd/topology/nodes"
+_ABSENT = "it is not installed"
 _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 INDEX = "https://download.pytorch.org/whl"
 # texts of nvidia-smi, which may change with a new version of it
@@ -151,7 +152,7 @@ class _NvidiaSmi:
             "gpus": gpus,
             "gpus_reason": "found by nvidia-smi" if gpus else why,
             "driver": next((version for version in versions if numbers(version) > (0,)), None),
-            "driver_fault": fault,
+            "driver_fault": fault if fault != _ABSENT else "",  # as on a Jetson: torch is asked
             "has_driver": True,
         }
 
@@ -160,7 +161,7 @@ class _NvidiaSmi:
         try:
             text = self._source.output_of(["nvidia-smi", *words])
         except FileNotFoundError:
-            return [], "it is not installed"
+            return [], _ABSENT
         except OSError as error:
             return [], shown(error.strerror or str(error))
         return [line for line in text.splitlines() if line.strip()], ""

@@ -92,7 +92,6 @@ MACHINES = {
             {"name": "Orin", "memory_bytes": 61 * GIB, "capability": (8, 7)},
         ),
         "cuda 1 x 12",
-        note="nvidia-smi reports: it is not installed",
     ),
     "a MIG slice that the job has chosen": Row(
         server([SLICED], cores=8, environ={"CUDA_VISIBLE_DEVICES": SLICE}),
