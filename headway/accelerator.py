@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -606,11 +606,11 @@ class Accelerator(Process):
     @property
     def gradient_accumulation_steps(self) -> int:
         """The number of micro-batches in one optimizer step; a script may change it."""
-        return self.parts.training.accumulation_steps
+        return self.parts.training.accumulation.steps
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, value: int) -> None:
-        self.parts.training.accumulation_steps = value
+        self.parts.training.set_accumulation_steps(value)
 
     @property
     def mixed_precision(self) -> str:
@@ -1163,13 +1163,10 @@ class Accelerator(Process):
         """
         compare_at_end(self.parts.training, has_split=self.has_split)
         self.parts.preemption.release()
-        try:
+        with ExitStack() as ends:
+            ends.callback(leave_world)
+            ends.callback(self.parts.tracking.finish)
             self.parts.checkpoints.close()
-        finally:
-            try:
-                self.parts.tracking.finish()
-            finally:
-                leave_world()
         own.note_end_of_training()
 
     if not TYPE_CHECKING:  # a type checker knows every member that there is

@@ -134,13 +134,8 @@ class Training:
     def _all(self, kind: type[Kind]) -> list[Kind]:
         return [prepared for _, prepared in self.prepared if isinstance(prepared, kind)]
 
-    @property
-    def accumulation_steps(self) -> int:
-        """The number of micro-batches in one optimizer step."""
-        return self.accumulation.steps
-
-    @accumulation_steps.setter
-    def accumulation_steps(self, steps: int) -> None:
+    def set_accumulation_steps(self, steps: int) -> None:
+        """Set the number of micro-batches in one optimizer step, as the script assigns it."""
         check_steps("gradient_accumulation_steps", steps, CALL)
         if self.global_batch_size is not None and steps != self.accumulation.steps:
             raise UsageError(
