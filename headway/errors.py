@@ -187,15 +187,14 @@ class OutOfMemory(UsageError, RuntimeError):
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def did_you_mean(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return the name among `known` that `word` is most likely a typo of, if any is close.
 
     Args:
         word: what was typed.
         known: the names that there are.
-        likeness: how close a name must be, from 0 to 1: the same word.
     """
     from difflib import get_close_matches  # imported only for error messages
 
-    matches = get_close_matches(word, list(known), n=1, cutoff=likeness)
+    matches = get_close_matches(word, list(known), n=1)
     return matches[0] if matches else None

@@ -33,17 +33,16 @@ _OF_SERVICES = ("_SERVICE_", "_PORT")
 
 
 def profiles_in_use(
-    environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
+    environ: Mapping[str, str] = os.environ, *, profile: str | None = None
 ) -> list[tuple[str, Layer]]:
     """Return the paths of the user's and the project's profile, in this order, if they exist.
 
-    `profile`, the value of --profile, is the user's, by name or path; the search for the project's
-    `headway.yaml` starts in `folder`.
+    `profile`, the value of --profile, is the user's, by name or path.
     """
     user = trusted_profile(profile, environ)
     if user.chosen_by:
         user.must_exist()
-    project = find_project_profile(folder, trusted=user.path)
+    project = find_project_profile(trusted=user.path)
     if project is not None and os.path.realpath(user.path) == os.path.realpath(project):
         return [(project, Layer.PROJECT_PROFILE)]
     found = []
@@ -55,12 +54,12 @@ def profiles_in_use(
 
 
 def profile_layers(
-    environ: Mapping[str, str] = os.environ, folder: str = ".", profile: str | None = None
+    environ: Mapping[str, str] = os.environ, *, profile: str | None = None
 ) -> list[Entries]:
     """Return the layers of `profiles_in_use`; raise all errors in their text at once."""
     layers: list[Entries] = []
     problems: list[Problem] = []
-    for path, layer in profiles_in_use(environ, folder, profile):
+    for path, layer in profiles_in_use(environ, profile=profile):
         try:
             layers.append(read_profile(path, layer))
         except ConfigError as error:

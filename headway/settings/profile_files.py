@@ -177,9 +177,9 @@ def text_at(path: str) -> str:
     return read_text(path) if is_there(path) else ""
 
 
-def read_text(path: str, kind: str = "profile", *, where: str = "") -> str:
-    """Return the text of a file or pipe of at most MAX_BYTES; errors name `kind` and `where`."""
-    where = where or shown(path)
+def read_text(path: str, kind: str = "profile") -> str:
+    """Return the text of a file or pipe of at most MAX_BYTES; errors name its `kind`."""
+    where = shown(path)
     is_open = path.startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # in this process
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and not is_open:  # it waits for a writer

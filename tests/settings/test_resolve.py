@@ -135,22 +135,21 @@ def test_the_contract_of_an_outer_launch_is_no_setting_of_an_inner_one() -> None
     ).keys() == {"device"}
 
 
-def test_the_project_profile_is_found_upward_and_beats_the_user_profile(tmp_path: Path) -> None:
+def test_the_project_profile_is_found_upward_and_beats_the_user_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "config" / "headway"
     config.mkdir(parents=True)
     (config / "default.yaml").write_text("device: cuda\nnum_processes: 2\n")
     project = Path.cwd()
     (project / "headway.yaml").write_text("device: cpu\n")
-    deep = project / "src" / "deep"
-    deep.mkdir(parents=True)
-    layers = profile_layers({"XDG_CONFIG_HOME": str(tmp_path / "config")}, str(deep))
-    settings = resolve(layers, CPU, {})
+    (project / "src").mkdir()
+    monkeypatch.chdir("src")
+    settings = resolve(profile_layers({"XDG_CONFIG_HOME": str(tmp_path / "config")}), CPU, {})
     assert (settings.device, settings.num_processes) == ("cpu", 2)
     assert str(settings.origin("device")).endswith("work/headway.yaml, line 1")
-
-
-def test_the_search_for_a_project_profile_ends_at_home(tmp_path: Path) -> None:
-    (tmp_path / "headway.yaml").write_text("device: cuda\n")  # above HOME
+    (tmp_path / "headway.yaml").write_text("device: cuda\n")  # above HOME, where the search ends
+    (project / "headway.yaml").unlink()
     assert profile_layers({"XDG_CONFIG_HOME": str(tmp_path)}) == []
 
 
