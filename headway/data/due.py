@@ -16,8 +16,8 @@ class DueCheckpoint:
 
     `mark` notes that it is due, and it is taken when the loop that leads asks for its next batch:
     the first one that has asked since the last `mark`. After that loop's last batch it is taken
-    when its loader's next pass begins, but for those under `torch.no_grad()`, or the first pass in
-    the next epoch of `run.epochs`. So what the script does between two epochs is part of it.
+    when its loader's next pass begins, but for those under `torch.no_grad()`: what the script does
+    between two epochs is part of it.
 
     Args:
         tell: reports what does not resume exactly.
@@ -27,8 +27,6 @@ class DueCheckpoint:
         asked: of each loader the latest pass that has asked since `mark`, the first first.
         leaders: loaders whose passes have led a step.
         lines: of the script, where the iterators of those passes were made.
-        counts_epochs: whether the script uses `run.epochs`.
-        is_next_epoch: whether it is due since an earlier one of these.
         again: takes the latest one again, until something is trained.
         is_before_pass: whether it is taken as a pass begins, which may be a look at a batch; a run
             that resumes from there does not do what follows the look.
@@ -41,7 +39,6 @@ class DueCheckpoint:
         self.asked: dict[Epochs, Pass] = {}
         self.leaders: set[Epochs] = set()
         self.lines: set[str] = set()
-        self.counts_epochs = self.is_next_epoch = False
         self.is_before_pass = self.was_before_pass = False
         self._leader: Pass | None = None
         self._step: list[Pass] = []  # those that have asked in its latest step
@@ -66,7 +63,7 @@ class DueCheckpoint:
         if self.action is None:
             self._waiting.clear()
         self._waiting.append(leader)
-        self.action, self.is_next_epoch = action, False
+        self.action = action
         return True
 
     def note_leader(self) -> None:
@@ -95,17 +92,19 @@ class DueCheckpoint:
         if one in self._waiting and all(each.is_over or not each.is_complete for each in steps):
             self.take()
 
-    def begin_pass(self, owner: Epochs) -> None:
-        """Take it if it waits for the next pass over a loader; after a look at it again."""
-        if self._leader is None or not self._leader.is_over:
+    def begin_pass(self, owner: Epochs, *, is_in_epoch: bool) -> None:
+        """Take it if it waits for the next pass over a loader; after a look at it again.
+
+        A run that resumes in an epoch of `run.epochs` does what follows a look in any case.
+        """
+        is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
+        if not is_over or all(one.owner is not owner for one in self._waiting):
             return
-        is_next = torch.is_grad_enabled() and any(one.owner is owner for one in self._waiting)
-        action = self.action
-        if action is not None and (is_next or self.is_next_epoch):
-            self.is_before_pass = not self.counts_epochs
+        if (action := self.action) is not None:
+            self.is_before_pass = not is_in_epoch
             self.take()
             self.is_before_pass, self.again = False, action
-        elif action is None and self.again is not None and is_next:
+        elif self.again is not None:
             if self.was_before_pass:
                 self._tell(_LOOKED)
             self.again()

@@ -96,7 +96,7 @@ class Run:
         is what the script leaves out.
         """
         self.attribute()
-        self.checkpoint.begin_pass(owner)
+        self.checkpoint.begin_pass(owner, is_in_epoch=self.epoch is not None)
         place = owner.place
         outer = [one for one in self.open if one.owner is owner]
         if len(outer) > place.depth:  # within the loop whose epoch began at the place
@@ -182,7 +182,6 @@ class Run:
         self._is_counting = True
         for number in range(self.epoch or 0, total):
             self.epoch, self._earlier = number, [*self.open]
-            self.checkpoint.counts_epochs = self.checkpoint.is_next_epoch = True
             for one in epochs:
                 one.num_begun = 0
             yield number

@@ -255,6 +255,23 @@ def a_pass_for_each_step(loader: Any) -> Iterator[list[Any]]:
         yield [next(iter(loader))]
 
 
+def epochs_of(*loaders: Any) -> Iterator[int]:
+    run: Run = loaders[0].run
+    return run.count_epochs(EPOCHS, [one.epochs for one in loaders])
+
+
+def one_after_the_other(*loaders: Any) -> Iterator[list[Any]]:
+    for _ in epochs_of(*loaders):
+        yield from ([batch] for loader in loaders for batch in loader)
+
+
+def with_an_iterator_of_each_epoch(first: Any, longer: Any) -> Iterator[list[Any]]:
+    """Yield batches of two loaders; the passes over the second are left open, and not resumed."""
+    for _ in epochs_of(first, longer):
+        others = iter(longer)
+        yield from ([batch, next(others)] for batch in first)
+
+
 def broken_once(loader: Any) -> Iterator[list[Any]]:
     """Yield the batches of a short epoch, then of whole ones."""
     for _ in range(loader.epoch, EPOCHS):
@@ -280,8 +297,7 @@ def trained(
     run = loaders[0].run
 
     def take() -> None:
-        positions = [one.state_dict() for one in loaders]
-        saved.append(pickle.dumps((positions, generator_states(CPU))))
+        saved.append(checkpoint_of(loaders))
         raise Cut
 
     try:
@@ -299,6 +315,12 @@ def trained(
     return drawn, saved[0] if saved else b""
 
 
+def checkpoint_of(loaders: list[Any]) -> bytes:
+    positions = [one.state_dict() for one in loaders]
+    counted = loaders[0].run.counted_epochs([one.epochs for one in loaders])
+    return pickle.dumps((positions, counted, generator_states(CPU)))
+
+
 def prepared(kind: str) -> list[PreparedDataLoader]:
     config, run = DataLoaderConfiguration(use_seedable_sampler=kind == "seedable"), Run(Progress())
     run.counts_training = True
@@ -311,10 +333,11 @@ def prepared(kind: str) -> list[PreparedDataLoader]:
 def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
     set_seed(99)  # another process
     loaders = prepared(kind)
-    positions, states = pickle.loads(checkpoint)
+    positions, counted, states = pickle.loads(checkpoint)
     for loader, position in zip(loaders, positions, strict=True):
         loader.require_position(position, "")
         loader.seek(position)
+    loaders[0].run.resume_epochs(counted, [one.epochs for one in loaders])
     loaders[0].run.resume(lambda: set_generator_states(states, CPU), has_trained=True)
     return loaders
 
@@ -359,6 +382,8 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
         ("shuffled", a_pass_for_each_step, range(1, 6)),
         ("two", looked_at_in_the_loop, range(1, 12)),
         ("shuffled", broken_once, range(3, 10)),
+        ("two", one_after_the_other, range(1, 30, 2)),
+        ("two", with_an_iterator_of_each_epoch, range(1, 12)),
     ],
 )
 def test_a_pass_is_over_where_those_before_were_left_and_goes_on_where_one_was(
@@ -370,7 +395,8 @@ def test_a_pass_is_over_where_those_before_were_left_and_goes_on_where_one_was(
         set_seed(1)
         begun, checkpoint = trained(prepared(kind), step, loop)
         assert len(begun) - step <= 1
-        rest, _ = trained(resumed(kind, checkpoint), loop=loop)
+        again = checkpoint_of(resumed(kind, checkpoint))  # of a run that is cut at once
+        rest, _ = trained(resumed(kind, again), loop=loop)
         assert rest == whole[len(begun) :], step
 
 
