@@ -42,7 +42,7 @@ class DueCheckpoint:
         self.is_before_pass = self.was_before_pass = False
         self._leader: Pass | None = None
         self._step: list[Pass] = []  # those that have asked in its latest step
-        self._waiting: list[Pass] = []  # those that have led since it is due
+        self._waiting: set[Pass] = set()  # those that have led since it is due
         self.again: Callable[[], object] | None = None
 
     def mark(self, action: Callable[[], object]) -> bool:
@@ -62,22 +62,21 @@ class DueCheckpoint:
             return False
         if self.action is None:
             self._waiting.clear()
-        self._waiting.append(leader)
+        self._waiting.add(leader)
         self.action = action
         return True
 
     def note_leader(self) -> None:
         """Note which loop was the first to ask; one over the loader that has led leads on."""
-        before, passes = self._leader, self.asked.values()
-        asked = [one for one in passes if one.rounds and not one.is_over]
+        asked = [one for one in self.asked.values() if one.rounds and not one.is_over]
         self.asked.clear()
         if not asked:
             return
-        self._leader, self._step = asked[0], asked
-        if before is not None:
-            self._leader = next((one for one in asked if one.owner is before.owner), asked[0])
-            if any(one.has_led and one.owner is not before.owner for one in asked):
-                self._tell(_TURNS)
+        before = self._leader
+        same = [one for one in asked if before is not None and one.owner is before.owner]
+        self._leader, self._step = (same or asked)[0], asked
+        if any(one.has_led and one not in same for one in asked):
+            self._tell(_TURNS)
         if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
             self._leader.has_led = True
             self.leaders.add(self._leader.owner)

@@ -165,7 +165,8 @@ class Run:
 
     def resume(self, restore: Callable[[], object], *, has_trained: bool) -> None:
         """Resume where a run was saved; `restore` gives generators the states that they had."""
-        self._restore, self.checkpoint.action = restore if has_trained else int, None
+        self._restore = restore if has_trained else int
+        self.checkpoint.action = self.checkpoint.again = None
         self._is_counting = False
         self._resumed_at = self._trained = self.progress.num_trained
         self._closed.clear()

@@ -13,6 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
+from headway.checkpoint.manifest import read_manifest
+from headway.compat import Accelerator as CompatAccelerator
 from headway.contract.progress import Progress
 from headway.data.loader import PreparedDataLoader
 from headway.data.passes import Run
@@ -231,6 +233,10 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "has kept" in steps(loader, cycle(loader))
     loader = prepared()
     assert "has kept" in steps(loader, cycle([*loader]))
+    due, kept = (loader := prepared()).run.checkpoint, iter(loader)
+    next(kept)
+    assert [due.mark(int), due.mark(int)] == [True, False], "no loop will take it"
+    assert "has kept" in notes(capsys)
 
 
 def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +250,18 @@ def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[st
             loader.run.checkpoint.note_leader()
         loader.run.counted_epochs([loader.epochs])
         assert notes(capsys).count("several loops") == is_second
+
+
+@pytest.mark.parametrize("make", [Accelerator, CompatAccelerator])
+def test_a_checkpoint_names_the_epoch_that_it_is_in(make: Any, tmp_path: Path) -> None:
+    accelerator = make(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(24.0), batch_size=4, shuffle=True))  # type: ignore[arg-type]
+    epochs: list[int | None] = []
+    for _ in chain(loader, loader):
+        accelerator.save_state(tmp_path / str(len(epochs)))
+        epochs.append(read_manifest(tmp_path / str(len(epochs))).epoch)
+    assert epochs == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2]  # the last batch ends an epoch
+    accelerator.load_state(tmp_path / "1")
 
 
 def test_epochs_of_a_run_are_counted_in_one_loop() -> None:
