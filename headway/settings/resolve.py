@@ -246,20 +246,8 @@ def threads_given_by(variables: Mapping[str, str]) -> int | None:
     return int(first) if is_number and int(first) > 0 else None
 
 
-def _machine_rank(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    if settings.num_machines > 1:
-        return _detected(None, "given when the machines meet")
-    return _detected(0, "the only machine")
-
-
-def _main_address(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    return _detected(None, "one machine" if settings.num_machines == 1 else "not set")
-
-
-def _main_port(settings: Settings, _: Machine, __: Mapping[str, str]) -> Value:
-    if settings.num_machines > 1:
-        return _detected(29500, "torch's default port")
-    return _detected(None, "one machine: any free port")
+def _by_machines(one: tuple[object, str], several: tuple[object, str]) -> Detect:
+    return lambda settings, *_: _detected(*(one if settings.num_machines == 1 else several))
 
 
 def _start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value:
@@ -276,9 +264,11 @@ _DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each o
     "status": _always(AUTO, "a line below a terminal's output, one a minute in a file"),
     "threads_per_process": _threads,
     "num_machines": _always(Machines(1), "one machine"),
-    "machine_rank": _machine_rank,
-    "main_address": _main_address,
-    "main_port": _main_port,
+    "machine_rank": _by_machines((0, "the only machine"), (None, "given when the machines meet")),
+    "main_address": _by_machines((None, "one machine"), (None, "not set")),
+    "main_port": _by_machines(
+        (None, "one machine: any free port"), (29500, "torch's default port")
+    ),
     "cluster": _always(NO_CLUSTER, "no variables of a cluster"),
     "start_method": _start_method,
 }

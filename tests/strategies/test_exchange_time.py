@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
 from headway.contract.step_clock import BACKWARD, FORWARD, SYNC, StepClock
-from headway.strategies.exchange_time import note_buffers, note_exchange
+from headway.strategies.ddp import note_buffers, note_exchange
 
 SLOW_S = 0.2  # others use this machine
 
