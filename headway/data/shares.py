@@ -22,12 +22,11 @@ from headway.data.passes import Pass
 from headway.data.rounds import Division, Offset, Round, samples_in
 from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.distributed.meeting import meet
-from headway.distributed.nested import for_each_tensor, is_on
+from headway.distributed.nested import for_each_tensor
 from headway.errors import UsageError
 
 Item = tuple[Any, GlobalBatch]
 LOOP = "a loop over a prepared DataLoader"
-_CPU = torch.device("cpu")
 
 
 class NoBatch:
@@ -151,9 +150,11 @@ class Indices:
         first: the indices of rank 0 in the latest pass's first round, as they are loaded.
         has_more: whether a round follows the one that was given last.
         can_miss: whether this rank may have no part of the last round.
+        whole: how many batches belong together; the only rank drops a last group of fewer.
     """
 
     start: Pass
+    whole = 1
 
     def __init__(self, order: Order, rank: int, division: Division) -> None:
         self._order, self._rank, self._division = order, rank, division
@@ -183,6 +184,8 @@ class Indices:
     def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of the only rank, without the cost of dividing them."""
         batches = self._order.draw(start.place, start.sums)
+        if self.whole > 1:
+            batches = _in_whole(self.whole, batches)
         size, to_load, is_batched = self._size, self._order.loading(), self.is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
@@ -224,6 +227,11 @@ class Indices:
     def _loaded(self, indices: list[Any], to_load: Callable[[Any], Any] | None) -> Any:
         drawn = indices if self.is_batched else indices[0]
         return drawn if to_load is None else to_load(drawn)
+
+
+def _in_whole(number: int, batches: Iterator[Any]) -> Iterator[Any]:
+    while len(group := [*islice(batches, number)]) == number:
+        yield from group
 
 
 class StreamShare(Share):
@@ -372,6 +380,8 @@ class DispatchedShare(ReadBySelf):
         self._rank, self._division, self.reads = rank, division, rank == 0
         self._drop_last = is_plain(loader) and bool(loader.drop_last)
         self._size = batch_size_of(loader)
+        if self._drop_last and self.indices is not None:
+            self.indices.whole = division.num_batches
 
     def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
         rounds = self._rounds(self.batches(start)) if self.reads else iter(())
@@ -382,10 +392,12 @@ class DispatchedShare(ReadBySelf):
         while True:
             sent: Any = None
             if self.reads:
-                has_more = self.indices is not None and self.indices.has_more
                 parts = next(rounds, [None] * self._division.num_ranks)
-                sent = [(part, has_more) for part in parts]
-            part, self.has_more = _scattered(sent)
+                sent = [(part, getattr(self.indices, "has_more", False)) for part in parts]
+            meet(LOOP)
+            received: list[Any] = [None]
+            dist.scatter_object_list(received, sent)
+            part, self.has_more = received[0]
             if part is None:
                 return
             yield part
@@ -408,25 +420,11 @@ class DispatchedShare(ReadBySelf):
                 samples = sum(sizes[: len(taken)])
                 batch = GlobalBatch(samples, sum(sizes), full * len(sizes), sizes)
             missing = [NoBatch] * (division.num_ranks - len(parts))
-            yield [(one, batch) for one in (*map(_on_cpu, parts), *missing)]
+            yield [(for_each_tensor(torch.Tensor.cpu, one), batch) for one in (*parts, *missing)]
 
     def __len__(self) -> int:
         num_batches = self._division.num_batches
         return self._division.num_rounds(len(self.loader), num_batches, self._rank, self._drop_last)
-
-
-def _on_cpu(batch: Any) -> Any:
-    return batch if is_on(batch, _CPU) else for_each_tensor(torch.Tensor.cpu, batch)
-
-
-def _scattered(objects: list[Any] | None) -> Any:
-    """Return this rank's of the objects that rank 0 has for all."""
-    if objects is not None and len(objects) == 1:
-        return objects[0]
-    meet(LOOP)
-    received: list[Any] = [None]
-    dist.scatter_object_list(received, objects)
-    return received[0]
 
 
 def _cut(batch: Any, division: Division, full: int) -> tuple[list[Any], GlobalBatch]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from headway.data import shares
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
 from headway.errors import CheckpointError, UsageError
@@ -140,7 +139,8 @@ def dispatched(data: Any, world: int) -> list[PreparedDataLoader]:
 def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
     make: Any, kind: Any, world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "_scattered", lambda parts: parts[0])  # as rank 0 gets it
+    first = lambda received, sent: received.__setitem__(0, sent[0])  # noqa: E731 - as rank 0 gets it
+    monkeypatch.setattr(torch.distributed, "scatter_object_list", first)
     whole = [batches(one) for one in make(kind(14), world)]
     for skip in (2, 1, 3):
         loaders = make(kind(14), world), make(kind(14), world)
