@@ -49,6 +49,15 @@ def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
     assert {"save: headway", "save: headway, wait=False", "load: headway"} <= seen.keys()
 
 
+@pytest.mark.long
+def test_the_benchmark_of_growth_compares_with_torch() -> None:
+    done = run("growth.py", "--only", "loaders", "--repeat", "1", "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(Path("result.json").read_text())
+    assert [row["contender"] for row in rows] == ["1", "50"]
+    assert all(row["seconds"] > 0 for row in rows)
+
+
 @pytest.mark.distributed
 @pytest.mark.long
 def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
