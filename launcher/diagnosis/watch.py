@@ -35,6 +35,7 @@ from headway.launcher.diagnosis.stacks import read_state
 _ANSWER_WITHIN_S = 3.0  # a rank; more than its thread needs on a busy machine
 _SUSPENDED_S = 1.0  # a select() that took so much too long: this process was stopped (Ctrl-Z)
 _POLL_S = 0.02
+ALONE_AFTER_S = 60  # after its start, a run whose ranks have no process group is judged
 _ASK_EVERY_S = 10.0  # at most, of ranks under `hang_timeout`
 _READ_SIZE = 65536
 _MAX_READ = 2**20  # bytes of one channel at a time, more than it usually holds
@@ -59,11 +60,13 @@ class Watch:
     ) -> None:
         self.hang: Hang | None = None  # set once, after `hang_timeout_s`
         self.on_ready: Callable[[], None] | None = None  # called when all ranks run the script
+        self.on_alone: Callable[[], None] | None = None  # called if no rank has joined a group
         self._timeout_s = hang_timeout_s
         self._last_output_at = last_output_at
         self._note_figures = note_figures
         self._ranks: dict[int, RankChannel] = {}  # of this attempt
-        self._num_ranks = 0  # that it will have
+        self._num_awaited = 0  # ranks that are not all ready yet
+        self._judged_at = inf  # when it is looked at whether they know of each other
         self._progress_at = time.monotonic()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -79,7 +82,7 @@ class Watch:
         """Forget the ranks of the last attempt; the next one has so many on this machine."""
         with self._lock:
             self._ranks.clear()
-            self._num_ranks = num_ranks
+            self._num_awaited, self._judged_at = num_ranks, inf
             self.hang = None
             self._is_stopping = False
             self._progress_at = time.monotonic()
@@ -202,8 +205,11 @@ class Watch:
                 if one.is_closed:
                     self._forget(one.fd)
             num_ready = sum(one.is_ready for one in self._ranks.values())
-        if self.on_ready is not None and 0 < num_ready == self._num_ranks:
+            if not 0 < num_ready == self._num_awaited:
+                return
+            self._num_awaited, self._judged_at = 0, time.monotonic() + ALONE_AFTER_S
             on_ready, self.on_ready = self.on_ready, None
+        if on_ready is not None:
             on_ready()
 
     def _listen(self) -> None:
@@ -212,7 +218,7 @@ class Watch:
         while not self._is_closing:
             began = time.monotonic()
             ask_at = asked_at + every_s
-            wait_s = max(ask_at - began, 0.0)
+            wait_s = max(min(ask_at, self._judged_at) - began, 0.0)
             ready = self._selector.select(None if wait_s == inf else wait_s)
             if time.monotonic() > began + wait_s + _SUSPENDED_S:
                 self._progress_at = time.monotonic()
@@ -226,6 +232,17 @@ class Watch:
                 self._is_asked = False
                 say(self.describe())
             self._look_for_a_hang()
+            if time.monotonic() >= self._judged_at:
+                self._judged_at = inf
+                if self.on_alone is not None and self._are_alone():
+                    self.on_alone()
+
+    def _are_alone(self) -> bool:
+        """Return whether no rank has joined a process group, or reported progress."""
+        if self._is_stopping or self.step():
+            return False
+        statuses = self.statuses()
+        return all(one.groups == () and one.progress is None for one in statuses)
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:

@@ -20,7 +20,7 @@ from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
-from headway.launcher.diagnosis.watch import Watch
+from headway.launcher.diagnosis.watch import ALONE_AFTER_S, Watch
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
@@ -76,9 +76,14 @@ def supervise(
         lambda: output.last_output_at,
         figures.note,
     )
+    ranks = counted(settings.num_processes, "rank", "ranks")
     if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
-        ranks = counted(settings.num_processes, "rank", "ranks")
         watch.on_ready = lambda: say(f"{ranks} ready in {time.time() - plan.began_at:.1f} s")
+    if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
+        watch.on_alone = lambda: say(
+            f"note: no rank has joined a process group in {ALONE_AFTER_S} s: all {ranks} do the "
+            "same work, unless the script reads RANK; docs/from-pytorch.md shows how to divide it"
+        )
     if run_socket is not None:
         run_socket.figures = lambda: figures.to_json(output.last_line)
         run_socket.describe = watch.describe

@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 
 from headway.contract.records import (
+    LOGS,
     Answer,
     Collective,
     End,
@@ -19,11 +20,13 @@ from headway.contract.records import (
     Frame,
     Group,
     Heartbeat,
+    Kept,
     ProgressSnapshot,
     Ready,
     Record,
 )
 from headway.contract.typed import encode
+from headway.launcher.diagnosis import watch
 from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import Watch
 from tests.waiting import wait_until
@@ -130,6 +133,21 @@ def test_it_is_known_once_when_the_last_rank_is_ready() -> None:
     rank.watch.end(1, 0)
     theirs.close()
     rank.close()
+
+
+@pytest.mark.parametrize("groups", [(), (Group("0", (0, 1), ()),)])
+def test_ranks_without_a_process_group_are_noticed_while_they_run(
+    groups: tuple[Group, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ALONE_AFTER_S", 0)
+    rank, told = Rank(), list[bool]()
+    rank.watch.on_alone = lambda: told.append(True)
+    rank.tell(Ready())
+    assert rank.channel.recv(1) == b"?"
+    rank.tell(Answer(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
+    wait_until(rank.watch.kept)
+    rank.close()  # which waits for the thread
+    assert told == [True] * (not groups)
 
 
 def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: Rank) -> None:
