@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from headway.data.passes import Epochs, Pass
+    from headway.data.epochs import Epochs, Pass
 
 
 class DueCheckpoint:

@@ -22,9 +22,10 @@ from headway.data.configuration import (
     check_configuration,
     refuse_what_cannot_be_shared,
 )
+from headway.data.epochs import Epochs, Pass
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
-from headway.data.passes import Epochs, Pass, Run
+from headway.data.passes import Run
 from headway.data.rounds import Offset, samples_in
 from headway.data.samplers import (
     SkipBatchSampler,

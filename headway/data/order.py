@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -126,20 +126,18 @@ class Order(Draws):
         self, loader: DataLoader[Any], agree: Agree, seed: int | None, samples: SampleSeeds | None
     ) -> None:
         self.source: Any = source_of(loader)  # the batch sampler, or else the sampler
-        self._samplers = [
+        samplers = [
             one for one in (self.source, getattr(self.source, "sampler", None)) if one is not None
         ]
-        kinds = [type(one) for one in self._samplers]
+        kinds = [type(one) for one in samplers]
         self.is_torchs = all(one.__module__.startswith("torch.utils.data") for one in kinds)
         self._draws_nothing = all(one in (SequentialSampler, BatchSampler) for one in kinds)
         if self._draws_nothing:
             agree = list
-        super().__init__(self._samplers, agree, only_torch=self.is_torchs, seed=seed)
-        self._with_generators = [
-            one
-            for one in self._samplers
-            if self.is_torchs and isinstance(getattr(one, "generator", None), torch.Generator)
-        ]
+        super().__init__(samplers, agree, only_torch=self.is_torchs, seed=seed)
+        own = (getattr(one, "generator", None) for one in samplers)
+        # with one of their own, torch's samplers also draw while they go on
+        self._draws_on = self.is_torchs and any(isinstance(one, torch.Generator) for one in own)
         self.is_batched = loader.batch_sampler is not None
         self._samples = samples
 
@@ -181,24 +179,10 @@ class Order(Draws):
                 self.begin_first(self.generators.states())
                 self.first = None  # which nothing needs
             return iter(source)
-        with self.at(place, 0), self._own_copies() if self._with_generators else nullcontext():
-            items = iter(source)
+        with self.at(place, 0):
+            items = iter([*source] if self._draws_on else source)
             first = [*islice(items, 1)]
         return chain(first, items if self.is_torchs else self.each(items, place, 1))
-
-    @contextmanager
-    def _own_copies(self) -> Iterator[None]:
-        """Give samplers copies of their own generators, from which some draw all the time."""
-        own = [(one, one.generator) for one in self._with_generators]
-        for one, generator in own:
-            one.generator = torch.Generator(generator.device)
-            one.generator.set_state(generator.get_state())
-        try:
-            yield
-        finally:
-            for one, generator in own:
-                generator.set_state(one.generator.get_state())
-                one.generator = generator
 
 
 def _summed(batches: Iterator[Any], sums: array[int]) -> Iterator[Any]:

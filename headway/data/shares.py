@@ -16,9 +16,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
 from headway.data.configuration import DataLoaderConfiguration
+from headway.data.epochs import Pass
 from headway.data.generators import generators_kept
 from headway.data.order import Order
-from headway.data.passes import Pass
 from headway.data.rounds import Division, Offset, Round, samples_in
 from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.distributed.meeting import meet

@@ -1,0 +1,165 @@
+"""The epochs of a loader, the passes over it, and where a run that resumes begins the next one."""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headway.data.order import Draws, Place
+from headway.data.rounds import Offset
+
+if TYPE_CHECKING:
+    from headway.data.passes import Run
+
+
+class Pass:
+    """One pass over a loader, from its place on.
+
+    Attributes:
+        depth: how many other passes over its loader were open when it began.
+        line: of the script, where its iterator was made.
+        ordinal: its number among the loader's passes in an epoch of `run.epochs`; 0 in a loop.
+        left_out: what is read and dropped; nothing, if the data set goes on by its state.
+        rounds: global batches that the script was given; `samples` are the samples in them.
+        is_complete: whether the last one was given.
+        is_exhausted: whether the script has asked for a batch after that.
+        has_trained: whether something was trained in it.
+        has_led: whether it was the first to ask in a step.
+        seen: how much had been trained when it gave its latest batch.
+        sums: numbers for the batches up to each, of a sampler that is not one of torch's.
+        checksum: such a number for the batches of a stream without state.
+        stream: the state of the data set after the batches that were given.
+        generators: the states of the loader's own ones as it began, where what was given is read
+            again by a run that resumes.
+    """
+
+    def __init__(self, owner: Epochs, place: Place, depth: int, line: str) -> None:
+        self.owner, self.place, self.depth = owner, place, depth
+        self.line, self.ordinal, self.left_out = line, 0, place.taken
+        self.rounds = self.samples = self.checksum = 0
+        self.is_complete = self.is_exhausted = self.is_over = False
+        self.has_trained = self.has_led = False
+        self.seen = -1
+        self.sums = array("L")
+        self.stream: Any = None
+        self.generators: list[Any] | None = None
+
+    @property
+    def following(self) -> Place:
+        """The beginning of the next epoch."""
+        return Place(self.place.epoch + 1, depth=self.depth)
+
+
+class Epochs:
+    """The epochs of a loader.
+
+    Attributes:
+        num_batches: batches of the script's loader in one of all ranks.
+        stream: a data set with a state of its own, or None.
+        place: where its next pass begins.
+        has_trained: whether something was trained in a pass, in earlier runs as well.
+        num_begun: how many passes have begun in the epoch of `run.epochs`, outside of loops.
+        over: which of these are epochs that are over; those to come are empty.
+    """
+
+    def __init__(self, run: Run, draws: Draws, num_batches: int) -> None:
+        self.run, self.draws, self.num_batches = run, draws, num_batches
+        self.stream: Any = None
+        self.place = Place()
+        self.has_trained = False
+        self.num_begun = 0
+        self.over: list[int] = []
+        self._samples = 0  # in epochs that are over
+        self._is_left_within = False  # whether the latest epoch was left before its end
+        self._left_after = 0  # batches, where the latest epoch that was left early was left
+        self._num_compared = 2  # epochs that were left early, since a run resumed within one
+
+    def end(self, one: Pass, *, is_with_others: bool) -> None:
+        """Count a pass that is an epoch and gives no more."""
+        self.place, self._is_left_within = one.following, not one.is_complete
+        self._samples += one.samples
+        if one.ordinal:
+            self.over.append(one.ordinal)
+        taken = one.place.taken.batches
+        if (taken and self._left_after) or not (one.is_exhausted or is_with_others):
+            left_after = taken + one.rounds * self.num_batches
+            if self._num_compared < 2 and self._left_after not in (0, left_after):
+                self.run.tell(_LEFT)  # the script counts batches by itself
+            self._num_compared += 1
+            self._left_after = left_after
+
+    @property
+    def stream_state(self) -> Any:
+        """The state with which the stream begins an epoch; None if it makes its own."""
+        return None if self._is_left_within else copy.deepcopy(self.stream.state_dict())
+
+    def skip_empty(self) -> bool:
+        """Return whether the next pass was over before the run was resumed, and begin it if so."""
+        if not self.run.is_outermost or self.num_begun + 1 not in self.over:
+            return False
+        self.num_begun += 1
+        return True
+
+    def set(self, number: int) -> None:
+        """Number the next pass; where a resumed run has passes that are empty, it is numbered."""
+        is_resumed = bool(self.over) and not self.run.has_trained
+        if self.place.epoch != number and not is_resumed:
+            self.place = Place(number)
+
+    def resume(self, place: Place, position: dict[str, Any]) -> None:
+        """Stand where a run was saved."""
+        self.place, self._samples = place, position["samples"]
+        self.has_trained, self._left_after = position["has_trained"], position["left_after"]
+        self._num_compared = 0 if place.taken.batches else 2
+
+    @property
+    def current(self) -> Pass | None:
+        """The epoch that is under way."""
+        self.run.attribute()
+        is_any = not self.run.counts_training
+        passes = [one for one in self.run.open if one.owner is self]
+        return next((one for one in reversed(passes) if one.has_trained or is_any), None)
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch that is under way and not complete, or else of the next one."""
+        current = self.current
+        return self._next.epoch if current is None or current.is_complete else current.place.epoch
+
+    @property
+    def _next(self) -> Place:
+        current = self.current
+        return self.place if current is None else current.following
+
+    @property
+    def samples(self) -> int:
+        """How many samples were given in epochs."""
+        current = self.current
+        return self._samples + (0 if current is None else current.samples)
+
+    def stand(self, taken: Callable[[Pass], Offset]) -> dict[str, Any]:
+        """Return where the next pass of a run that resumes from here begins."""
+        current, place = self.current, self._next
+        if current is not None and not current.is_complete:
+            place, given = current.place, taken(current)
+            sums = [0, *current.sums[given.batches - 1 : given.batches]]
+            first = self.draws.first if place.is_new else place.first
+            checksum = sums[-1] or current.checksum
+            place = Place(place.epoch, given, checksum, first, current.stream, depth=current.depth)
+        elif self.stream is not None and place.stream is None:
+            place = place._replace(stream=self.stream_state)
+        return {
+            "place": [*place._replace(taken=[*place.taken])],  # type: ignore[arg-type]
+            "samples": self.samples,
+            "has_trained": self.has_trained,
+            "left_after": self._left_after,
+        }
+
+
+_LEFT = (
+    "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
+    " batches, its count began anew where this run resumed, which is not exact. Count optimizer"
+    " steps from run.step"
+)
