@@ -38,19 +38,17 @@ def small(card: dict[str, Any], cores: int, gib: int, **changes: Any) -> Recordi
     """Return a machine with one GPU of NVIDIA and this much memory of its own."""
     driver = changes.pop("driver", "580.95.05")
     files = linux("CPU", cores, gib, driver=driver) | changes.pop("files", {})
-    build = changes.pop("torch", torch("2.13.0+cu130", cuda="13.0"))
-    tools = nvidia_smi(driver, [card])
-    return Recording(files=files, cores=cores, torch=build, tools=tools)._replace(**changes)
+    build, tools = torch("2.13.0+cu130", cuda="13.0"), nvidia_smi(driver, [card])
+    return Recording(files, cores, build, tools=tools)._replace(**changes)
 
 
 ROCM = RECORDINGS["amd_2"].torch
 CU126 = torch("2.13.0+cu126", cuda="12.6")
-EIGHT = ",".join(map(str, range(8)))
 FRONTIER = Recording(
     files=linux("AMD EPYC 7A53 64-Core Processor", 64, 512) | amd(8, 90010, 64),
     cores=56,  # one core of each of the eight parts is the system's
     torch=ROCM,
-    environ={**STEP, "ROCR_VISIBLE_DEVICES": EIGHT},
+    environ={**STEP, "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
 )
 A_RANK_EACH = {"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_PROCID": "11", "SLURM_LOCALID": "3"}
 GB10 = gpus(1, "NVIDIA GB10", 0, (12, 1))[0]
