@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -46,13 +46,13 @@ SHARING = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_of
 """The settings that say how ranks share a model."""
 
 
-def read_wrap(raw: Iterable[str]) -> str:
+def read_wrap(raw: object) -> str:
     """Return `wrap` in its canonical form: `auto`, class names with commas, or a number.
 
     The message of a ValueError continues "wrap is <raw>, ".
     """
-    parts = raw.split(",") if isinstance(raw, str) else raw
-    names = [part.strip() for part in parts if part.strip()]
+    parts = raw if isinstance(raw, (list, tuple, set, frozenset)) else str(raw).split(",")
+    names = [name for part in parts if (name := str(part).strip())]
     if names == [AUTO]:
         return AUTO
     if len(names) == 1 and names[0].isdecimal() and names[0].isascii():

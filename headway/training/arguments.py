@@ -156,7 +156,7 @@ def _wrap(wrap: str | Sequence[str] | int | None) -> str | None:
     if wrap is None:
         return None
     try:
-        return read_wrap(str(wrap) if isinstance(wrap, int) else wrap)
+        return read_wrap(wrap)
     except ValueError as error:
         raise UsageError(
             f"wrap is {wrap!r}, {error}",

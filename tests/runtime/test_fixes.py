@@ -34,6 +34,7 @@ Accelerator(split_batches=True, dataloader_config=DataLoaderConfiguration()) \
 -> Accelerator(`dataloader_config`=DataLoaderConfiguration(`split_batches`=True))
 GradientAccumulationPlugin(num_steps=0) -> GradientAccumulationPlugin(num_steps=1)  # `number`
 Accelerator(strategy="zero3") -> Accelerator(`strategy='fsdp'`)
+Accelerator(wrap={"Block": 1}) -> Accelerator(wrap=["Block"])  # `a list of class names`
 Accelerator(seed="x") -> Accelerator(`seed=42`)
 Accelerator(global_batch_size=0) -> Accelerator(global_batch_size=4)  # `how many samples`
 Accelerator(global_batch_size=4, split_batches=True) -> Accelerator(`global_batch_size`=4)
