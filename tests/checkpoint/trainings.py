@@ -8,13 +8,8 @@ save; this process then kills the others, and ends what they have left, as a lau
 same runs again, from other seeds wherever the checkpoint has to know better. What each rank takes,
 computes and draws in each step must be what a run without a kill took, computed and drawn.
 
-Left out is what the product does not promise; see docs/checkpoints.md:
-
-- random augmentation in workers without `Accelerator(seed=...)`, and of other streams than those
-  with `state_dict()`, which a run that goes on reads again;
-- a sampler that draws from a global generator for each sample;
-- an evaluation between two epochs, after a save in the last batch, which is not done again; and a
-  save in an evaluation.
+Left out is what the product does not promise (docs/checkpoints.md): random augmentation in workers
+without a seed, and of streams without `state_dict()`; and a save in an evaluation.
 """
 
 from __future__ import annotations

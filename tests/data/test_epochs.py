@@ -59,16 +59,21 @@ def trained(loader: PreparedDataLoader, between: Callable[[], object] = int) -> 
 
 
 def test_the_first_epoch_is_that_of_torch_and_so_are_the_generators_after_it() -> None:
+    own = torch.Generator()
     for options in (
         {"shuffle": True},
+        {"shuffle": True, "generator": own},
         {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 12, 12)},
+        {"sampler": torch.utils.data.RandomSampler(range(12), True, 80, own)},
     ):
-        set_seed(3)
-        expected = [one for batch in DataLoader(range(12), 2, **options) for one in batch.tolist()]  # type: ignore[arg-type]
-        after = torch.rand(1)
-        set_seed(3)
-        assert trained(prepared(**options)) == expected
-        assert torch.equal(torch.rand(1), after)
+        plain: Any = DataLoader(range(12), 2, **options)  # type: ignore[arg-type]
+        found = []
+        for one in (plain, PreparedDataLoader(plain)):
+            set_seed(3)
+            own.manual_seed(3)
+            samples = [*chain(*(batch.tolist() for batch in one))]
+            found.append((samples, torch.rand(1), torch.rand(1, generator=own)))
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": Lazy()}], ids=["torch", "own"])
