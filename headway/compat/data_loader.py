@@ -102,8 +102,7 @@ class DataLoaderShard(TrainingLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress, loop, given = process_progress(), LoaderLoop(self), 0
-        has_one = self.synchronized_generator is not None  # a loader may have none
-        kinds = [one for one in self.rng_types if has_one or one != "generator"]
+        kinds = [one for one in self.rng_types if self.synchronized_generator or one != "generator"]
         with named(_LOOP):
             synchronize_rng_states(kinds, self.synchronized_generator)
         self.end_of_dataloader, self.remainder = False, -1
@@ -201,12 +200,12 @@ class DataLoaderShard(TrainingLoader):
     def without_first(self, batches: int) -> DataLoaderShard:
         other = copy.copy(self)
         other.use_stateful_dataloader = False
+        options, name = _options_of(self.base_dataloader)
         if isinstance(self.dataset, IterableDataset):
             other.skip_batches += batches
         else:
-            options, name = _options_of(self.base_dataloader)
-            skipping = SkipBatchSampler(options[name], batches)
-            other.base_dataloader = DataLoader(**options | {name: skipping})
+            options[name] = SkipBatchSampler(options[name], batches)
+        other.base_dataloader = DataLoader(**options)
         return other
 
     @property
@@ -251,6 +250,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, skip_batches=skip_batches, **kwargs)
         self.split_batches = split_batches
         self._rank, self._size = rank_and_size()
+        self._begun: Any = None  # the loader of which a pass has begun
         self._num_batches = 1 if split_batches else self._size  # in a round
 
     def __len__(self) -> int:
@@ -262,9 +262,11 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self._rank == 0:
             return self._parts(self._rounds(iter(loader)))
         # the random generators are left as they are where the loader is read, as there
-        iter(changed(loader, num_workers=0, timeout=0))  # draws the workers' seed
+        if not (loader.persistent_workers and self._begun is loader):
+            iter(changed(loader, num_workers=0, timeout=0))  # draws the workers' seed
+        self._begun = loader
         if loader.num_workers and not isinstance(loader.dataset, IterableDataset):
-            next(iter(source_of(loader)), None)  # workers are given indices at once
+            list(islice(source_of(loader), loader.prefetch_factor * loader.num_workers))  # at once
         return self._parts(iter(()))
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[tuple[Any]]:
@@ -290,8 +292,6 @@ class DataLoaderDispatcher(DataLoaderShard):
             yield nested.slice_tensors(batch, mine), known
 
     def _broadcast(self, sent: tuple[Any, ...]) -> tuple[Any, ...]:
-        if self._size == 1:
-            return sent
         with named(_LOOP):
             return tuple(broadcast_object_list([nested.send_to_device(sent, "cpu")])[0])
 

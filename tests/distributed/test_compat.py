@@ -103,7 +103,7 @@ ELEVEN: Any = range(11)
 KINDS: dict[str, Callable[[], DataLoader[int]]] = {
     "generator": lambda: DataLoader(ELEVEN, 2, True, generator=torch.Generator().manual_seed(5)),
     "dropped": lambda: DataLoader(ELEVEN, 2, drop_last=True),
-    "stream": lambda: DataLoader(Stream(), 2),
+    "stream": lambda: DataLoader(Stream(), 2, num_workers=1, persistent_workers=True),
 }
 CHOICES: tuple[dict[str, bool], ...] = (
     {"use_seedable_sampler": True},
