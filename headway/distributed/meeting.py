@@ -56,9 +56,12 @@ class Where(NamedTuple):
     waits_in: tuple[tuple[str, int], ...] = ()  # group and number of collectives of torch's
     has_left: bool = False
     process: str = ""  # as `place_of_process` names it
+    error: str = ""  # the type of the exception by which it has left
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
+        if self.error:
+            return f"has failed with {self.error}"
         if self.has_left:
             return f"has left{at}"
         if self.call:
@@ -73,7 +76,7 @@ def meet(call: str, detail: str = "") -> list[str] | None:
     call, for messages, the same on all ranks.
 
     Raises UsageError if a rank is in another call, or in a collective of torch's that this rank has
-    not entered, or has left: each would wait for ever.
+    not entered, or has left: each would wait for ever. DistNetworkError if it has failed.
     """
     meetings = _meetings()
     if meetings is None:
@@ -303,9 +306,12 @@ class _Meetings:
         numbers = {one.name: getattr(one, which) for one in read_groups() if one.name in names}
         return {name: number for name, number in numbers.items() if number is not None}
 
-    def _error(self, call: str, everyone: list[Where], other: int) -> UsageError:
+    def _error(self, call: str, everyone: list[Where], other: int) -> Exception:
+        what = f"rank {self._rank} waits in {call}, and rank {other} {everyone[other]}"
+        if everyone[other].error:  # that rank shows it
+            return dist.DistNetworkError(what)
         return UsageError(
-            f"rank {self._rank} waits in {call}, and rank {other} {everyone[other]}",
+            what,
             where=everyone[self._rank].place or place_in_script(),
             fix="let all ranks run this line, or none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
@@ -343,4 +349,6 @@ class _Meetings:
         self._is_over.set()
         self._thread.join()
         process_progress().own_threads.discard(self._thread.ident or 0)
-        self._report(Where(self.number, place=place_in_script(), has_left=True))
+        kind = getattr(sys, "last_type", None)
+        error = "" if kind is None else kind.__name__
+        self._report(Where(self.number, place=place_in_script(), has_left=True, error=error))

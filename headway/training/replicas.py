@@ -156,7 +156,8 @@ def note_unused(training: Training) -> None:
     if training.strategy.data_size > 1 and not training.run.has_begun and not open_loops():
         say_once(
             "note: no prepared DataLoader gave a batch: unless the script draws other samples on"
-            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}"
+            f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}; or,"
+            " for batches that it draws itself, set_seed(1, device_specific=True)"
         )
 
 

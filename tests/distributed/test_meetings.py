@@ -198,12 +198,15 @@ def test_save_state_is_refused_after_the_group_has_ended() -> None:
 
 
 LEAVING = """
+import sys
 import torch
 from headway import Accelerator
 accelerator = Accelerator(cpu=True)
 model = accelerator.prepare(torch.nn.Linear(2, 1))
 if accelerator.is_main_process:
     accelerator.save_state("ended")
+elif len(sys.argv) > 1:
+    raise KeyError("a")
 """
 
 
@@ -212,6 +215,13 @@ def test_a_rank_that_has_left_the_script_is_named() -> None:
     assert done.returncode == 2, done.stderr
     assert re.search(r"rank 0 waits in save_state\(\.\.\.\), and rank [12] has left", done.stderr)
     assert not Path("ended").exists()
+
+
+def test_a_rank_that_waits_for_one_that_has_failed_ends_without_a_fix_of_its_own() -> None:
+    done = launch("--cpu", "--num-processes", "2", script(LEAVING), "fails")
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 of 2 failed with KeyError; rank 0 stopped after rank 1 failed" in done.stderr
+    assert "UsageError" not in done.stderr
 
 
 EXITING = """
