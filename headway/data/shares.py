@@ -64,9 +64,14 @@ class Share:
 
         return map(sized, self.read(start)), start.left_out.batches
 
+    def opened(self, start: Pass) -> Iterator[Any]:
+        """Begin the loader; within another pass over it, with workers that do not last."""
+        is_apart = start.depth and getattr(self.loader, "persistent_workers", False)
+        return iter(changed(self.loader, persistent_workers=False) if is_apart else self.loader)
+
     def read(self, start: Pass, num_batches: int = 1) -> Iterator[Any]:
         """Return what the loader gives; `num_batches` of the script's batches make one item."""
-        items = iter(self.loader)
+        items = self.opened(start)
         if self.indices is not None or (is_plain(self.loader) and self.loader.num_workers):
             return items
         given = start.place.taken.batches - start.left_out.batches
@@ -82,14 +87,14 @@ class MapShare(Share):
     def __init__(self, loader: Any, order: Order, rank: int, division: Division) -> None:
         self.indices = Indices(order, rank, division)
         self._is_checked = division.num_ranks == 1
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # ranks whose batches come in different orders would mix them up
         options = {} if division.num_ranks == 1 else {"in_order": True}
-        self.loader = changed(loader, **{name: self.indices}, **options)
+        self.loader = changed(loader, **{self._name: self.indices}, **options)
 
     def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
         self.indices.start = start
-        batches = _unlabelled(iter(self.loader))
+        batches = _unlabelled(self.opened(start))
         given = self.indices.given  # those of the pass that has just begun
         items = chain(batches, _left(given)) if self.indices.can_miss else batches
         if not self._is_checked:
@@ -107,8 +112,7 @@ class MapShare(Share):
         """Return a number for a batch of these indices; None if it is random, or there is none."""
         if indices is None:
             return None
-        name = "sampler" if self.loader.batch_sampler is None else "batch_sampler"
-        options = {name: [indices, indices], "num_workers": min(self.loader.num_workers, 1)}
+        options = {self._name: [indices, indices], "num_workers": min(self.loader.num_workers, 1)}
         own = {"generator": torch.Generator(), "persistent_workers": False}
         with generators_kept():
             marks = [*map(mark, changed(self.loader, **options, **own))]
@@ -197,7 +201,6 @@ class Indices:
             yield one if to_load is None else to_load(one)
 
     def _rounds(self, start: Pass) -> Iterator[Round]:
-        """Return the rounds of a pass."""
         num_batches = self._division.num_batches
         drawn = self._order.draw(start.place, start.sums, num_batches)
         if self._order.counts_samples:
@@ -295,7 +298,6 @@ class StreamParts(IterableDataset[_Part]):
 
 
 def _collate_part(collate: Callable[[list[Any]], Any], part: _Part) -> _Part:
-    """Collate a part's samples."""
     return part if part.samples is NoBatch else part._replace(samples=collate(part.samples))
 
 
@@ -417,8 +419,7 @@ class DispatchedShare(ReadBySelf):
             else:
                 parts = [*islice(cycle(taken), division.num_ranks)] if division.even else taken
                 sizes = tuple(map(size_of, parts))
-                samples = sum(sizes[: len(taken)])
-                batch = GlobalBatch(samples, sum(sizes), full * len(sizes), sizes)
+                batch = GlobalBatch(sum(sizes[: len(taken)]), sum(sizes), full * len(sizes), sizes)
             missing = [NoBatch] * (division.num_ranks - len(parts))
             yield [(for_each_tensor(torch.Tensor.cpu, one), batch) for one in (*parts, *missing)]
 
@@ -438,8 +439,7 @@ def _cut(batch: Any, division: Division, full: int) -> tuple[list[Any], GlobalBa
             fix="let the loader yield tensors, alone or nested in lists, tuples and mappings; or"
             " remove split_batches=True",
         )
-    rows = list(range(size))
-    indices, slices, global_batch = division.of_samples(rows, max(size, full))
+    indices, slices, global_batch = division.of_samples([*range(size)], full)
     return [_rows_of(batch, indices[one], size) for one in slices], global_batch
 
 

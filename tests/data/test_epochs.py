@@ -43,8 +43,7 @@ class Stateful(Lazy):
 
 
 def prepared(rank: int = 0, world: int = 1, **options: Any) -> PreparedDataLoader:
-    options = options or {"shuffle": True}
-    loader: DataLoader[Any] = DataLoader(range(12), 2, **options)  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(12), 2, **(options or {"shuffle": True}))  # type: ignore[arg-type]
     return PreparedDataLoader(loader, rank, world, run=Run(Progress()))
 
 
