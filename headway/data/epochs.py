@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.data.order import Draws, Place
 from headway.data.rounds import Offset
+from headway.data.samplers import is_of_datasets
 
 if TYPE_CHECKING:
     from headway.data.passes import Run
@@ -150,6 +151,8 @@ class Epochs:
             place = Place(place.epoch, given, checksum, first, current.stream, depth=current.depth)
         elif self.stream is not None and place.stream is None:
             place = place._replace(stream=self.stream_state)
+            if place.stream is None and not is_of_datasets(self.stream):
+                self.run.tell(_LEFT_STREAM)
         return {
             "place": [*place._replace(taken=[*place.taken])],  # type: ignore[arg-type]
             "samples": self.samples,
@@ -158,6 +161,11 @@ class Epochs:
         }
 
 
+_LEFT_STREAM = (
+    "note: a loop over a stream with state_dict() was left before its end, and this checkpoint lies"
+    " before the next one: a run that resumes begins with a new stream, which is not exact where"
+    " the stream continues after a break. End the epoch in the stream itself"
+)
 _LEFT = (
     "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
     " batches, its count began anew where this run resumed, which is not exact. Count optimizer"

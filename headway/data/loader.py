@@ -32,6 +32,7 @@ from headway.data.samplers import (
     StandIn,
     batch_size_of,
     changed,
+    is_of_datasets,
     is_plain,
     len_of,
     source_of,
@@ -65,7 +66,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     equal one on all ranks; one that has none must agree by its own seed. A stream
     (`IterableDataset`) is split by its shards if it can be, or else read in full by every rank. In
     the first pass the ranks compare their data, which must be the same, unless they are
-    `already_sharded`.
+    `already_sharded`. A stream, and a loader with workers, is read one batch ahead of the loop, so
+    that the last batch is known: a `break` has read one more.
 
     With `dispatch_batches`, and for a loader with an `__iter__` of its own, rank 0 alone reads, and
     sends each rank a batch. Batches keep their sizes: where the last ones are fewer than the ranks,
@@ -309,6 +311,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         is_within = lasts or _place(stands).taken.batches  # where workers would have gone on
         if is_within and isinstance(init, LastingWorker) and init.has_drawn:
             self.run.tell(_DRAWN_IN_WORKERS)
+        if lasts and hasattr(self._data, "set_epoch") and not is_of_datasets(self._data):
+            self.run.tell(_EPOCH_OF_WORKERS)
         return stands | {
             "order": self.draws.seed,
             "generators": at_begin or self._own.states(),
@@ -501,6 +505,11 @@ _STREAM_NOTE = (
 _DRAWN_IN_WORKERS = (
     "note: loader workers draw random numbers, which do not resume exactly in the middle of an"
     " epoch, or where workers are persistent: pass Accelerator(seed=...), or use num_workers=0"
+)
+_EPOCH_OF_WORKERS = (
+    "note: set_epoch() of a data set does not reach persistent workers: they keep the epoch in"
+    " which they were started, and a run that resumes starts them in a later one, which is not"
+    " exact. Pass persistent_workers=False"
 )
 _OTHER_ORDER = (
     "note: the first {} batches of a loader are others than before the checkpoint, so the epoch"

@@ -61,6 +61,14 @@ def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
     return other
 
 
+def is_of_datasets(data: Any) -> bool:
+    """Return whether `data` is of Hugging Face's datasets.
+
+    Iterators over such a stream start over, and its epoch is in memory that loader workers share.
+    """
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
 def is_plain(loader: Any) -> bool:
     """Return whether `loader` is a DataLoader that iterates as torch's does."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__

@@ -243,6 +243,45 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     assert "has kept" in notes(capsys)
 
 
+class Counting(torch.utils.data.IterableDataset[int]):
+    """A stream that continues where it was left."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            yield self.at
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = PreparedDataLoader(DataLoader(Counting(), 2), run=Run(Progress()))
+    for _ in loader:
+        loader.run.progress.num_trained += 1
+        loader.state_dict()
+        break
+    assert notes(capsys) == "", "within the loop"
+    loader.state_dict()
+    assert "was left before its end" in notes(capsys)
+    workers: Any = {"num_workers": 1, "persistent_workers": True}
+    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=Run(Progress())).state_dict()
+    assert "does not reach persistent workers" in notes(capsys)
+    monkeypatch.setattr(Counting, "__module__", "datasets.iterable_dataset")
+    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=Run(Progress())).state_dict()
+    assert notes(capsys) == "", "in memory that workers share"
+
+
 def test_two_loops_over_one_loader_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for is_second in (0, 1):
         loader = prepared()
