@@ -200,17 +200,20 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return a line about the run; empty before the first record, and beside machine 0."""
+        """Return a line about the run; empty before the first record, and beside machine 0.
+
+        The first and the last part matter most; of the others a narrow terminal skips the first.
+        """
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""
         furthest = max(rows, key=lambda row: row.step)
         total = max(row.total for row in rows)
         parts = [f"step {furthest.step}" + (f"/{total}" if total else "")]
+        parts += filter(None, (_shares(rows),))
         rates = [row.samples_per_s for row in rows if row.samples_per_s]
         if rates:
             parts.append(f"{sum(rates):.{0 if sum(rates) >= 10 else 1}f} samples/s")
-        parts += filter(None, (_shares(rows),))
         quiet_s, step_s = min(row.age_s for row in rows), furthest.step_ms / 1e3
         if quiet_s > _quiet_after(step_s):
             parts.append(f"no step for {_clock(quiet_s)}")

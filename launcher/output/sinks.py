@@ -283,9 +283,9 @@ class LineBelow:
 
 
 def _fit(text: str, columns: int) -> str:
-    """Skip parts between the first and the last one, the longest first, until the text fits."""
+    """Skip parts between the first and the last one, in their order, until the text fits."""
     parts = text.split("  ")
     while len(text) > columns and len(parts) > 2:
-        parts.remove(max(parts[1:-1], key=len))
+        del parts[1]
         text = "  ".join(parts)
     return text[:columns]

@@ -46,7 +46,7 @@ def test_the_line_says_how_far_the_run_is_how_fast_and_where_its_time_goes() -> 
     assert figures.line() == ""
     note(figures, USUAL, USUAL)
     assert figures.line() == (
-        "step 100/1000  640 samples/s  85 % compute, 10 % data, 5 % sync  1:30 left"
+        "step 100/1000  85 % compute, 10 % data, 5 % sync  640 samples/s  1:30 left"
     )
 
 
@@ -99,7 +99,7 @@ def test_a_lost_machine_is_shown_has_no_rate_and_holds_up_nobody_until_the_next_
     ]
     figures.note(0, WAITING)
     assert figures.line() == (
-        "step 100/1000  246 samples/s  65 % compute, 19 % data, 15 % sync  1:57 left  lost: n2"
+        "step 100/1000  65 % compute, 19 % data, 15 % sync  246 samples/s  1:57 left  lost: n2"
     )
     assert len(told) == 1
     figures.begin_attempt(1)

@@ -167,12 +167,14 @@ def test_a_narrow_terminal_shows_the_step_and_the_slow_rank_and_no_half_of_the_r
 ) -> None:
     screen.resize(6, 80)
     shares = "71 % compute, 24 % data, 5 % sync"
-    ends = ("step 1240/5000  812 samples/s", "1:12 left  slowest: rank 5 (+38 ms, data)")
-    sink.show_below(f"{ends[0]}  {shares}  {ends[1]}")
-    shows(screen, f"{ends[0]}  {ends[1]}")
+    step, rest = "step 1240/5000", "812 samples/s  1:12 left  slowest: rank 5 (+38 ms, data)"
+    sink.show_below(f"{step}  {shares}  {rest}")
+    shows(screen, f"{step}  {rest}")
     screen.resize(6, 50)
-    sink.show_below(f"{ends[0]}  {shares}  {ends[1]}")
-    shows(screen, "step 1240/5000  slowest: rank 5 (+38 ms, data)")
+    sink.show_below(f"{step}  {shares}  {rest}")
+    shows(screen, f"{step}  slowest: rank 5 (+38 ms, data)")
+    sink.show_below(f"{step}  {shares}  812 samples/s")
+    shows(screen, f"{step}  812 samples/s")
 
 
 def test_lines_at_full_speed_stay_whole(screen: Screen, sink: Sink) -> None:
