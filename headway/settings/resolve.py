@@ -151,15 +151,19 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     masked = masked_value(row.name, entry.raw)
     raw = " ".join(masked) if row.shape is Shape.MAP and isinstance(masked, list) else str(masked)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
-    example = did_you_mean(raw, row.choices) or (row.choices or (row.example,))[0]
+    example, *others = row.choices or dict.fromkeys((row.example, str(row.default or row.example)))
     is_optional = row.default is None
+    also = f" (or {', '.join(others)})" if others else ""
     fix = {
-        Layer.FLAG: f"pass `{row.as_flag(example)}`" + ", or leave it out" * is_optional,
-        Layer.ENVIRONMENT: f"`export {row.variable}={example}`, or unset it",
-        Layer.ASSIGNMENT: f"write {row.name}={example}",
+        Layer.FLAG: f"pass `{row.as_flag(example)}`{also}" + ", or leave it out" * is_optional,
+        Layer.ENVIRONMENT: f"`export {row.variable}={example}`{also}, or unset it",
+        Layer.ASSIGNMENT: f"write {row.name}={example}{also}",
         Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.as_flag(row.metavar)}",
-    }.get(entry.origin.layer, f"write `{row.name}: {example}`" + ", or remove it" * is_optional)
-    what = f"{row.name} is {written!r}, {error}"
+    }.get(
+        entry.origin.layer, f"write `{row.name}: {example}`{also}" + ", or remove it" * is_optional
+    )
+    close = did_you_mean(raw, row.choices)
+    what = f"{row.name} is {written!r}, {error}" + (f"; did you mean {close!r}?" if close else "")
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 
 

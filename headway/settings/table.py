@@ -75,6 +75,7 @@ class Settings:
         ALL,
         "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
+        example="0,",
         shape=Shape.LIST,
         obeyed_by=Obeyer.GPUS,
     )
