@@ -90,6 +90,12 @@ def make_parser() -> Parser:
 
 def _holder(folder: Path) -> Path:
     """Return the folder that holds the checkpoints: this one, or the one in a project's folder."""
+    if is_absent(folder):
+        raise CheckpointError(
+            "there is no such folder",
+            where=shown(str(folder)),
+            fix="pass the folder of a project, or the one that holds its checkpoints",
+        )
     below = folder / PROJECT_FOLDER
     return folder if is_absent(below) or own_checkpoints_in(folder) else below
 
