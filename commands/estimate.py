@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     own, rest = parser.split(argv)
     parsed = parser.parse_args(own)
     parsed.no_python = False
-    program = program_from(parsed, rest)
+    program = program_from(parser, parsed, own, rest)
     here = detect_machine(full=True)
     devices = devices_of(here) if parsed.devices is None else parse_devices(parsed.devices, here)
     attempt = Attempt(

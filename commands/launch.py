@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
 def _read_words(launch: _Launch) -> None:
     own, rest = launch.own, launch.rest = launch.parser.split(launch.argv)
     launch.parsed = parsed = launch.parser.parse_args(own)
-    launch.program = program_from(parsed, rest)
+    launch.program = program_from(launch.parser, parsed, own, rest)
     if not launch.is_here and not parsed.dry_run:
         raise bad_words(
             f"--machine {parsed.machine} describes another machine: nothing can be started there",

@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
-from headway.commands.flags import Parsed, bad_words
+from headway.commands.flags import Parsed, Parser, bad_words
 from headway.contract.paths import has_package, installer_of
 from headway.errors import ConfigError, did_you_mean
 from headway.launcher.plan.program import Program, finder_in
+from headway.settings.setting import Seconds
+from headway.settings.table import TABLE
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
+_UNITS = (  # as people write them
+    *("s", "sec", "second", "seconds", "m", "min", "minute", "minutes"),
+    *("h", "hour", "hours", "d", "day", "days"),
+)
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
 _NOT_PYTHON = {  # by suffix: what the file is, and the fix
     ".ipynb": (
@@ -29,8 +35,10 @@ def require_torch() -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
-def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
-    """Return the program and its arguments, from the words after the launcher's own flags.
+def program_from(
+    parser: Parser, parsed: Parsed, own: Sequence[str], rest: Sequence[str]
+) -> Program:
+    """Return the program and its arguments, from the words `rest` after the parser's `own` flags.
 
     Raises ConfigError if no program is given, it does not exist, or it is a notebook or a profile.
     """
@@ -38,11 +46,11 @@ def program_from(parsed: Parsed, rest: Sequence[str]) -> Program:
     if parsed.module is not None:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
-        raise bad_words("no script given", fix="headway launch train.py")
+        raise bad_words("no script given", fix=f"{parser.prog} train.py")
     name, *args = rest
     if parsed.no_python:
         return Program(_executable(name), tuple(args), "program")
-    _check_script(name)
+    _check_script(name, parser, own)
     return Program(name, tuple(args), is_stream=_is_stream(name))
 
 
@@ -52,17 +60,17 @@ def _is_stream(script: str) -> bool:
     return of_this_process or not (os.path.isfile(script) or os.path.isdir(script))
 
 
-def _check_script(script: str) -> None:
+def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
     """Refuse a missing file, and one whose name shows that it is not a script."""
     if os.path.basename(script).rstrip("0123456789.") == "python":
         raise bad_words(
             f"{script!r} is the Python interpreter, not a script",
-            fix="leave it out: headway launch train.py",
+            fix=f"leave it out: {parser.prog} train.py",
         )
     try:
         os.stat(script)
     except OSError as error:
-        raise _missing(script, error) from None
+        raise _missing(script, error, _meant_as_value(script, parser, own)) from None
     if not _is_stream(script):
         _check_archive(script)
     kind, fix = _NOT_PYTHON.get(os.path.splitext(script)[1].lower(), ("", ""))
@@ -98,7 +106,7 @@ def _check_archive(script: str) -> None:
         )
 
 
-def _missing(script: str, error: OSError) -> ConfigError:
+def _missing(script: str, error: OSError, fix: str = "") -> ConfigError:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return bad_words(
             f"script {script!r} cannot be read: {error.strerror}",
@@ -107,9 +115,24 @@ def _missing(script: str, error: OSError) -> ConfigError:
     close = _similar_file(script)
     return bad_words(
         f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
-        fix="check the path; a module is run with -m, and an optional value of a flag is written"
-        " after '=': --wait=600",
+        fix=fix or "check the path; a module is run with -m",
     )
+
+
+def _meant_as_value(script: str, parser: Parser, own: Sequence[str]) -> str:
+    """Return the fix where the missing script may belong to the flag before it; else empty."""
+    spelling, _, value = own[-1].partition("=") if own else ("", "", "")
+    flag = parser.known.get(spelling)
+    if flag is None or not flag.takes_value:
+        return ""
+    if value == flag.default_value:
+        written = f"{spelling}={flag.options['metavar']}"
+        return f"check the path; a value of {spelling} is written after '=': {written}"
+    row = TABLE.get(flag.options["dest"])
+    is_duration = row is not None and isinstance(row.kind, Seconds)
+    if is_duration and value.isdecimal() and script.lower() in _UNITS:
+        return f"write the duration as one word: {spelling} {value}{script[0].lower()}"
+    return ""
 
 
 def _similar_file(script: str) -> str | None:

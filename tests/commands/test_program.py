@@ -7,17 +7,19 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from headway.commands.launch import make_parser
 from headway.commands.program import other_environment, program_from
 from headway.errors import ConfigError
 from tests.commands.running import python, run
 
 
-def program(*words: str, no_python: bool = False) -> tuple[str, str]:
-    found = program_from(SimpleNamespace(module=None, no_python=no_python), words)
+def program(*words: str) -> tuple[str, str]:
+    parser = make_parser()
+    own, rest = parser.split(words)
+    found = program_from(parser, parser.parse_args(own), own, rest)
     return found.kind, found.name
 
 
@@ -59,9 +61,7 @@ def test_a_folder_or_archive_without_a_main_or_truncated_is_no_script() -> None:
         assert "its end is missing" in refused("part.pyz").problems[0].what
 
 
-@pytest.mark.parametrize(
-    "name", ["train", "train.py", "train.pyc", "app.pyz", "run.sh", "-odd.txt"]
-)
+@pytest.mark.parametrize("name", ["train", "train.py", "train.pyc", "app.pyz", "run.sh", "odd.txt"])
 def test_every_other_file_is_left_to_python(name: str) -> None:
     Path(name).touch()
     assert program(name) == program("--", name) == ("script", name)
@@ -90,6 +90,24 @@ def test_a_script_from_stdin_is_run_by_one_process_and_refused_for_ranks() -> No
     for words in ([], ["--in-process"]):
         done = from_pipe(*words)
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
+MISSING = {
+    "nope.py": "check the path; a module is run with -m",
+    "--wait=600 nope.py": "check the path; a module is run with -m",
+    "--wait 10m nope.py": "check the path; a value of --wait is written after '=': --wait=S",
+    "--cpu-offload yes nope.py": "check the path; a value of --cpu-offload is written after '=': "
+    "--cpu-offload={yes,no}",
+    "--hang-timeout 10 minutes nope.py": "write the duration as one word: --hang-timeout 10m",
+    "--num-processes 10 minutes nope.py": "check the path; a module is run with -m",
+}
+
+
+@pytest.mark.parametrize("words", MISSING)
+def test_a_missing_script_that_may_be_a_value_of_the_flag_before_it_is_explained(
+    words: str,
+) -> None:
+    assert refused(*words.split()).problems[0].fix == MISSING[words]
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "/usr/bin/python3.12", sys.executable])
