@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.contract import signals
 from headway.contract.notes import flush_streams, say
 from headway.contract.run import RECORD_VARIABLE
-from headway.errors import HeadwayError
+from headway.errors import STOP_SIGNALS, HeadwayError
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -54,7 +54,7 @@ def run(
             _replace_with_script(plan, environment)
         _run_in_process(plan, environment)
         return 0
-    from headway.launcher.processes.starter import Starter, cannot_start, require_folder
+    from headway.launcher.processes.starter import Starter, require_folder
 
     require_folder()
     # the fork server imports torch in parallel
@@ -67,7 +67,7 @@ def run(
 
         with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
             import_of_torch = waiting_for("the import of torch", is_quiet=is_quiet)
-            with interrupts_exit_at_once(starter), import_of_torch:
+            with interrupts_exit_at_once(starter, recorder), import_of_torch:
                 from headway.launcher.processes.supervise import supervise
 
             color = wants_color(environ)
@@ -75,32 +75,27 @@ def run(
             if recorder is not None:
                 recorder.exit_code = code
             return code
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
-            raise
-        raise cannot_start(error) from None
-    except RuntimeError as error:
-        from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
-
-        if not contains(str(error), NO_THREAD):
-            raise
-        raise cannot_start(OSError(errno.EAGAIN, str(error))) from None
     finally:
         starter.close()
 
 
 @contextmanager
-def interrupts_exit_at_once(starter: Starter) -> Iterator[None]:
+def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) -> Iterator[None]:
     """Exit on a signal without an exception, which numpy and torch swallow during their imports."""
-    stops = (signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, _: object) -> None:
-        signals.ignore(*stops)
+        signals.ignore(*STOP_SIGNALS)
         starter.close()
-        say("interrupted" if number == signal.SIGINT else "stopped by SIGTERM")
+        stop = signal.Signals(number)
+        line = "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"
+        say(line)
+        if recorder is not None:
+            recorder.exit_code, recorder.report = 128 + number, line
+            recorder.close()
         os._exit(128 + number)
 
-    with signals.trapped(end, *(one for one in stops if signals.is_usual(signal.getsignal(one)))):
+    usual = [one for one in STOP_SIGNALS if signals.is_usual(signal.getsignal(one))]
+    with signals.trapped(end, *usual):
         yield
 
 
@@ -141,23 +136,52 @@ def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> di
 def _recorded(
     plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Launch] | None
 ) -> Iterator[Recorder | None]:
-    """Write the record of a run beside its ranks, to its end."""
-    if start is None:
-        yield None
-        return
-    from headway.contract.secrets import secrets_among
-    from headway.history.record import Recorder
-    from headway.history.store import new_path
-
-    secrets = secrets_among(changed(plan, environ), plan.program.args)
-    recorder = Recorder(new_path(environ), start, secrets)
+    """Write the record of a run beside its ranks, to its end, also by an exception."""
+    recorder: Recorder | None = None
     try:
+        if start is not None:
+            from headway.contract.secrets import secrets_among
+            from headway.history.record import Recorder
+            from headway.history.store import new_path
+
+            secrets = secrets_among(changed(plan, environ), plan.program.args)
+            recorder = Recorder(new_path(environ), start, secrets)
         yield recorder
-    except HeadwayError as error:
-        recorder.exit_code, recorder.report = error.exit_code, str(error)
-        raise
+    except BaseException as raised:
+        error = _refusal(raised)
+        if recorder is not None:
+            recorder.exit_code, recorder.report = _end_by(error)
+        if error is raised:
+            raise
+        raise error from None
     finally:
-        recorder.close()
+        if recorder is not None:
+            recorder.close()
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """Return a LaunchError for what the system has refused; any other error as it is."""
+    from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
+    from headway.launcher.processes.starter import cannot_start
+
+    scarce = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+    if isinstance(error, OSError) and error.errno in scarce:
+        return cannot_start(error)
+    is_ours = isinstance(error, HeadwayError)
+    if isinstance(error, RuntimeError) and not is_ours and contains(str(error), NO_THREAD):
+        return cannot_start(OSError(errno.EAGAIN, str(error)))
+    return error
+
+
+def _end_by(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the report of a launch that ends by an exception."""
+    if isinstance(error, HeadwayError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    if isinstance(error, SystemExit):  # of a stop signal
+        return int(error.code or 0), "stopped before its ranks had started"
+    return 1, f"{type(error).__name__}: {error}"
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
@@ -185,9 +209,14 @@ def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> No
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
+        from headway.contract.progress import Progress
+        from headway.history import own
         from headway.launcher.processes.starter import cannot_start
 
-        raise cannot_start(error) from None
+        refused = cannot_start(error)
+        os.environ.update(environment)  # which names the record
+        own.end(refused.exit_code, str(refused), Progress())
+        raise refused from None
 
 
 def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.history.record import read_all
 from headway.launcher.diagnosis.watch import Watch
 from tests.distributed.launching import (
     HEADWAY,
@@ -107,7 +108,7 @@ main.run_command()
     ("text", "number", "out"),
     [
         (IN_AN_IMPORT, signal.SIGINT, "closed\n"),
-        (IN_AN_IMPORT.replace("SIGINT", "SIGTERM"), signal.SIGTERM, "closed\n"),
+        (IN_AN_IMPORT.replace("SIGINT", "SIGHUP"), signal.SIGHUP, "closed\n"),
         (IN_AN_IMPORT_OF_OURS, signal.SIGINT, ""),
         (WHILE_A_TOOL_RUNS, signal.SIGTERM, ""),
     ],
@@ -116,7 +117,7 @@ def test_a_stop_signal_before_ranks_start_is_one_line_and_leaves_no_process(
     text: str, number: signal.Signals, out: str
 ) -> None:
     done = run_python(text)
-    line = "interrupted" if number == signal.SIGINT else "stopped by SIGTERM"
+    line = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     assert (done.returncode, done.stdout) == (128 + number, out)
     assert done.stderr == f"headway: {line}\n"
     wait_for_end(*(int(one.read_text()) for one in Path.cwd().glob("tool.pid")))
@@ -136,7 +137,7 @@ import torch
 @pytest.mark.parametrize(
     ("moment", "number", "said"),
     [
-        ("both import torch", signal.SIGINT, "interrupted"),
+        ("both import torch", signal.SIGTERM, "stopped by SIGTERM"),
         ("the fork server imports torch", signal.SIGINT, "interrupted"),
         ("the fork server imports torch", signal.SIGTERM, "stopped by SIGTERM"),
     ],
@@ -164,6 +165,7 @@ def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert errors == f"headway: {said}\n"
+    assert f"exit_code={128 + number}, report={said!r}" in str(read_all()[0])
     wait_for_end(*(int(one.name.rpartition("_")[2]) for one in importing))
 
 

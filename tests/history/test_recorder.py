@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from headway.contract.progress import Progress
 from headway.contract.run import RECORD_VARIABLE
+from headway.errors import LaunchError
 from headway.history import own, store
 from headway.history.record import Recorder, find, read_all, read_record
 from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
+from headway.launcher import run
+from headway.launcher.plan.program import Program
 from tests.history.runs import START, figures
 from tests.waiting import wait_until
 
@@ -60,6 +66,52 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     text = (Path(record.path) / "run.json").read_text()
     for secret in ("sk-live", "abcdefgh123", "0123456789"):
         assert secret not in text
+
+
+BEFORE_RANKS = [
+    (LaunchError("no server", where="here", fix="again"), 4, "no server"),
+    (OSError(errno.EMFILE, "Too many open files"), 4, "the ranks cannot be started: Too many"),
+    (RuntimeError("can't start new thread"), 4, "the ranks cannot be started: can't start"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (SystemExit(143), 143, "stopped before its ranks"),
+    (ValueError("odd"), 1, "ValueError: odd"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "report"), BEFORE_RANKS)
+def test_a_launch_that_ends_before_its_ranks_have_begun_has_its_end_on_record(
+    error: BaseException, code: int, report: str
+) -> None:
+    plan: Any = SimpleNamespace(environment={}, program=Program("train.py", ()))
+    kind = LaunchError if code == 4 else type(error)
+    with pytest.raises(kind), run._recorded(plan, {**os.environ}, lambda: START):
+        raise error
+    end = find(None).end
+    assert end is not None
+    assert (end.exit_code, end.report[: len(report)]) == (code, report)
+
+
+def test_a_script_that_cannot_replace_its_launcher_has_its_end_on_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan: Any = SimpleNamespace(environment={}, program=Program("train.py", ()), python=["python"])
+    plan.is_world_of_one, plan.supervised, plan.in_process, plan.not_hooked = (
+        False,
+        None,
+        False,
+        "no",
+    )
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.E2BIG, "Argument list too long")
+
+    monkeypatch.setattr(os, "execve", refused)
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr("headway.contract.signals.put_back", lambda _: None)
+    monkeypatch.setattr(own, "_process", own._Process())
+    with pytest.raises(LaunchError):
+        run.run(plan, {**os.environ}, start=lambda: START)
+    assert "exit_code=4, report='the ranks cannot be started: Argument" in str(find(None).end)
 
 
 def test_what_a_running_launch_keeps_is_on_record_before_it_ends() -> None:
