@@ -1,8 +1,9 @@
 """The folders of checkpoints: a private one is written, and takes its place in one step.
 
 A checkpoint is there once the folder has its name, and never before. Names that begin with a dot
-are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
-of the same name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
+are those of this file: `.tmp-NAME-WRITER.NONCE` is being written by a process, `.old-NAME-NONCE` is
+an older checkpoint of the same name on a file system that cannot exchange two folders,
+`.trash-NONCE` is being removed.
 A project has checkpoints in its folder, and in `checkpoints` below it.
 """
 
@@ -16,6 +17,7 @@ import shutil
 import stat
 import sys
 import time
+import zlib
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -32,6 +34,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.contract.notes import say, shown
 from headway.contract.paths import is_absent
+from headway.contract.process_groups import has_ended, place_of_process
 from headway.errors import CheckpointError
 
 FOLDER = "checkpoints"
@@ -41,7 +44,9 @@ NUMBERED, STEP = "checkpoint_", "step_"
 """Begin the names that Headway gives: a number follows, of a step with eight digits."""
 
 _DIGITS = {NUMBERED: 1, STEP: 8}
-_LEFT = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
+_WRITER = re.compile(r"-([0-9a-f]{8})\.([0-9]{1,9})\.([0-9]{1,11})\.[0-9a-f]{8}$")
+"""Of a process: a checksum of its machine, its id, and the time in seconds."""
+_LEFT = re.compile(rf"\.((tmp|old)-.+|trash)({_WRITER.pattern}|-[0-9a-f]{{8}})", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
@@ -71,7 +76,7 @@ def begin(target: Path) -> Path:
             where=str(target),
             fix="pass the path of a folder below it",
         )
-    pending = _beside(target, "tmp")
+    pending = _beside(target, "tmp", f"{_machine()}.{os.getpid()}.{int(time.time())}.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         pending.mkdir(mode=0o700)
@@ -399,17 +404,42 @@ def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointEr
     return None, faults
 
 
-def remove_abandoned(project: Path) -> None:
-    """Remove what interrupted saves of earlier runs have left; one run at a time saves.
+def remove_abandoned(project: Path) -> str:
+    """Remove what interrupted saves have left; return which process is saving, empty for none.
 
-    What cannot be removed is reported: no run fails for it.
+    What a live process of this machine writes stays. What cannot be removed is reported: no run
+    fails for it.
     """
+    saving = ""
     try:
-        left = [one for one in leftovers_in(project / FOLDER) if not remove(one)]
+        left = []
+        for path in leftovers_in(project / FOLDER):
+            if writer := _live_writer(path):
+                saving = writer
+            elif not remove(path):
+                left.append(path)
     except CheckpointError as error:
         left = [Path(error.problems[0].where)]
     if left:
         say(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
+    return saving
+
+
+def _live_writer(path: Path) -> str:
+    """Return the process of this machine that writes a folder, and where it runs; empty if none."""
+    found = _WRITER.search(path.name)
+    if found is None or found[1] != _machine() or has_ended(f":{found[2]}"):
+        return ""
+    import psutil
+
+    writer = f"process {found[2]}"
+    with suppress(psutil.Error):
+        process = psutil.Process(int(found[2]))
+        is_later = process.create_time() > int(found[3]) + 1  # it has the id of one that has ended
+        if is_later or process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        writer += f" in {shown(process.cwd())}"
+    return writer
 
 
 class State(str, Enum):
@@ -459,8 +489,12 @@ def _has_size(path: Path, size: int) -> bool:
 # ---------------------------------------------------------------------- names, disks
 
 
-def _beside(target: Path, kind: str) -> Path:
-    return target.with_name(f".{kind}-{target.name}-{os.urandom(4).hex()}")
+def _beside(target: Path, kind: str, writer: str = "") -> Path:
+    return target.with_name(f".{kind}-{target.name}-{writer}{os.urandom(4).hex()}")
+
+
+def _machine() -> str:
+    return f"{zlib.crc32(place_of_process().rpartition(':')[0].encode()):08x}"
 
 
 def _siblings(target: Path, kind: str) -> list[Path]:

@@ -214,7 +214,8 @@ class Preemption:
         if training.world.is_main:
             for line in (*lines, _start_of(run, project)):
                 say(line)
-            remove_abandoned(project)
+            if writer := remove_abandoned(project):
+                self._tell_of_others(project, writer)
             self._report_at_end(path)
         return run
 
@@ -432,12 +433,15 @@ class Preemption:
         if not self._has_told_of_others:
             saves = saves_in(project)
             for other in [saves[one] for one in saves.keys() - self._checkpoints.known_saves][:1]:
-                self._has_told_of_others = True
-                say(
-                    f"note: another run saves to {project} as well ({other}), and each removes"
-                    " the other's checkpoints; give each a project_dir of its own"
-                )
+                self._tell_of_others(project, str(other))
         keep_newest(project / FOLDER, STEP, keep)
+
+    def _tell_of_others(self, project: Path, other: str) -> None:
+        self._has_told_of_others = True
+        say(
+            f"note: another run saves to {project} as well ({other}), and each removes the other's"
+            " checkpoints; give each a project_dir of its own"
+        )
 
 
 def _take_at_end(of: ref[DueCheckpoint]) -> None:

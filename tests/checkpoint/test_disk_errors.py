@@ -128,6 +128,25 @@ def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
     assert f"cannot be removed: {left}" in capsys.readouterr().err
 
 
+def test_what_a_live_process_of_this_machine_writes_stays_and_the_process_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = folders.begin(tmp_path / "checkpoints" / "step_00000004")
+    start, _, writer = live.name.rpartition("-")
+    machine, pid, began_at, nonce = writer.split(".")
+    elsewhere, ended, reused = (
+        ("0" * 8, pid, began_at),
+        (machine, "9" * 9, began_at),
+        (machine, pid),
+    )
+    for other in (elsewhere, ended, (*reused, "1")):
+        live.with_name(f"{start}-{'.'.join(other)}.{nonce}").mkdir()
+    train(tmp_path)
+    assert folders.leftovers_in(live.parent) == [live]
+    said = f"another run saves to {tmp_path} as well (process {pid} in {os.getcwd()})"
+    assert capsys.readouterr().err.count(said) == 1
+
+
 def test_a_save_that_was_cut_off_and_cannot_be_read_is_named(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints" / "a")
     old = (tmp_path / "checkpoints" / "a").rename(tmp_path / "checkpoints" / ".old-a-0123abcd")
