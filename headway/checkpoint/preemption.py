@@ -148,6 +148,8 @@ class Preemption:
         self._checkpoints, self._training = checkpoints, checkpoints.training
         self._tracking, self._settings, self._end = tracking, settings, end
         self._schedule = Schedule()
+        self._every: int | str | None = None  # of the last `checkpoint()`
+        self._interval = Interval()  # that it stands for
         self._signals: StopSignals | None = None  # from the first time that the script asks
         self._request = Request.NONE  # that all ranks have agreed on
         self._stepping: Any = (_NoOptimizerYet,)  # optimizers
@@ -163,6 +165,8 @@ class Preemption:
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
         """Save when a save is due; save and exit when the job must stop."""
+        if every is not self._every:
+            self._interval, self._every = _interval_of(every), every
         due = self._training.run.checkpoint
         if every is not None and due.action is None:
             look_at = self._schedule.look_at
@@ -263,8 +267,14 @@ class Preemption:
         meet("checkpoint(...)")
         self._require_prepared_before()
         self._stepping = self._training.optimizers
+        if every is not None and not self._stepping:
+            raise UsageError(
+                "checkpoint(every=...) acts between optimizer steps, and no optimizer is prepared",
+                where=f"the script's checkpoint(every={every!r})",
+                fix="prepare the optimizer, or ask accelerator.should_stop and call checkpoint()",
+            )
         step = self._training.steps_done
-        is_due, due = self._is_due(every, step), self._training.run.checkpoint
+        is_due, due = self._is_due(step), self._training.run.checkpoint
         if not (is_due or self._request is not Request.NONE or due.action is not None):
             return None
         take = partial(self._take, project, allow_pickle, wait)
@@ -284,9 +294,9 @@ class Preemption:
             self._leave(folder, step)
         return folder
 
-    def _is_due(self, every: int | str | None, step: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         """Return whether a save is due at this step, and note at which one to look again."""
-        interval, schedule = self._interval(every), self._schedule
+        interval, schedule = self._interval, self._schedule
         is_due = schedule.is_due(interval, step)
         if self._request is Request.NONE and (is_due or step >= self._by_steps.next_at):
             is_late = schedule.is_late(interval, time.monotonic())
@@ -296,31 +306,6 @@ class Preemption:
             is_due |= is_late
         schedule.look_again(interval, step, self._by_steps.next_at)
         return is_due
-
-    def _interval(self, every: int | str | None) -> Interval:
-        if every is None:
-            return Interval()
-        where = f"the script's checkpoint(every={every!r})"
-        if not self._stepping:
-            raise UsageError(
-                "checkpoint(every=...) acts between optimizer steps, and no optimizer is prepared",
-                where=where,
-                fix="prepare the optimizer, or ask accelerator.should_stop and call checkpoint()",
-            )
-        if type(every) is int and every > 0:
-            return Interval(steps=every)
-        try:
-            from headway.settings.setting import Seconds
-
-            if not isinstance(every, str):
-                raise ValueError("which is not one of the two")
-            return Interval(seconds=Seconds(1)(every))
-        except ValueError as error:
-            raise UsageError(
-                f"every is {every!r}, {error}",
-                where=where,
-                fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
-            ) from None
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
         folder = step_folder(project, step)
@@ -442,6 +427,25 @@ class Preemption:
             f"note: another run saves to {project} as well ({other}), and each removes the other's"
             " checkpoints; give each a project_dir of its own"
         )
+
+
+def _interval_of(every: int | str | None) -> Interval:
+    if every is None:
+        return Interval()
+    if type(every) is int and every > 0:
+        return Interval(steps=every)
+    try:
+        from headway.settings.setting import Seconds
+
+        if not isinstance(every, str):
+            raise ValueError("which is not one of the two")
+        return Interval(seconds=Seconds(1)(every))
+    except ValueError as error:
+        raise UsageError(
+            f"every is {every!r}, {error}",
+            where=f"the script's checkpoint(every={every!r})",
+            fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
+        ) from None
 
 
 def _take_at_end(of: ref[DueCheckpoint]) -> None:

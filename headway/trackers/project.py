@@ -25,7 +25,8 @@ class ProjectConfiguration:
         save_on_each_node: refused if True: a checkpoint is one folder that all machines share.
 
     Raises:
-        UsageError: `save_on_each_node=True`, or `total_limit` is not a number of at least 1.
+        UsageError: `save_on_each_node=True`, `total_limit` is not a whole number of at least 1, or
+            a folder is not a path.
 
     Examples:
         >>> from headway.utils import ProjectConfiguration
@@ -43,17 +44,20 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def __post_init__(self) -> None:
-        self.set_directories(self.project_dir)
         where = "the script's ProjectConfiguration(...)"
+        check_folder("project_dir", self.project_dir, where)
+        check_folder("logging_dir", self.logging_dir, where)
+        self.set_directories(self.project_dir)
         if self.save_on_each_node:
             raise UsageError(
                 "save_on_each_node=True is not supported",
                 where=where,
                 fix="remove it, and save to a folder that all machines share",
             )
-        if self.total_limit is not None and self.total_limit < 1:
+        limit = self.total_limit
+        if limit is not None and (type(limit) is not int or limit < 1):
             raise UsageError(
-                f"total_limit is {self.total_limit}, but the newest checkpoint always stays",
+                f"total_limit is {limit!r}, not a whole number of at least 1",
                 where=where,
                 fix="pass how many checkpoints to keep, 1 or more; or None for all",
             )
@@ -63,6 +67,17 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
+
+
+def check_folder(name: str, folder: object, where: str) -> None:
+    """Raise UsageError unless `folder` is a path, or None."""
+    is_path = isinstance(folder, str | os.PathLike) and isinstance(os.fspath(folder), str)
+    if folder is not None and not is_path:
+        raise UsageError(
+            f"{name} is {folder!r}, not a path",
+            where=where,
+            fix='pass the path of a folder, for example "runs/my_run"',
+        )
 
 
 def merged_project(

@@ -18,7 +18,7 @@ from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.strategies.strategy import Strategy
-from headway.trackers.project import Folder, ProjectConfiguration
+from headway.trackers.project import Folder, ProjectConfiguration, check_folder
 from headway.trackers.tracking import LogWith
 from headway.training.accumulation import GradientAccumulationPlugin, check_steps
 
@@ -119,6 +119,8 @@ def merge_arguments(
 def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
     """Return the settings among the arguments, by the names of `RunContract`; None if not given."""
     resume = arguments.resume_from
+    check_folder("project_dir", arguments.project_dir, CALL)
+    check_folder("resume_from", resume, CALL)
     return {
         "device": arguments.device,
         "mixed_precision": arguments.mixed_precision,

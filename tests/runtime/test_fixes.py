@@ -68,6 +68,14 @@ notebook_launcher(print, num_processes=0) -> notebook_launcher(print, num_proces
 get_logger("x", "LOUD") -> get_logger("x", "`DEBUG`")
 is_torch_version("=>", "2") -> is_torch_version(`'>='`, "2")
 ProjectConfiguration(total_limit=0) -> ProjectConfiguration(total_limit=1)  # `1 or more`
+ProjectConfiguration(total_limit=1.5) -> ProjectConfiguration(total_limit=1)  # `1 or more`
+ProjectConfiguration(total_limit=True) -> ProjectConfiguration(total_limit=1)  # `1 or more`
+ProjectConfiguration(total_limit="2") -> ProjectConfiguration(total_limit=2)  # `how many`
+ProjectConfiguration(logging_dir=5) -> ProjectConfiguration(logging_dir=`"runs/my_run"`)
+ProjectConfiguration(b"bb") -> ProjectConfiguration(`"runs/my_run"`)
+Accelerator(project_dir=5) -> Accelerator(project_dir=`"runs/my_run"`)
+Accelerator(resume_from=5) -> Accelerator(resume_from=`"runs/my_run"`)
+accelerator.save_state(5) -> accelerator.save_state(`"runs/my_run"`)
 ProjectConfiguration(save_on_each_node=True) -> ProjectConfiguration()  # `remove it`
 DataLoaderConfiguration(data_seed=3) \
 -> DataLoaderConfiguration(data_seed=3, `use_seedable_sampler=True`)
