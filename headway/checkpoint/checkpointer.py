@@ -13,10 +13,10 @@ from torch.utils.hooks import RemovableHandle
 from headway.checkpoint.folders import (
     FOLDER,
     NUMBERED,
-    keep_newest,
     newest_in,
     next_number,
     numbered_folder,
+    prune,
 )
 from headway.contract.notes import say_once
 from headway.contract.paths import is_absent
@@ -80,7 +80,7 @@ class Checkpointer:
                 target,
                 allow_pickle,
                 wait=wait,
-                then=lambda: None if keep is None else keep_newest(folder, NUMBERED, keep),
+                then=lambda: None if keep is None else prune(folder, keep, NUMBERED),
             )
         project.iteration += 1
         return str(target)

@@ -243,13 +243,15 @@ def remove(path: Path) -> bool:
     return is_absent(path) and is_absent(trash)
 
 
-def prune(folder: Path, keep: int) -> dict[Path, bool]:
+def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]:
     """Remove all but the newest `keep` checkpoints; return whether each is gone completely.
 
-    A link is not a checkpoint: it is neither counted nor removed.
+    With `start`, only names that Headway has made with it count. A link is not a checkpoint: it is
+    neither counted nor removed.
     """
-    old = own_checkpoints_in(folder)[: -max(keep, 1)]
-    return {one.path: remove(one.path) for one in old}
+    paths = [one.path for one in own_checkpoints_in(folder)]
+    own = [one for one in paths if start is None or _number(one.name, start) is not None]
+    return {one: remove(one) for one in own[: -max(keep, 1)]}
 
 
 def leftovers_in(folder: Path) -> list[Path]:
@@ -305,14 +307,6 @@ def paths_in(folder: Path) -> list[Path]:
             where=shown(str(folder)),
             fix="pass a folder that you may read, or the path of a new one",
         ) from None
-
-
-def keep_newest(folder: Path, start: str, keep: int) -> None:
-    """Remove all but the newest checkpoints whose names Headway has made with this start."""
-    found = own_checkpoints_in(folder)
-    named = [one.path for one in found if _number(one.path.name, start) is not None]
-    for path in named[: -max(keep, 1)]:
-        remove(path)
 
 
 def saves_in(project: Path) -> dict[float, Path]:

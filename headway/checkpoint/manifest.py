@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headway.contract.notes import shown
-from headway.contract.paths import is_absent
+from headway.contract.paths import is_absent, opened, read_plain
 from headway.contract.typed import plain, read
 from headway.errors import CheckpointError
 
@@ -26,7 +24,6 @@ FORMAT = 6
 _BLOCK = 2**20
 _LOOKS = 5  # at a checkpoint that another process replaces while it is read
 _OTHER_CHECKSUM = "its checksum differs from that of when it was written"
-_OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class File(NamedTuple):
@@ -60,9 +57,7 @@ def describe_files(
     """
     files = []
     for path in paths:
-        with _named(folder / path), _opened(folder / path) as handle:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise OSError(errno.EINVAL, "it is not a file")
+        with _named(folder / path), opened(folder / path) as handle:
             if path in known:
                 files.append(File(path, os.fstat(handle).st_size, known[path]))
             else:
@@ -77,17 +72,6 @@ def write_json(path: Path, value: Any) -> None:
         file.write(json.dumps(value, allow_nan=False))  # json.dump is six times as slow
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link")
-    handle = os.open(path, _OPENING)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -157,12 +141,6 @@ def _without_manifest(folder: Path, error: OSError | ValueError) -> CheckpointEr
     )
 
 
-def read_plain(path: Path) -> bytes:
-    """Return the bytes of a small file; OSError for a link."""
-    with _opened(path) as handle, open(handle, "rb", closefd=False) as file:
-        return file.read()
-
-
 def _require_known_format(fields: Any, path: Path) -> None:
     if not isinstance(fields, dict) or type(fields.get("format")) is not int:
         raise ValueError("it has no format number")
@@ -217,12 +195,10 @@ def _fault_in(folder: Path, manifest: Manifest) -> CheckpointError | None:
 
 def _problem_with(folder: Path, file: File) -> str:
     """Return how a file differs from the manifest; empty if it does not."""
-    with _opened(folder / file.path) as handle:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return "it is not a file"
-        if status.st_size != file.size:
-            return f"it has {status.st_size} bytes instead of {file.size}"
+    with opened(folder / file.path) as handle:
+        size = os.fstat(handle).st_size
+        if size != file.size:
+            return f"it has {size} bytes instead of {file.size}"
         found = _describe(file.path, handle)
     return "" if found == file else _OTHER_CHECKSUM
 

@@ -19,8 +19,8 @@ from headway.checkpoint.folders import (
     STEP,
     Candidate,
     candidates,
-    keep_newest,
     newest_whole,
+    prune,
     remove_abandoned,
     resolve_checkpoint,
     saves_in,
@@ -419,7 +419,7 @@ class Preemption:
             saves = saves_in(project)
             for other in [saves[one] for one in saves.keys() - self._checkpoints.known_saves][:1]:
                 self._tell_of_others(project, str(other))
-        keep_newest(project / FOLDER, STEP, keep)
+        prune(project / FOLDER, keep, STEP)
 
     def _tell_of_others(self, project: Path, other: str) -> None:
         self._has_told_of_others = True

@@ -5,11 +5,14 @@ An error of the disk is not an absence.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
+_OPENING = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
 
 
@@ -51,6 +54,28 @@ def is_absent(path: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     return False
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Open a file to read; OSError for a link, a pipe, a device or a folder, which is not read."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "it is a link")
+    handle = os.open(path, _OPENING)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
+    """Return the bytes of a file; OSError for what `opened` refuses, or if there are too many."""
+    with opened(path) as handle, open(handle, "rb", closefd=False) as file:
+        if os.fstat(handle).st_size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
+        return file.read()
 
 
 def has_package(python: str, name: str) -> bool:

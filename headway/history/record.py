@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway.contract.notes import say
-from headway.contract.paths import is_absent
+from headway.contract.paths import is_absent, read_plain
 from headway.contract.records import Figures, Kept
 from headway.contract.secrets import masked_output
-from headway.contract.typed import plain, read
+from headway.contract.typed import Misfit, plain, read
 from headway.errors import ConfigError, did_you_mean
 from headway.history import store
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
@@ -36,6 +36,7 @@ TAIL_LINES = 200
 _EVERY_S = 60.0
 _CLOSE_WITHIN_S = 2.0
 _TAIL_CHARS = 2**18  # of all ranks together
+_MAX_BYTES = 2**26  # of a record that is read; those of thousands of ranks have less
 
 
 class Outcome(NamedTuple):
@@ -205,14 +206,18 @@ def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int
 
 def decode(text: bytes) -> RunRecord:
     """Return the record that a text holds, or raise ValueError with a predicate."""
+    found = None
     try:
         fields = json.loads(text)
-        found = fields.pop("format")
-        if found == FORMAT:
+        if isinstance(fields, dict) and (found := fields.pop("format", None)) == FORMAT:
             return read(RunRecord, fields)
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+    except Misfit as error:
         raise ValueError(f"is damaged: {error}") from None
-    raise ValueError(f"has format {found!r:.20}, and this Headway reads {FORMAT}")
+    except (ValueError, RecursionError):
+        raise ValueError("is damaged: it is not JSON") from None
+    if type(found) is int:
+        raise ValueError(f"has format {found!r:.20}, and this Headway reads {FORMAT}")
+    raise ValueError("is damaged: it has no format number")
 
 
 def is_running(record: RunRecord) -> bool:
@@ -230,9 +235,7 @@ def is_running(record: RunRecord) -> bool:
 def read_record(path: str) -> RunRecord:
     """Return the record in a run's folder; raises ConfigError if it cannot be read."""
     try:
-        # a pipe without a writer is empty: nothing waits
-        with open(os.open(os.path.join(path, FILE), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return decode(file.read())._replace(path=path)
+        return decode(read_plain(os.path.join(path, FILE), _MAX_BYTES))._replace(path=path)
     except (OSError, ValueError) as error:
         reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else error
         what = f"the record of run {os.path.basename(path)} {reason}"

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from headway import Accelerator  # noqa: E402
 from headway.checkpoint import folders  # noqa: E402
-from headway.checkpoint.folders import NUMBERED, STEP, State, keep_newest, listed_in  # noqa: E402
+from headway.checkpoint.folders import NUMBERED, STEP, State, listed_in, prune  # noqa: E402
 from headway.checkpoint.manifest import NAME, files_below  # noqa: E402
 from headway.commands.checkpoint import main  # noqa: E402
 from headway.contract.paths import is_absent  # noqa: E402
@@ -108,8 +108,8 @@ def test_a_rotation_removes_only_names_that_it_gives(tmp_path: Path) -> None:
         save(folder / name)
     for name in left:
         (folder / name).mkdir()
-    keep_newest(folder, STEP, 2)
-    keep_newest(folder, NUMBERED, 1)
+    prune(folder, 2, STEP)
+    prune(folder, 1, NUMBERED)
     folders.remove_abandoned(tmp_path)
     kept = [*others, *own[STEP][1:], *own[NUMBERED][2:], *left[:3]]
     assert sorted(os.listdir(folder)) == sorted(kept)

@@ -14,7 +14,6 @@ from headway.checkpoint import folders, manifest
 from headway.checkpoint.folders import (
     STEP,
     checkpoints_in,
-    keep_newest,
     newest_in,
     next_time,
     prune,
@@ -118,7 +117,7 @@ def test_prune_leaves_links_and_what_they_lead_to_alone(tmp_path: Path) -> None:
     (folder / "step_00000009").symlink_to("step_00000003")
     (folder / "best").symlink_to(tmp_path / "elsewhere")
     assert [path.name for path in prune(folder, 2)] == ["step_00000001"]
-    keep_newest(folder, STEP, 1)
+    prune(folder, 1, STEP)
     assert sorted(path.name for path in folder.iterdir()) == [
         *("best", "step_00000003", "step_00000009", "zlatest")
     ]

@@ -36,13 +36,18 @@ def test_launches_of_one_second_have_folders_of_their_own() -> None:
         ('"format":1', '"format":2', "has format 2, and this Headway reads 1"),
         ('"is_rank":false', '"is_rank":0', "is damaged: start.is_rank is 0, not of type bool"),
         ('"job":"",', "", "is damaged: start has missing fields: job"),
-        ("}", "", "is damaged"),
+        ("}", "", "is damaged: it is not JSON"),
+        pytest.param("", "[" * 10**5, "is damaged: it is not JSON", id="nested"),
+        ("", "null", "is damaged: it has no format number"),
+        ("", "[]", "is damaged: it has no format number"),
+        ("", "{}", "is damaged: it has no format number"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_refused_by_its_name(old: str, new: str, said: str) -> None:
     record = write_run()
     file = record_file(record)
-    file.write_text(file.read_text().replace(old, new))
+    text = file.read_text()
+    file.write_text(text.replace(old or text, new))
     with pytest.raises(ConfigError, match=f"the record of run {record.name} {said}"):
         find(record.name)
     found, refused = read_all()
@@ -52,12 +57,18 @@ def test_a_record_that_cannot_be_read_is_refused_by_its_name(old: str, new: str,
 
 def test_a_run_that_has_just_begun_is_in_no_list() -> None:
     record = write_run()
-    record_file(record).unlink()
+    whole = record_file(record).rename(record_file(record).with_name("whole"))
     assert read_all() == ([], [])
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         find(record.name)
     os.mkfifo(record_file(record))  # nothing waits for who might write
-    assert record.name in read_all()[1][0]
+    assert "it is not a file" in read_all()[1][0]
+    record_file(record).unlink()
+    record_file(record).symlink_to(whole)
+    assert "it is a link" in read_all()[1][0]
+    record_file(record).unlink()
+    os.truncate(whole.rename(record_file(record)), 2**26 + 1)
+    assert "it has more than 67108864 bytes" in read_all()[1][0]
 
 
 def test_the_oldest_of_too_many_runs_go() -> None:
