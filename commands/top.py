@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +23,7 @@ HEAD = ("pid", "program", "ranks", "since")
 """Of a table of launches."""
 
 _EVERY_S = 1.0
+_QUIT = (b"q", b"")  # b"": the terminal has been closed
 _NO_STEP = "no rank has told of an optimizer step yet"
 _UNKNOWN = "-"
 _STALE_S = 10.0  # a rank that has not told of a step for so long is marked
@@ -50,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "top",
         "Show your running launches on this machine, and one row for each rank of one of them: "
-        "its step, where its time goes, its memory and its last line, each second until Ctrl-C. "
+        "its step, where its time goes, its memory and its last line, until q or Ctrl-C. "
         "Where the time of a step goes is known of scripts that use an Accelerator. A single "
         "process has no launcher, and is shown only with `headway launch --supervise`.",
         usage="headway top [RUN] [--json]",
@@ -112,11 +115,7 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     newest = next((one for one in reversed(runs) if one.ranks), runs[-1])
     chosen = newest
     if word is not None:
-        named = [one for one in runs if str(one.run.pid) == word]
-        if not named:
-            yield f"{word} has ended"
-            return
-        (chosen,) = named
+        (chosen,) = (one for one in runs if str(one.run.pid) == word)
     elif len(runs) > 1:
         yield f"these are the ranks of {newest.run.pid}; `headway top RUN` shows those of RUN"
     if not chosen.ranks:
@@ -132,16 +131,37 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
 
 
 def _watch(word: str | None) -> None:
+    """Show the live screen until q, Ctrl-C, or the end of the run that `word` names."""
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                live.update(screen_of(watched(), word, live.console.width), refresh=True)
-                time.sleep(_EVERY_S)
-        except KeyboardInterrupt:
-            pass
+    with suppress(KeyboardInterrupt), _keys() as keys:
+        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+            runs = watched()
+            while word is None or any(str(one.run.pid) == word for one in runs):
+                live.update(screen_of(runs, word, live.console.width), refresh=True)
+                if select.select(keys, [], [], _EVERY_S)[0] and os.read(keys[0], 1) in _QUIT:
+                    return
+                runs = watched()
+        print(f"{word} has ended")
+
+
+@contextmanager
+def _keys() -> Iterator[list[int]]:
+    """Give the descriptor at which each key can be read as it is typed, if there is one."""
+    import termios
+    import tty
+
+    if not sys.stdin.isatty():
+        yield []
+        return
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    tty.setcbreak(keys, termios.TCSANOW)
+    try:
+        yield [keys]
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
 
 def screen_of(runs: Sequence[Watched], word: str | None, width: int) -> RenderableType:

@@ -138,8 +138,20 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
     text = screen(150)
     assert text.count("(machine lost)") == 4
     assert "makes all others wait" not in text
-    assert "1 has ended" in screen(150, "1")
     assert "no launch of yours runs" in screen(150, None, [])
+
+
+def test_the_live_screen_ends_with_q_and_with_the_run_that_is_named(
+    launch: RunFigures, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, keyboard = os.openpty()
+    with open(terminal, "wb", buffering=0) as typed, open(keyboard) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        typed.write(b"q")
+        top._watch(None)
+        assert "has ended" not in capsys.readouterr().out
+        top._watch("1")
+        assert capsys.readouterr().out.endswith("1 has ended\n")
 
 
 @pytest.mark.parametrize(
