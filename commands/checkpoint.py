@@ -18,7 +18,7 @@ from headway.checkpoint.folders import (
     recover,
     resolve_checkpoint,
 )
-from headway.checkpoint.manifest import NAME, Manifest, unlisted_files, verify
+from headway.checkpoint.manifest import NAME, Manifest, read_manifest, unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.contract.notes import say, shown
@@ -91,11 +91,7 @@ def make_parser() -> Parser:
 def _holder(folder: Path) -> Path:
     """Return the folder that holds the checkpoints: this one, or the one in a project's folder."""
     if is_absent(folder):
-        raise CheckpointError(
-            "there is no such folder",
-            where=shown(str(folder)),
-            fix="pass the folder of a project, or the one that holds its checkpoints",
-        )
+        read_manifest(folder)  # the error that `verify` reports
     below = folder / PROJECT_FOLDER
     return folder if is_absent(below) or own_checkpoints_in(folder) else below
 

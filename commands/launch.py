@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
-from typing import TYPE_CHECKING
 
 from headway.commands.elsewhere import (
     Request,
@@ -36,9 +35,6 @@ from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
 from headway.settings.table import ON, TABLE, TOPICS, Settings
-
-if TYPE_CHECKING:
-    pass
 
 FOREVER = "forever"  # --wait without a number
 _PLACING = [

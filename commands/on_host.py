@@ -68,8 +68,6 @@ def found_here(order: Order, environ: Mapping[str, str]) -> Found:
 
 
 class _Lines:
-    """Reads lines from a descriptor."""
-
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.has_ended = False

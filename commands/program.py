@@ -14,10 +14,7 @@ from headway.settings.setting import Seconds
 from headway.settings.table import TABLE
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
-_UNITS = (  # as people write them
-    *("s", "sec", "second", "seconds", "m", "min", "minute", "minutes"),
-    *("h", "hour", "hours", "d", "day", "days"),
-)
+_UNITS = " s sec second seconds m min minute minutes h hour hours d day days "
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
 _NOT_PYTHON = {  # by suffix: what the file is, and the fix
     ".ipynb": (
@@ -69,8 +66,10 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
         )
     try:
         os.stat(script)
+        if os.path.isfile(script):
+            open(script, "rb").close()
     except OSError as error:
-        raise _missing(script, error, _meant_as_value(script, parser, own)) from None
+        raise _missing(script, error, _fix_of_missing(script, parser, own)) from None
     if not _is_stream(script):
         _check_archive(script)
     kind, fix = _NOT_PYTHON.get(os.path.splitext(script)[1].lower(), ("", ""))
@@ -86,27 +85,15 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
 def _check_archive(script: str) -> None:
     """Refuse a folder or zip archive without what Python runs of it."""
     finder = finder_in(script)
-    if finder is not None:
-        if finder.find_spec("__main__") is None:
-            kind = "directory" if os.path.isdir(script) else "zip archive"
-            raise bad_words(
-                f"{script!r} is a {kind} without a __main__.py, not a script",
-                fix="name the script inside it, or add a __main__.py that runs it",
-            )
-        return
-    try:
-        with open(script, "rb") as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise _missing(script, error) from None
-    if (start.partition(b"\n")[2] if start[:2] == b"#!" else start).startswith(b"PK\3\4"):
+    if finder is not None and finder.find_spec("__main__") is None:
+        kind = "directory" if os.path.isdir(script) else "zip archive"
         raise bad_words(
-            f"{script!r} starts as a zip archive does, but its end is missing",
-            fix="copy or build the archive again: it is truncated",
+            f"{script!r} is a {kind} without a __main__.py, not a script",
+            fix="name the script inside it, or add a __main__.py that runs it",
         )
 
 
-def _missing(script: str, error: OSError, fix: str = "") -> ConfigError:
+def _missing(script: str, error: OSError, fix: str) -> ConfigError:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return bad_words(
             f"script {script!r} cannot be read: {error.strerror}",
@@ -115,24 +102,22 @@ def _missing(script: str, error: OSError, fix: str = "") -> ConfigError:
     close = _similar_file(script)
     return bad_words(
         f"script {script!r} not found" + (f"; did you mean {close!r}?" if close else ""),
-        fix=fix or "check the path; a module is run with -m",
+        fix=fix,
     )
 
 
-def _meant_as_value(script: str, parser: Parser, own: Sequence[str]) -> str:
-    """Return the fix where the missing script may belong to the flag before it; else empty."""
-    spelling, _, value = own[-1].partition("=") if own else ("", "", "")
-    flag = parser.known.get(spelling)
-    if flag is None or not flag.takes_value:
-        return ""
-    if value == flag.default_value:
+def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
+    """Return the fix, which names the flag before the script where the word may belong to it."""
+    spelling, _, value = own[-1].partition("=") if own else ("--help", "", "")
+    flag = parser.known[spelling]
+    if flag.takes_value and value == flag.default_value:
         written = f"{spelling}={flag.options['metavar']}"
         return f"check the path; a value of {spelling} is written after '=': {written}"
-    row = TABLE.get(flag.options["dest"])
-    is_duration = row is not None and isinstance(row.kind, Seconds)
-    if is_duration and value.isdecimal() and script.lower() in _UNITS:
+    row = TABLE.get(flag.options.get("dest", ""))
+    is_duration = row is not None and isinstance(row.kind, Seconds) and value.isdecimal()
+    if is_duration and f" {script.lower()} " in _UNITS:
         return f"write the duration as one word: {spelling} {value}{script[0].lower()}"
-    return ""
+    return "check the path; a module is run with -m"
 
 
 def _similar_file(script: str) -> str | None:

@@ -315,7 +315,6 @@ def _inherited(
 
 
 def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of a run."""
     of_machines = [TABLE[name].variable for name in OF_MACHINES]
     is_in_job = "SLURM_JOB_ID" in environ
     stays = ("SLURM_CONF", "SLURM_CLUSTERS")

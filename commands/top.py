@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.json:
         print(json.dumps({"runs": [one.to_json() for one in runs]}, indent=2))
     elif sys.stdout.isatty():
-        _watch(chosen)
+        watch(chosen)
     else:
         for part in _parts(runs, chosen):
             if isinstance(part, str):
@@ -130,7 +130,7 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     yield from chosen.words
 
 
-def _watch(word: str | None) -> None:
+def watch(word: str | None) -> None:
     """Show the live screen until q, Ctrl-C, or the end of the run that `word` names."""
     from rich.console import Console
     from rich.live import Live

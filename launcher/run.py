@@ -175,13 +175,10 @@ def _refusal(error: BaseException) -> BaseException:
 
 def _end_by(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the report of a launch that ends by an exception."""
-    if isinstance(error, HeadwayError):
-        return error.exit_code, str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted"
     if isinstance(error, SystemExit):  # of a stop signal
         return int(error.code or 0), "stopped before its ranks had started"
-    return 1, f"{type(error).__name__}: {error}"
+    code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+    return code, str(error) or type(error).__name__
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
@@ -209,14 +206,9 @@ def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> No
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        from headway.contract.progress import Progress
-        from headway.history import own
         from headway.launcher.processes.starter import cannot_start
 
-        refused = cannot_start(error)
-        os.environ.update(environment)  # which names the record
-        own.end(refused.exit_code, str(refused), Progress())
-        raise refused from None
+        raise cannot_start(error) from None
 
 
 def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:

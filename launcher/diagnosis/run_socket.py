@@ -29,7 +29,7 @@ _TIMEOUT_S = 5.0  # for a message; the work for an answer is not counted
 _REQUEST_WITHIN_S = 1.0  # from the connection to the request; meanwhile all others wait
 _PAUSE_S = 0.1
 _LONGEST_REQUEST = 4096  # bytes
-_NONE: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}  # of a suspended launch
+_NONE: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}  # figures, where none are known
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
@@ -49,16 +49,13 @@ class Run(NamedTuple):
         return f"{self.num_processes} (machine {self.machine_rank} of {self.num_machines})"
 
 
-_NO_FIGURES: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}
-
-
 class RunSocket:
     """Answers requests, one after the other by a thread of its own, until `close`."""
 
     def __init__(self, run: Run) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
         """Returns where the ranks are."""
-        self.figures: Callable[[], dict[str, Any]] = lambda: {**_NO_FIGURES}
+        self.figures: Callable[[], dict[str, Any]] = lambda: {**_NONE}
         """Returns what the ranks have told of their steps, for JSON."""
         self._run = run
         self._is_closing = False

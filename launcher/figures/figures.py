@@ -200,10 +200,7 @@ class RunFigures:
         )
 
     def line(self) -> str:
-        """Return a line about the run; empty before the first record, and beside machine 0.
-
-        The first and the last part matter most; of the others a narrow terminal skips the first.
-        """
+        """Return a line about the run; empty before the first record, and beside machine 0."""
         rows = self.rows()
         if not rows or self._machine != 0:
             return ""

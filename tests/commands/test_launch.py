@@ -203,7 +203,6 @@ REFUSALS = {
         ["--dry-run", "--log-dir", "script.py", "script.py"],
         "log_dir 'script.py' cannot be written to",
     ),
-    "a wait without =": (["--devices=idle:2", "--wait", "10m", "script.py"], "'10m' not found"),
     "a setting without a flag": (["--restart-delay", "3", "script.py"], "--set restart_delay=3"),
     "a setting that does not exist": (["--set", "restart_dely=3", "script.py"], "restart_delay"),
     "no setting": (["--set", "record", "script.py"], "which is not NAME=VALUE"),

@@ -148,9 +148,9 @@ def test_the_live_screen_ends_with_q_and_with_the_run_that_is_named(
     with open(terminal, "wb", buffering=0) as typed, open(keyboard) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         typed.write(b"q")
-        top._watch(None)
+        top.watch(None)
         assert "has ended" not in capsys.readouterr().out
-        top._watch("1")
+        top.watch("1")
         assert capsys.readouterr().out.endswith("1 has ended\n")
 
 
