@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from headway.checkpoint.folders import (
     FOLDER,
     NUMBERED,
+    named_folder,
     newest_in,
     next_number,
-    numbered_folder,
     prune,
 )
 from headway.contract.notes import say_once
@@ -259,7 +259,7 @@ class Checkpointer:
     def _next_folder(self, output_dir: Folder) -> Path:
         if not self.project.automatic_checkpoint_naming:
             return _given(output_dir, "save_state")
-        folder = numbered_folder(self.project_folder("save_state"), self.project.iteration)
+        folder = named_folder(self.project_folder("save_state"), NUMBERED, self.project.iteration)
         if not is_absent(folder):
             raise CheckpointError(
                 "there is a checkpoint of this number, of another run or of an earlier one",

@@ -262,13 +262,9 @@ def leftovers_in(folder: Path) -> list[Path]:
 # ---------------------------------------------------------------------- look
 
 
-def step_folder(project: Path, step: int) -> Path:
-    """Return the folder for a step's checkpoint; the names sort by step."""
-    return project / FOLDER / _name(STEP, step)
-
-
-def numbered_folder(project: Path, number: int) -> Path:
-    return project / FOLDER / _name(NUMBERED, number)
+def named_folder(project: Path, start: str, number: int) -> Path:
+    """Return the folder for a checkpoint that Headway names; those of steps sort by their names."""
+    return project / FOLDER / _name(start, number)
 
 
 def next_number(project: Path) -> int:
@@ -404,19 +400,14 @@ def remove_abandoned(project: Path) -> str:
     What a live process of this machine writes stays. What cannot be removed is reported: no run
     fails for it.
     """
-    saving = ""
     try:
-        left = []
-        for path in leftovers_in(project / FOLDER):
-            if writer := _live_writer(path):
-                saving = writer
-            elif not remove(path):
-                left.append(path)
+        writers = {one: _live_writer(one) for one in leftovers_in(project / FOLDER)}
+        left = [one for one, writer in writers.items() if not writer and not remove(one)]
     except CheckpointError as error:
-        left = [Path(error.problems[0].where)]
+        writers, left = {}, [Path(error.problems[0].where)]
     if left:
         say(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
-    return saving
+    return next(filter(None, writers.values()), "")
 
 
 def _live_writer(path: Path) -> str:

@@ -19,12 +19,12 @@ from headway.checkpoint.folders import (
     STEP,
     Candidate,
     candidates,
+    named_folder,
     newest_whole,
     prune,
     remove_abandoned,
     resolve_checkpoint,
     saves_in,
-    step_folder,
 )
 from headway.checkpoint.manifest import read_json, read_manifest, take_another
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
@@ -117,10 +117,6 @@ class Schedule:
         self.look_at = agree_at
         if every.steps is not None:
             self.look_at = min(self.look_at, (step // every.steps + 1) * every.steps)
-
-    def look_at_once(self) -> None:
-        """Note that something is due at the next step."""
-        self.look_at = 0
 
     def saved(self, step: int, now: float) -> None:
         """Count from here: steps from `step`, seconds from `now`."""
@@ -282,7 +278,7 @@ class Preemption:
         if due.mark(take):
             atexit.unregister(self._at_end)
             self._at_end = atexit.register(partial(_take_at_end, ref(due)))
-            return str(step_folder(project, step))
+            return str(named_folder(project, STEP, step))
         return take()
 
     def _take(self, project: Path, allow_pickle: bool, wait: bool) -> str:
@@ -308,7 +304,7 @@ class Preemption:
         return is_due
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
-        folder = step_folder(project, step)
+        folder = named_folder(project, STEP, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
         self._checkpoints.save_to(
@@ -343,13 +339,13 @@ class Preemption:
     def _note(self, request: Request) -> None:
         self._request = request
         if request is not Request.NONE:
-            self._schedule.look_at_once()
+            self._schedule.look_at = 0  # at once
 
     def _leave(self, folder: str, step: int) -> NoReturn:
         """End this process, on all ranks."""
         signals = self._trap_signals()
         self._exit_code = signals.exit_code(self._request)
-        self._schedule.look_at_once()
+        self._schedule.look_at = 0  # at once
         tell_stopped(self._request, step, folder, self._hint())
         self._signals = None
         atexit.unregister(self._report)
