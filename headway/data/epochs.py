@@ -50,7 +50,11 @@ class Pass:
     @property
     def following(self) -> Place:
         """The beginning of the next epoch."""
-        return Place(self.place.epoch + 1, depth=self.depth)
+        owner, place = self.owner, self.place
+        first = owner.draws.first if place.is_new else place.first
+        given = min(place.taken.batches + self.rounds * owner.num_batches, len(self.sums))
+        before = (given, self.sums[given - 1], first) if given else None
+        return Place(place.epoch + 1, depth=self.depth, before=before)
 
 
 class Epochs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -375,11 +376,25 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if position["order"] is not None:
             self.draws.seed = position["order"]
         self._own.restore(position["generators"])
+        if place.before is not None and not place.taken.batches:
+            self._draw_again(place.epoch - 1, *place.before)
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
         is_checked = self._share.can_check and position["together"] == self._taken(1).batches
         if is_read_again and not is_checked:
             self.run.tell(_STREAM_NOTE)
             self.epochs.place = place._replace(checksum=0)
+
+    def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
+        """Draw an epoch of a sampler that is not one of torch's, which may count its epochs."""
+        order = self._order
+        if order is None or not self._share.reads:
+            return
+        self._tell_epoch(epoch)
+        sums = array("L")
+        for _ in islice(order.draw(Place(epoch, first=first), sums), batches):
+            pass
+        if not sums or sums[-1] != checksum:
+            self.run.tell(_OTHER_ORDER.format(batches))
 
     def _has_no_rest(self, place: Place) -> bool:
         """Return whether what is left of an epoch is dropped, as it is less than a batch."""

@@ -36,6 +36,7 @@ class Place(NamedTuple):
     stream: Any = None  # the state of the data set after what was taken
     is_new: bool = False
     depth: int = 0  # how many passes over the loader were open when its epoch began
+    before: tuple[int, int, Any] | None = None  # batches of the last epoch, checksum, its `first`
 
 
 def _number_of(states: Iterable[Any]) -> int:

@@ -184,6 +184,16 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
     other.seek(position)
     list(other)
     assert "a state of its own" in notes(capsys)
+    for sampler, num_told in ((Stateful, (0, 1)), (Lazy, (0, 0))):
+        loader = prepared(sampler=sampler())
+        for told in num_told:  # between two epochs the one before is drawn again, and compared
+            trained(loader)
+            other = prepared(sampler=sampler())
+            other.seek(loader.state_dict())
+            assert notes(capsys).count("a state of its own") == told
+    trained(loader)
+    other.seek(loader.state_dict())
+    assert trained(other) == trained(loader)
 
     def left_after(batches: int, loader: PreparedDataLoader) -> dict[str, Any]:
         for number, _ in enumerate(loader, 1):
