@@ -14,7 +14,10 @@ from headway.settings.setting import Seconds
 from headway.settings.table import TABLE
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
-_UNITS = " s sec second seconds m min minute minutes h hour hours d day days "
+_UNITS = (  # as people write them
+    *("s", "sec", "second", "seconds", "m", "min", "minute", "minutes"),
+    *("h", "hour", "hours", "d", "day", "days"),
+)
 _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the script")
 _NOT_PYTHON = {  # by suffix: what the file is, and the fix
     ".ipynb": (
@@ -66,12 +69,11 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
         )
     try:
         os.stat(script)
-        if os.path.isfile(script):
-            open(script, "rb").close()
+        start = _start_of(script) if os.path.isfile(script) else b""
     except OSError as error:
         raise _missing(script, error, _fix_of_missing(script, parser, own)) from None
     if not _is_stream(script):
-        _check_archive(script)
+        _check_archive(script, start)
     kind, fix = _NOT_PYTHON.get(os.path.splitext(script)[1].lower(), ("", ""))
     if kind:
         import shlex
@@ -82,9 +84,21 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
         )
 
 
-def _check_archive(script: str) -> None:
+def _start_of(script: str) -> bytes:
+    """Return the first bytes of a file, after a line that names its interpreter."""
+    with open(script, "rb") as file:
+        start = file.read(4096)
+    return start.partition(b"\n")[2] if start.startswith(b"#!") else start
+
+
+def _check_archive(script: str, start: bytes) -> None:
     """Refuse a folder or zip archive without what Python runs of it."""
     finder = finder_in(script)
+    if finder is None and start.startswith(b"PK\3\4"):
+        raise bad_words(
+            f"{script!r} starts as a zip archive does, but its end is missing",
+            fix="copy or build the archive again: it is truncated",
+        )
     if finder is not None and finder.find_spec("__main__") is None:
         kind = "directory" if os.path.isdir(script) else "zip archive"
         raise bad_words(
@@ -115,7 +129,7 @@ def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
         return f"check the path; a value of {spelling} is written after '=': {written}"
     row = TABLE.get(flag.options.get("dest", ""))
     is_duration = row is not None and isinstance(row.kind, Seconds) and value.isdecimal()
-    if is_duration and f" {script.lower()} " in _UNITS:
+    if is_duration and script.lower() in _UNITS:
         return f"write the duration as one word: {spelling} {value}{script[0].lower()}"
     return "check the path; a module is run with -m"
 
