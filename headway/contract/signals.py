@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from headway.contract.notes import say, say_amid_writing
@@ -34,6 +34,20 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
     before = trap(handler, *numbers)
     try:
         yield before
+    finally:
+        put_back(before)
+
+
+@contextmanager
+def held(*numbers: int) -> Iterator[list[int]]:
+    """Collect those of these signals that come in the block and have a handler."""
+    came: list[int] = []
+    handled = [one for one in numbers if callable(signal.getsignal(one))]
+    before: dict[int, Handler] = {}
+    with suppress(ValueError):  # in another thread, which runs no handlers
+        before = trap(lambda number, _: came.append(number), *handled)
+    try:
+        yield came
     finally:
         put_back(before)
 

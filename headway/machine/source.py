@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from headway.contract.signals import held
+
 HANGS = "no answer"
 """How the error about a tool that hangs begins."""
 
@@ -67,8 +69,12 @@ class Source:
             limit_s = 120 if command[0] == sys.executable else 30
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         own: dict[str, Any] = {"start_new_session": True}  # a wrapper's children end with it
-        with subprocess.Popen(command, text=True, errors="replace", **pipes, **own) as tool:
+        with held(signal.SIGINT, signal.SIGTERM) as stops:  # until the process is known here
+            tool = subprocess.Popen(command, text=True, errors="replace", **pipes, **own)
+        with tool:
             try:
+                for number in stops:
+                    signal.raise_signal(number)
                 output, errors = tool.communicate(timeout=limit_s)
             except BaseException as error:
                 with suppress(ProcessLookupError, PermissionError):

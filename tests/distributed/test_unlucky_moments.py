@@ -97,9 +97,15 @@ run()
 WHILE_A_TOOL_RUNS = """
 from headway.commands import main
 from headway.machine.source import Source
-main._dispatch = lambda _: Source().output_of(
-    ["sh", "-c", "echo $$ > tool.pid; kill -s TERM $PPID; exec sleep 300"]
-)
+import os, signal, subprocess
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        with open("tool.pid", "w") as file:
+            file.write(str(self.pid))
+        os.kill(os.getpid(), signal.SIGTERM)  # the caller does not have this object yet
+subprocess.Popen = Popen
+main._dispatch = lambda _: Source().output_of(["sleep", "300"])
 main.run_command()
 """
 
