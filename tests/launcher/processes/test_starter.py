@@ -69,6 +69,7 @@ with open({str(tmp_path / "found")!r}, "w") as file:
 def test_ranks_are_bound_to_the_cores_of_the_plan_among_those_that_they_may_use(
     method: str, tmp_path: Path
 ) -> None:
+    pytest.importorskip("torch")
     may_use = os.sched_getaffinity(0)
     last = max(may_use)
     (tmp_path / "a.py").write_text("import os; print(os.sched_getaffinity(0), sorted(os.environ))")
