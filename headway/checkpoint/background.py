@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,10 @@ class Background:
     """One checkpoint at a time that is being written; all ranks call each method together.
 
     The copies of the tensors, and so their memory, are kept for the next checkpoint.
+
+    The process forks, as for loader workers, only once the first checkpoint is written: torch's
+    operators register a destructor when they are first called, under a lock of the C library that a
+    forked process would wait for without end (glibc 2.36, `__exit_funcs_lock`).
     """
 
     def __init__(self) -> None:
@@ -33,6 +39,7 @@ class Background:
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
         self._group_of: object = None  # the default group that it was made beside
+        self._first: threading.Thread | None = None
 
     def start(self, prepared: Prepared) -> None:
         """Copy the tensors, and start to write; the checkpoint before it must be over."""
@@ -46,6 +53,9 @@ class Background:
             before_leaving.append(self._join)
         atexit.unregister(self._end)
         atexit.register(self._end)  # now, to come before other exit handlers
+        if self._first is None:
+            self._first = self._thread
+            os.register_at_fork(before=partial(_wait_for_first, ref(self)))
         self._thread.start()
 
     def wait(self) -> None:
@@ -77,6 +87,11 @@ class Background:
         except Exception as error:  # noqa: BLE001  it is raised where the script waits
             self._failure = error
 
+    def join_first(self) -> None:
+        """Wait for the first write, but in its own thread."""
+        if self._first is not None and self._first is not threading.current_thread():
+            self._first.join()
+
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
@@ -107,6 +122,12 @@ class Background:
         print(f"error: {self._failure}", file=sys.stderr, flush=True)
         atexit.unregister(self._end)
         _exit_with(CheckpointError.exit_code)
+
+
+def _wait_for_first(of: ref[Background]) -> None:
+    background = of()  # which a hook of the process must not keep alive
+    if background is not None:
+        background.join_first()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -28,6 +29,36 @@ def accelerator(tmp_path: Path) -> Any:
     accelerator = Accelerator(cpu=True, project_config=project)
     yield accelerator
     accelerator.end_training()
+
+
+@pytest.mark.processes
+def test_a_fork_waits_for_the_first_write_which_calls_operators_for_the_first_time(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, may_write, write = list[int](), threading.Event(), save_tensors
+
+    def when_it_may(*args: Any) -> Any:
+        assert may_write.wait(60)
+        result = write(*args)
+        written.append(1)
+        return result
+
+    monkeypatch.setattr(saving, "save_tensors", when_it_may)
+    accelerator.prepare(torch.nn.Linear(3, 2))
+    for is_first in (True, False):
+        may_write.clear()
+        accelerator.save_state(wait=False)
+        timer = threading.Timer(0.2 if is_first else 60, may_write.set)
+        timer.start()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert len(written) == 1, "the second write has not ended yet"
+        timer.cancel()
+        may_write.set()
+        timer.join()
+        accelerator.wait_for_checkpoint()
 
 
 def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
