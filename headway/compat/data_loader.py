@@ -19,7 +19,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, require_multiple
 from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
-from headway.contract.progress import DATA, FORWARD, SCRIPT, process_progress
+from headway.contract.progress import process_progress
+from headway.contract.step_clock import DATA, SCRIPT
 from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
 from headway.data.loader import skip_first_batches as skip_first_batches
 from headway.data.samplers import SkipBatchSampler, changed, source_of
@@ -108,7 +109,7 @@ class DataLoaderShard(TrainingLoader):
         self.end_of_dataloader, self.remainder = False, -1
         self.set_epoch(self.iteration)
         try:
-            progress.enter(DATA)
+            progress.clock.enter(DATA)
             progress.clock.num_workers = self.num_workers
             with starting_workers(self.base_dataloader):
                 items = self._items()
@@ -123,14 +124,13 @@ class DataLoaderShard(TrainingLoader):
                     global_batch, state = self._last(global_batch), self._stand()
                 self._state, given = state, given + 1
                 if given > self.skip_batches:
-                    progress.enter(FORWARD)
-                    progress.clock.batch_samples = _samples_in(batch)
+                    progress.begin_forward(_samples_in(batch))
                     loop.begin_batch(global_batch, is_last=self.end_of_dataloader)
                     yield batch
-                    progress.enter(DATA)
+                    progress.clock.enter(DATA)
             self.iteration += given > 0
         finally:
-            progress.enter(SCRIPT)
+            progress.clock.enter(SCRIPT)
             loop.end()
 
     def _items(self) -> Iterator[tuple[Any, GlobalBatch]]:

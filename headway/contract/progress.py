@@ -10,27 +10,15 @@ import _thread
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from headway.contract import step_clock
 from headway.contract.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
-from headway.contract.step_clock import SAVE, StepClock
+from headway.contract.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
 from headway.contract.typed import encode
 
 _BEAT_EVERY_S = 1.0
 _write = os.write  # a script may replace it
 
-
-class Phase(NamedTuple):
-    name: str  # as the launcher shows it
-    counted: int  # the phase of the clock that its time counts for
-
-
-SCRIPT = Phase("script", step_clock.SCRIPT)
-DATA = Phase("data", step_clock.DATA)
-FORWARD = Phase("script", step_clock.FORWARD)  # the script computes a loss of the last batch
-BACKWARD = Phase("backward", step_clock.BACKWARD)
-OPTIMIZER_STEP = Phase("optimizer step", step_clock.SCRIPT)
 
 _SAVING = ("checkpoint", "save_state")
 
@@ -75,7 +63,6 @@ class Progress:
 
     Attributes:
         is_watched: whether anybody reads; else nobody needs to enter phases and end steps.
-        phase: the name of the current phase, where somebody reads.
         step: optimizer steps done, where somebody reads.
         total: steps that the training will have; 0 if not known.
         loss: the last known one.
@@ -90,7 +77,7 @@ class Progress:
     """
 
     __slots__ = (
-        *("is_watched", "phase", "step", "total", "loss", "num_trained", "clock", "listeners"),
+        *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
         *("passes", "uses", "kept", "own_threads", "channel", "_beat_at"),
     )
 
@@ -99,7 +86,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.is_watched = False
-        self.step, self.phase, self.total, self.loss = ProgressSnapshot()
+        self.step, _, self.total, self.loss = ProgressSnapshot()
+        self._call = ""  # the one of `records.CALLED_BY_ALL_RANKS` that is running
         self.num_trained = 0
         self.clock = StepClock()
         self.listeners: list[Callable[[Figures], None]] = []
@@ -141,23 +129,33 @@ class Progress:
 
     # ------------------------------------------------------------------ what the training does
 
-    def enter(self, phase: Phase) -> None:
-        self.phase, counted = phase
+    @property
+    def phase(self) -> str:
+        """The current phase, where somebody reads: a call of all ranks, or one of the clock's."""
+        return self._call or NAMES[self.clock.phase]
+
+    def begin_forward(self, samples: int) -> None:
+        """Note that the loader gives the script a batch of so many samples of this rank."""
         clock = self.clock
-        if clock.phase != counted:
-            clock.switch(counted)
-            if clock.mark > self._beat_at:
-                self._beat()
+        clock.enter(FORWARD)
+        clock.batch_samples = samples
+        if clock.mark > self._beat_at:
+            self._beat()
 
     def end_backward(self) -> None:
-        self.phase = SCRIPT.name
-        self.clock.end_backward()
+        """Note the end of a backward pass, which has used the samples of its batch."""
+        clock = self.clock
+        clock.enter(SCRIPT)
+        clock.num_samples += clock.batch_samples
+        clock.batch_samples = 0
+        if clock.mark > self._beat_at:
+            self._beat()
         for ended in (*self.passes,):
             ended()
 
     def end_step(self, step: int) -> None:
         """Note that optimizer step number `step` is done, and report figures if they are due."""
-        self.phase, self.step = SCRIPT.name, step
+        self.step = step
         clock = self.clock
         if clock.end_step(step):
             self._report_figures()
@@ -173,13 +171,12 @@ class Progress:
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
         """Make one of `records.CALLED_BY_ALL_RANKS` the phase in the block."""
-        before, self.phase = self.phase, name
-        counted = self.clock.switch(SAVE if name in _SAVING else self.clock.phase)
+        before, self._call = self._call, name
         try:
-            yield
+            with self.clock.counting(SAVE if name in _SAVING else self.clock.phase):
+                yield
         finally:
-            self.phase = before
-            self.clock.switch(counted)
+            self._call = before
 
     def note_use(self, **used: Any) -> None:
         self.uses = self.uses._replace(**used)

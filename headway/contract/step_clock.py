@@ -26,8 +26,9 @@ from headway.contract.records import Figures
 if TYPE_CHECKING:
     from headway.devices.kind import DeviceKind
 
-SCRIPT, DATA, FORWARD, BACKWARD, SYNC, SAVE = range(6)
-_NUM_PHASES = 6
+SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, SYNC, SAVE = range(7)
+NAMES = ("script", "data", "script", "backward", "backward", "script", "script")
+"""The phases as the launcher shows them; in the forward pass, the script is running."""
 
 _EVERY_S = 1.0
 _MOST_MARKS = 4096  # of a step that a device times
@@ -54,7 +55,7 @@ class Tally:
         self.step = step  # the number of the last one
         self.num_steps = 0
         self.samples = 0
-        self.spent = [0.0] * _NUM_PHASES  # seconds of each phase
+        self.spent = [0.0] * len(NAMES)  # seconds of each phase
 
     def end_step(self, number: int, samples: int) -> None:
         self.num_steps += number != self.step
@@ -161,43 +162,35 @@ class StepClock:
         record = kind.event_recorder(device)
         self.queue = QueueTimes(record) if record is not None else None
 
-    def switch(self, phase: int) -> int:
-        """Count the time from now on for `phase`; return the previous phase."""
-        now, before = _now(), self.phase
-        taken_s = now - self.mark
-        self.mark, self.phase = now, phase
+    def enter(self, phase: int) -> None:
+        """Count the time from now on for `phase`."""
+        now = _now()
         if self.queue is None:
-            self.spent[before] += taken_s
+            self.spent[self.phase] += now - self.mark
         else:
-            self.queue.mark(before)
-        return before
+            self.queue.mark(self.phase)
+        self.mark, self.phase = now, phase
 
     @contextmanager
     def counting(self, phase: int) -> Iterator[None]:
-        before = self.switch(phase)
+        before = self.phase
+        self.enter(phase)
         try:
             yield
         finally:
-            self.switch(before)
+            self.enter(before)
 
     def begin_exchange(self) -> None:
         """Note that this rank has computed a gradient, which may be the last one.
 
         What follows is waiting for other ranks, unless this is called again in the same pass.
         """
-        if self.phase == SYNC:
-            self.phase = BACKWARD
-        self.switch(SYNC)
-
-    def end_backward(self) -> None:
-        """Note the end of a backward pass, and the samples of its batch."""
-        self.switch(SCRIPT)
-        self.num_samples += self.batch_samples
-        self.batch_samples = 0
+        self.phase = BACKWARD
+        self.enter(EXCHANGE)
 
     def end_step(self, step: int) -> bool:
         """Note the end of an optimizer step; return whether a record of the steps is due."""
-        self.switch(SCRIPT)
+        self.enter(SCRIPT)
         samples, self.num_samples = self.num_samples, 0
         if self.queue is None:
             self.tally.end_step(step, samples)
@@ -226,7 +219,7 @@ class StepClock:
             data_s=spent[DATA],
             forward_s=spent[FORWARD],
             backward_s=spent[BACKWARD],
-            sync_s=spent[SYNC],
+            sync_s=spent[EXCHANGE] + spent[SYNC],
             save_s=spent[SAVE],
             samples=tally.samples,
             rss_bytes=_number_in("/proc/self/statm", 1) * os.sysconf("SC_PAGE_SIZE"),

@@ -16,7 +16,8 @@ from zlib import crc32
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.contract.progress import DATA, FORWARD, SCRIPT, process_progress
+from headway.contract.progress import process_progress
+from headway.contract.step_clock import DATA, SCRIPT
 from headway.data.active_loader import LoaderLoop, TrainingLoader
 from headway.data.configuration import (
     DataLoaderConfiguration,
@@ -180,7 +181,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             state["end_of_dataloader"] = False
             items, lookahead = self._begin_reading(current)
             if progress.is_watched:
-                progress.enter(DATA)
+                progress.clock.enter(DATA)
                 workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
                 progress.clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, None)
@@ -190,15 +191,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                     has_more = lookahead.has_more
                 else:
                     if progress.is_watched:
-                        progress.enter(DATA)
+                        progress.clock.enter(DATA)
                     if stream is not None:
                         current.stream = copy.deepcopy(stream.state_dict())
                     following = next(items, None)  # one batch ahead
                     has_more = following is not None
                 if progress.is_watched:
-                    progress.enter(FORWARD)
                     known = global_batch.samples // num_ranks
-                    progress.clock.batch_samples = known or samples_in(batch)
+                    progress.begin_forward(known or samples_in(batch))
                 if is_summed:
                     current.checksum = crc32(b"%d" % mark(batch), current.checksum)
                 current.rounds += 1
@@ -216,12 +216,12 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                     asked[epochs] = current
                 if lookahead is not None:
                     if progress.is_watched:
-                        progress.enter(DATA)
+                        progress.clock.enter(DATA)
                     following = next(items, None)
             current.is_exhausted = True
         finally:
             if progress.is_watched:
-                progress.enter(SCRIPT)
+                progress.clock.enter(SCRIPT)
             run.end(current)
             loop.end()
         if current.place.taken.batches and not current.rounds and not self._skipped:

@@ -231,11 +231,11 @@ def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
     def begin(*_: Any) -> None:
         if clock.phase == FORWARD:
-            clock.switch(SYNC)
+            clock.enter(SYNC)
 
     def end(*_: Any) -> None:
         if clock.phase == SYNC:
-            clock.switch(FORWARD)
+            clock.enter(FORWARD)
 
     if any(True for _ in model.module.buffers()):
         model.register_forward_pre_hook(begin)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from headway.contract.progress import OPTIMIZER_STEP, SCRIPT, Progress, process_progress
+from headway.contract.progress import Progress, process_progress
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
@@ -88,19 +88,12 @@ class PreparedOptimizer(torch.optim.Optimizer):
             return None
         if accumulation.step.pending is not None:
             accumulation.refuse_step()
-        is_watched = progress.is_watched
-        if is_watched:
-            progress.enter(OPTIMIZER_STEP)
-        try:
-            self.step_was_skipped = self._precision.step(self.optimizer, closure)
-        finally:
-            if is_watched:
-                progress.phase = SCRIPT.name
+        self.step_was_skipped = self._precision.step(self.optimizer, closure)
         accumulation.num_backward = 0
         if not self.step_was_skipped:
             self.step_count = done = self.step_count + 1
             progress.num_trained += 1
-            if is_watched:
+            if progress.is_watched:
                 progress.end_step(done)
             if done >= self._next_call and self._after_step is not None:
                 self._next_call = self._after_step(done)

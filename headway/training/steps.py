@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.join import Join
 
-from headway.contract.progress import BACKWARD, Progress
+from headway.contract.progress import Progress
+from headway.contract.step_clock import BACKWARD
 from headway.distributed.collectives import reduce
 from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
@@ -42,7 +43,7 @@ class Steps:
             training.strategy.reduce_over_copies(self._models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
         if is_watched:
-            progress.enter(BACKWARD)
+            progress.clock.enter(BACKWARD)
         try:
             training.precision.backward(loss, **kwargs)
         finally:

@@ -9,16 +9,16 @@ import pickle
 import pytest
 
 from headway.contract import step_clock
-from headway.contract.progress import BACKWARD, DATA, Channel, Progress, process_progress
+from headway.contract.progress import Channel, Progress, process_progress
 from headway.contract.records import Heartbeat, ProgressSnapshot, RecordReader, Uses, WillSave
-from headway.contract.step_clock import SAVE
+from headway.contract.step_clock import BACKWARD, DATA, SAVE
 
 
 def sent(reading: int) -> list[object]:
     return [*RecordReader().read(os.read(reading, 2**16))]
 
 
-def test_a_phase_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(step_clock, "_now", lambda: now[0])
     reading, writing = os.pipe()
@@ -26,12 +26,10 @@ def test_a_phase_is_reported_at_most_once_a_second(monkeypatch: pytest.MonkeyPat
     progress.connect(Channel(writing))
     for seconds in (0.0, 0.6, 0.6):
         now[0] += seconds
-        progress.enter(DATA)
-        progress.enter(BACKWARD)
-    assert sent(reading) == [
-        Heartbeat(ProgressSnapshot(phase="data")),
-        Heartbeat(ProgressSnapshot(phase="data")),
-    ]
+        progress.begin_forward(8)
+        progress.clock.enter(BACKWARD)
+        progress.end_backward()
+    assert sent(reading) == 2 * [Heartbeat(ProgressSnapshot())]
     os.close(reading)
     os.close(writing)
 
@@ -59,7 +57,7 @@ def test_a_descriptor_that_the_script_closed_and_reused_gets_nothing() -> None:
 
 def test_a_call_that_all_ranks_make_is_the_phase_and_saving_counts_as_such() -> None:
     progress = Progress()
-    progress.enter(DATA)
+    progress.clock.enter(DATA)
     with progress.calling("save_state"):
         assert progress.snapshot().phase == "save_state"
         assert progress.clock.phase == SAVE

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headway.contract import step_clock
-from headway.contract.progress import DATA as IN_DATA
 from headway.contract.progress import Channel, Progress
 from headway.contract.records import Figures, Heartbeat, ProgressSnapshot, Record
 from headway.contract.step_clock import (
@@ -40,23 +39,28 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return time
 
 
+def progress_of(clock: StepClock) -> Progress:
+    progress = Progress()
+    progress.clock = clock
+    return progress
+
+
 def run_step(clock: StepClock, time: Time, step: int) -> bool:
     """Let a step take 1 s for data, 2 forward, 3 backward, 4 of waiting, 5 of saving, 6 else."""
-    clock.switch(DATA)
+    clock.enter(DATA)
     time.now += 1
-    clock.switch(FORWARD)
-    clock.batch_samples = 8
+    progress = progress_of(clock)
+    progress.begin_forward(8)
     time.now += 2
-    clock.switch(BACKWARD)
+    clock.enter(BACKWARD)
     time.now += 1
     clock.begin_exchange()
     time.now += 2
     clock.begin_exchange()  # that was not the last gradient
     time.now += 4
-    clock.end_backward()
-    before = clock.switch(SAVE)
-    time.now += 5
-    clock.switch(before)
+    progress.end_backward()
+    with clock.counting(SAVE):
+        time.now += 5
     time.now += 6
     return clock.end_step(step)
 
@@ -106,13 +110,11 @@ def test_two_optimizers_make_one_step_and_a_step_set_back_counts_what_was_done(t
 
 def test_waiting_amid_saving_is_waiting(time: Time) -> None:
     clock = StepClock()
-    with_save = clock.switch(SAVE)
-    time.now += 1
-    before = clock.switch(SYNC)
-    time.now += 2
-    clock.switch(before)
-    time.now += 3
-    clock.switch(with_save)
+    with clock.counting(SAVE):
+        time.now += 1
+        with clock.counting(SYNC):
+            time.now += 2
+        time.now += 3
     assert (clock.spent[SAVE], clock.tally.spent[SYNC]) == (4, 2)
 
 
@@ -191,17 +193,17 @@ def queue_step(clock: StepClock, device: Device, step: int, data_s: float = 0.0)
 
     To queue it takes 0.1 s, all of it in the forward pass.
     """
-    clock.switch(DATA)
+    clock.enter(DATA)
     device.time.now += data_s
-    clock.switch(FORWARD)
-    clock.batch_samples = 8
+    progress = progress_of(clock)
+    progress.begin_forward(8)
     device.time.now += 0.1
     device.queue(2)
-    clock.switch(BACKWARD)
+    clock.enter(BACKWARD)
     device.queue(3)
     clock.begin_exchange()
     device.queue(4)
-    clock.end_backward()
+    progress.end_backward()
     device.queue(1)
     return clock.end_step(step)
 
@@ -279,8 +281,8 @@ def test_a_step_with_a_long_evaluation_is_not_timed_and_events_are_used_again(
 ) -> None:
     warm_up(clock, device)
     for _ in range(10_000):
-        clock.switch(DATA)
-        clock.switch(FORWARD)
+        clock.enter(DATA)
+        clock.enter(FORWARD)
         device.queue(0.002)
     device.time.now = device.free_at
     num_events = 0
@@ -307,7 +309,7 @@ def test_what_waits_for_the_device_is_made_in_a_timed_step_and_called_once_it_is
     assert called == []
     device.is_capturing = True
     device.time.now = device.free_at
-    clock.switch(SCRIPT)
+    clock.enter(SCRIPT)
     queue.when_done(lambda: pytest.fail("made while a graph is captured"))
     device.is_capturing = False
     queue_step(clock, device, 3)
@@ -330,16 +332,15 @@ def test_a_heartbeat_tells_how_far_a_rank_is_while_its_device_is_behind(
     clock: StepClock, device: Device
 ) -> None:
     sent: list[Record] = []
-    progress = Progress()
-    progress.clock = clock
+    progress = progress_of(clock)
     progress.connect(ChannelTo(sent))
     warm_up(clock, device)
     for step in (2, 3):
-        progress.enter(IN_DATA)
+        clock.enter(DATA)
         device.queue(1000)
         device.time.now += 2
         progress.follow(step, 9, None)
-    assert [type(one).__name__ for one in sent] == 3 * ["Heartbeat"]
+    assert [type(one).__name__ for one in sent] == 2 * ["Heartbeat"]
     assert sent[-1] == Heartbeat(ProgressSnapshot(3, "script", 9, None))
 
 

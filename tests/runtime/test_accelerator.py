@@ -24,7 +24,7 @@ from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
 from headway.contract.progress import Progress, process_progress
 from headway.contract.run import VARIABLE, RunContract, encode
-from headway.contract.step_clock import Event, QueueTimes
+from headway.contract.step_clock import Event, QueueTimes, StepClock
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.training import steps
 from headway.utils import send_to_device, set_seed
@@ -443,8 +443,8 @@ class Mark:
 def test_steps_that_nobody_reads_call_nothing_of_the_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("enter", "end_backward", "end_step"):
-        monkeypatch.setattr(Progress, name, lambda *_: pytest.fail("nobody reads this"))
+    for one, name in ((StepClock, "enter"), (Progress, "end_backward"), (Progress, "end_step")):
+        monkeypatch.setattr(one, name, lambda *_: pytest.fail("nobody reads this"))
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
     model, optimizer, loader = accelerator.prepare(

@@ -62,10 +62,10 @@ def test_the_work_of_a_step_takes_what_the_gpu_takes_and_is_not_waited_for() -> 
     clock = watching()
     began_at = time.perf_counter()
     for step in (2, 3, 4):
-        clock.switch(FORWARD)
+        clock.enter(FORWARD)
         for _ in range(50):
             matrix @ matrix
-        clock.switch(DATA)
+        clock.enter(DATA)
         torch.rand(8, device="cuda")
         clock.end_step(step)
     queued_s = time.perf_counter() - began_at
@@ -83,12 +83,12 @@ def test_a_step_in_a_graph_is_captured_and_replayed_as_without_the_clock() -> No
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        clock.switch(FORWARD)
+        clock.enter(FORWARD)
         total += 1
         clock.end_step(2)
     for step in (3, 4, 5):
         graph.replay()
-        clock.switch(FORWARD)
+        clock.enter(FORWARD)
         clock.end_step(step)
     assert total.item() == 3
     assert clock.take(0, None) is not None

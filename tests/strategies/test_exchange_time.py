@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from headway.contract.progress import Progress
-from headway.contract.step_clock import BACKWARD, FORWARD, SYNC, StepClock
+from headway.contract.step_clock import BACKWARD, EXCHANGE, FORWARD, SYNC, StepClock
 from headway.strategies.ddp import note_buffers, note_exchange
 
 SLOW_S = 0.2  # others use this machine
@@ -60,13 +60,13 @@ def passes(model: torch.nn.Module, progress: Progress, count: int) -> list[tuple
     clock = progress.clock
     taken = []
     for _ in range(count):
-        clock.switch(FORWARD)
+        clock.enter(FORWARD)
         loss = model(torch.ones(2, 4)).sum()
-        clock.switch(BACKWARD)
-        before = clock.spent[BACKWARD], clock.tally.spent[SYNC]
+        clock.enter(BACKWARD)
+        before = clock.spent[BACKWARD], clock.tally.spent[EXCHANGE]
         loss.backward()
         progress.end_backward()
-        taken.append((clock.spent[BACKWARD] - before[0], clock.tally.spent[SYNC] - before[1]))
+        taken.append((clock.spent[BACKWARD] - before[0], clock.tally.spent[EXCHANGE] - before[1]))
     return taken
 
 
@@ -91,8 +91,8 @@ def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
     clock = StepClock()
     note_buffers(model, clock)
     monkeypatch.setattr(model, "_sync_buffers", lambda: time.sleep(SLOW_S))
-    clock.switch(FORWARD)
+    clock.enter(FORWARD)
     before = clock.spent[FORWARD], clock.tally.spent[SYNC]
     model(torch.ones(2, 4))
-    clock.switch(FORWARD)
+    clock.enter(FORWARD)
     assert clock.spent[SYNC] - before[1] >= SLOW_S > clock.tally.spent[FORWARD] - before[0]
