@@ -15,6 +15,7 @@ from headway.commands.flags import Parser, bad_words
 from headway.commands.tables import print_table, when
 from headway.contract.notes import shown, size
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
+from headway.launcher.processes.gpu_claims import waiting_launches
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,11 +60,14 @@ def main(argv: Sequence[str]) -> int:
         usage="headway top [RUN] [--json]",
         appendix="\nRUN: the process id of a launch, as in its table; by default the newest\n",
     )
-    parser.flag("--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}")
+    parser.flag(
+        "--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}; {waiting}"
+    )
     parsed, chosen = parser.parse_one(argv, "run")
     runs = _chosen(chosen)
     if parsed.json:
-        print(json.dumps({"runs": [one.to_json() for one in runs]}, indent=2))
+        found = {"runs": [one.to_json() for one in runs], "waiting": waiting_launches()}
+        print(json.dumps(found, indent=2))
     elif sys.stdout.isatty():
         watch(chosen)
     else:
@@ -108,6 +112,8 @@ class _Table(NamedTuple):
 
 def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     """Yield all runs, and the ranks of the one that a word names; without one, of the newest."""
+    for number, process in enumerate(waiting_launches(), start=1):
+        yield f"waiting for idle GPUs: {number}. {process}"
     if not runs:
         yield "no launch of yours runs on this machine"
         return

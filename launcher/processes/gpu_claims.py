@@ -5,11 +5,15 @@ bind, of whichever user. A lock file would need a folder that all users may writ
 /dev/nvidiaN starts the driver, does not exist for a MIG slice, and does not tell who holds it. The
 kernel frees a name when the launch ends, also if it is killed; a script that replaces the launcher
 inherits the socket. A container with a network of its own does not see claims of the host.
+
+A launch that waits has such a name, too, with the time at which it began: GPUs go to the launch
+that has waited longest, and to no other before it has what it asked for.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import sys
@@ -25,6 +29,7 @@ from headway.settings.table import Settings
 NAMES = "headway-gpu"
 """What the names of all users' claims begin with."""
 
+_WAITING = "waits-since-"
 POLL_S = 2.0  # a look at all GPUs takes a part of a second
 _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
@@ -35,6 +40,9 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
 
     If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `look`
     returns a new snapshot, with the use of each GPU; with `wait_s` None nothing is waited for.
+
+    Raises:
+        MachineError: there are idle GPUs, and launches that wait for them.
     """
     if not _HAS_NAMES:
         raise MachineError(
@@ -42,24 +50,54 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
             where=f"system {sys.platform}",
             fix="name the GPUs: --devices 0,1",
         )
-    began = time.monotonic()
-    is_waiting = False
-    while True:
-        machine = with_claims(look())
-        gpus = machine.gpus_of(settings.device)
-        selection = settings.devices.select(gpus)
-        if not selection.problems:
-            chosen = selection.indices[: settings.num_processes]
-            if _claim([gpus[index].uuid for index in chosen]):
+    began, place = time.monotonic(), f"{_WAITING}{time.monotonic_ns():020}-{os.getpid()}"
+    told: int | None = None  # launches ahead of this one, when this was last printed
+    with ExitStack() as kept:
+        while True:
+            machine = with_claims(look())
+            gpus = machine.gpus_of(settings.device)
+            selection = settings.devices.select(gpus)
+            ahead = [name for name in _waiting() if name < place]
+            if not selection.problems and not ahead:
+                chosen = selection.indices[: settings.num_processes]
+                if _claim([gpus[index].uuid for index in chosen]):
+                    return machine
+                continue  # another launch was faster
+            can_wait = wait_s is not None and settings.devices.may_become_idle(gpus)
+            left_s = began + (wait_s or 0) - time.monotonic() if can_wait else 0
+            if left_s <= 0 and ahead and not selection.problems:
+                raise MachineError(
+                    f"the idle GPUs are for {_launches(ahead)}",
+                    where="GPUs are given to the launch that has waited longest",
+                    fix="wait, too, with --wait, or name GPUs: --devices 0,1",
+                )
+            if left_s <= 0:
                 return machine
-            continue  # another launch was faster
-        can_wait = settings.devices.may_become_idle(gpus)
-        if wait_s is None or not can_wait or time.monotonic() - began >= wait_s:
-            return machine
-        if not is_waiting:
-            say(f"waiting: {'; '.join(selection.problems)}")
-            is_waiting = True
-        time.sleep(min(POLL_S, max(0.0, began + wait_s - time.monotonic())))
+            if told is None:
+                kept.enter_context(_named(place))
+            if told != len(ahead):
+                told = len(ahead)
+                behind = [f"behind {_launches(ahead)}"] if ahead else []
+                say(f"waiting: {'; '.join([*selection.problems, *behind])}")
+            time.sleep(min(POLL_S, left_s))
+
+
+def waiting_launches() -> list[str]:
+    """Return who waits for GPUs on this machine, the first in line first."""
+    return [one for name in _waiting() if (one := _holder(name))] if _HAS_NAMES else []
+
+
+def _launches(waiting: Sequence[str]) -> str:
+    who = ", ".join(filter(None, map(_holder, waiting)))
+    return f"{len(waiting)} waiting launch{'es' * (len(waiting) > 1)} ({who})"
+
+
+def _waiting() -> list[str]:
+    """Return the names of the launches that wait, the first in line first; proc(5), net/unix."""
+    begin = f" @{NAMES}-{_WAITING}"
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        found = {line.rpartition(f"@{NAMES}-")[2].rstrip() for line in file if begin in line}
+    return sorted(found)
 
 
 def with_claims(machine: Machine) -> Machine:
@@ -70,20 +108,24 @@ def with_claims(machine: Machine) -> Machine:
 
 
 def _claimed_by(uuid: str) -> str:
-    if not _HAS_NAMES:
-        return ""
+    holder = _holder(uuid) if _HAS_NAMES else ""
+    return holder and f"another launch ({holder})"
+
+
+def _holder(name: str) -> str:
+    """Return the process that has a name; empty: nobody has it."""
     with closing(socket.socket(socket.AF_UNIX)) as asking:
         asking.setblocking(False)
         try:
-            asking.connect(_address(uuid))
+            asking.connect(_address(name))
         except ConnectionRefusedError:  # nobody has the name
             return ""
         except OSError:  # more have asked since than the kernel keeps
-            return "another launch"
+            return "process unknown"
         credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
-    process = f"process {pid} " if pid else ""  # 0: it is in another container
-    return f"another launch ({process}of {_user(uid)})"
+    process = f"process {pid}" if pid else "a process"  # 0: it is in another container
+    return f"{process} of {_user(uid)}"
 
 
 def _claim(uuids: Sequence[str]) -> bool:
@@ -95,10 +137,10 @@ def _claim(uuids: Sequence[str]) -> bool:
     with ExitStack() as undone:
         claims = []
         for uuid in sorted(uuids):
-            claim = _bind(uuid)
-            if claim is None:
+            try:
+                claims.append(undone.enter_context(_named(uuid)))
+            except FileExistsError:
                 return False
-            claims.append(undone.enter_context(claim))
         undone.pop_all()
     for claim in claims:
         claim.set_inheritable(True)
@@ -106,18 +148,18 @@ def _claim(uuids: Sequence[str]) -> bool:
     return True
 
 
-def _bind(name: str) -> socket.socket | None:
-    """Return a socket with this name; None if another process has it."""
-    claim = socket.socket(socket.AF_UNIX)
+def _named(name: str) -> socket.socket:
+    """Return a socket with this name; FileExistsError if another process has it."""
+    named = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(_address(name))
-        claim.listen()
+        named.bind(_address(name))
+        named.listen()
     except OSError as error:
-        claim.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    return claim
+        named.close()
+        if error.errno == errno.EADDRINUSE:
+            raise FileExistsError(error.errno, name) from None
+        raise
+    return named
 
 
 def _address(name: str) -> str:

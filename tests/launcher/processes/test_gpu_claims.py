@@ -18,7 +18,7 @@ import pytest
 from headway.contract.origin import Layer, Origin
 from headway.errors import MachineError
 from headway.launcher.processes import gpu_claims
-from headway.launcher.processes.gpu_claims import claim_idle, with_claims
+from headway.launcher.processes.gpu_claims import claim_idle, waiting_launches, with_claims
 from headway.machine.facts import Gpu, GpuUse, Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
@@ -166,6 +166,27 @@ def test_a_launch_that_waits_gets_the_gpus_of_one_that_ends() -> None:
     end(first)
     assert chosen_by(second) == [0, 1]
     end(second)
+
+
+@pytest.mark.processes
+def test_waiting_launches_are_served_in_the_order_in_which_they_began_to_wait() -> None:
+    first = start("idle:3")
+    chosen_by(first)
+    second = start("idle:4", wait_s=300)
+    assert second.stderr is not None
+    assert "waiting: only 1 of 4 GPUs are idle" in second.stderr.readline()
+    third = start("idle:1", wait_s=300)
+    assert third.stderr is not None
+    waits = f"process {second.pid} of "
+    assert f"waiting: behind 1 waiting launch ({waits}" in third.stderr.readline()
+    assert [waits in one for one in waiting_launches()] == [True, False]
+    for wait_s in (None, 0.1):
+        with pytest.raises(MachineError, match="the idle GPUs are for 2 waiting launches"):
+            claim_idle(asking_for("idle:1"), lambda: FOUR, wait_s)
+    second.kill()  # however it ends, the next one is served
+    assert chosen_by(third) == [3]
+    assert waiting_launches() == []
+    end(first, second, third)
 
 
 def test_waiting_ends_after_the_seconds_that_were_allowed() -> None:
