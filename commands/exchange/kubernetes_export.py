@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headway.contract.records import STOPPED_AND_SAVED
+from headway.contract.records import REPEATED, STOPPED_AND_SAVED
 from headway.contract.run import KEY_VARIABLE
 from headway.contract.secrets import masked
 from headway.devices.table import kind_of
@@ -20,10 +20,7 @@ _PORT = 29500  # each pod has an address of its own, so that any port is free
 _STOP_MARGIN_S = 30  # after the grace period, until the pod is killed
 _NOT_THERE = ("hosts", *OF_JOBS)
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_RUN_AGAIN_ONCE_SAVED = {
-    "action": "Ignore",
-    "onExitCodes": {"containerName": "launch", "operator": "In", "values": [STOPPED_AND_SAVED]},
-}
+_ACTIONS = (("Ignore", STOPPED_AND_SAVED), ("FailJob", REPEATED))  # run again, or never again
 
 Manifest = Mapping[str, Any]
 
@@ -63,11 +60,16 @@ def to_kubernetes(
             "completions": int(settings.num_machines),
             "parallelism": int(settings.num_machines),
             "backoffLimit": 0,
-            "podFailurePolicy": {"rules": [_RUN_AGAIN_ONCE_SAVED]},
+            "podFailurePolicy": {"rules": [_rule(*one) for one in _ACTIONS]},
             "template": {"spec": pod},
         },
     }
     return [job] if is_one else [_service(name), job]
+
+
+def _rule(action: str, code: int) -> Manifest:
+    of = {"containerName": "launch", "operator": "In", "values": [code]}
+    return {"action": action, "onExitCodes": of}
 
 
 def secrets_of(settings: Settings) -> list[str]:

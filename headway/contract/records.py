@@ -15,6 +15,9 @@ from headway.contract.typed import Lines, TooLong, decode, kinds_of
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
 
+REPEATED = 76
+"""The exit code of a launcher for: failed as the time before, do not run me again."""
+
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
 """The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
 
@@ -82,14 +85,14 @@ class WillSave(NamedTuple):
     is_so: bool = True
 
 
-CHECKPOINTS, METRICS, LOGS = "checkpoints", "metrics", "logs"
+PROJECT, CHECKPOINTS, METRICS, LOGS = "project", "checkpoints", "metrics", "logs"
 """What `Kept` says that a path leads to."""
 
 
 class Kept(NamedTuple):
-    """Where something of the run is kept: its checkpoints, its metrics, its logs."""
+    """Where something of the run is kept: its project, its checkpoints, its metrics, its logs."""
 
-    what: str  # CHECKPOINTS, METRICS (a file of the jsonl tracker) or LOGS
+    what: str  # PROJECT, CHECKPOINTS, METRICS (a file of the jsonl tracker) or LOGS
     path: str
 
 
@@ -134,6 +137,14 @@ class Answer(NamedTuple):
     stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; the most recent call last
 
 
+class CrashSite(NamedTuple):
+    """What a failure by an exception has in common with its repetition."""
+
+    kind: str  # the exception's class
+    frame: Frame  # the script's line
+    step: int  # optimizer steps of the training that were done
+
+
 class Crash(NamedTuple):
     """How an unhandled exception ended a rank's program."""
 
@@ -146,6 +157,7 @@ class Crash(NamedTuple):
     groups: tuple[Group, ...] = ()
     is_from_headway: bool = False  # it was raised in a file of Headway's, and not on purpose
     fix: str = ""  # of an error that Headway raised on purpose; `traceback` is without it
+    step: int = 0  # steps of the training that were done; 0: none, or not known
 
     @property
     def name(self) -> str:

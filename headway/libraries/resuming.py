@@ -26,6 +26,7 @@ from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_st
 from headway.contract.notes import say, say_once
 from headway.contract.paths import is_absent
 from headway.contract.progress import process_progress
+from headway.contract.records import PROJECT
 from headway.contract.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.contract.typed import plain, read
 from headway.distributed.world import rank_and_size
@@ -154,6 +155,7 @@ def announce(library: str, start: Start, folder: Path) -> None:
     Raises:
         CheckpointError: a rank does not see the checkpoint.
     """
+    process_progress().note_kept(PROJECT, str(folder))
     rank, size = rank_and_size()
     lines = [start.line] * size
     if size > 1:

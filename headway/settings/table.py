@@ -14,6 +14,7 @@ from typing import Any
 from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
 from headway.contract.numbering import ALONE
 from headway.contract.origin import Layer, Origin
+from headway.contract.records import REPEATED
 from headway.contract.run import DEVICES
 from headway.devices.table import is_kind
 from headway.extensions import CLUSTERS as EXTENSIONS
@@ -197,6 +198,11 @@ class Settings:
         "how often to restart all processes, on all machines, after a failure",
         metavar="N",
         needs_launcher=True,
+    )
+    restart_anyway = _switch(
+        "restart also after a failure that is the one before it again: the same exception, line of "
+        f"the script and step, which otherwise ends the run with exit code {REPEATED}",
+        obeyed_by=Obeyer.LAUNCHER,
     )
     restart_delay = Setting(
         Seconds(0, 60),
@@ -382,8 +388,8 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     ),
     "several machines": (*OF_MACHINES, "cluster", "hosts", "machine_timeout_s"),
     "failing and stopping": (
-        *("max_restarts", "restart_delay", "hang_timeout", "time_limit", "grace_period_s"),
-        "library_hooks",
+        *("max_restarts", "restart_anyway", "restart_delay", "hang_timeout", "time_limit"),
+        *("grace_period_s", "library_hooks"),
     ),
     "output": ("output", "ranks", "status", "log_dir", "record", "debug_rank"),
     "jobs": OF_JOBS,

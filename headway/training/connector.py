@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from functools import cache
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from headway.contract.choices import SHARDED, SHARING
 from headway.contract.notes import say
 from headway.contract.progress import Progress, process_progress
+from headway.contract.records import PROJECT
 from headway.contract.run import read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.devices.table import kind_of
@@ -150,6 +152,8 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     """Log on rank 0 what was overridden or has no effect, now and at the end of the script."""
     settings, world, progress = connected.settings, connected.world, connected.training.progress
     progress.note_use(accelerator=True)
+    if (folder := connected.project.project_dir) is not None:
+        progress.note_kept(PROJECT, os.fspath(folder))
     own.join(progress)
     progress.clock.watch_device(kind_of(world.device.type), world.device)
     if not world.is_main:

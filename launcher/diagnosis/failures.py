@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.contract.notes import named
-from headway.contract.records import STOPPED_AND_SAVED, Crash, Uses
+from headway.contract.records import STOPPED_AND_SAVED, Crash, CrashSite, Uses
 from headway.contract.signals import shell_code
 from headway.launcher.diagnosis.reasons import (
     Evidence,
@@ -15,8 +15,14 @@ from headway.launcher.diagnosis.reasons import (
     describe_cause,
     find_reason,
     is_of_communication,
+    may_pass,
 )
-from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback
+from headway.launcher.diagnosis.stacks import (
+    Stack,
+    describe_crash,
+    parse_traceback,
+    users_frame,
+)
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -68,6 +74,15 @@ class Failure(NamedTuple):
         if not _may_be_a_victim(self.first):
             return 0
         return 2 if self.first.crash is not None or self.tells_of_communication else 1
+
+    @property
+    def site(self) -> CrashSite | None:
+        """What its repetition would have in common with it; None where a restart may help."""
+        crash = self.first.crash
+        if crash is None or crash.step < 1 or may_pass(self.evidence) or self.doubt:
+            return None
+        frame = users_frame(parse_traceback(crash.traceback))
+        return None if frame is None else CrashSite(crash.name, frame, crash.step)
 
     @property
     def cause(self) -> str:

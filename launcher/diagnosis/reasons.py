@@ -215,6 +215,27 @@ REASONS = (
 )
 
 
+_PASSING = (
+    *("reader_left", "ranks_diverged", "device_out_of_memory", "out_of_memory"),
+    *("shared_memory_full", "loader_worker_killed"),
+)
+_OF_CONNECTIONS = (  # exceptions of Python, requests, urllib3 and httpx, by their classes
+    *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"),
+    *("ConnectionAbortedError", "TimeoutError", "gaierror", "herror", "URLError", "HTTPError"),
+    *("RemoteDisconnected", "IncompleteRead", "IncompleteReadError", "SSLError", "ProtocolError"),
+    *("ConnectTimeout", "ReadTimeout", "Timeout", "MaxRetryError", "ReadTimeoutError"),
+    *("ChunkedEncodingError", "ConnectError", "ReadError", "RemoteProtocolError"),
+)
+
+
+def may_pass(evidence: Evidence) -> bool:
+    """Return whether a restart may help: full memory, a connection, or no exception at all."""
+    crash = evidence.crash
+    if crash is None or crash.code < 0 or find_reason(evidence).name in _PASSING:
+        return True
+    return crash.kind in _OF_CONNECTIONS or is_of_communication(crash)
+
+
 def find_reason(evidence: Evidence) -> Reason:
     """Return the first reason that holds; the last one always does."""
     return next(reason for reason in REASONS if reason.holds(evidence))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.contract.notes import ranges
-from headway.contract.records import Figures
+from headway.contract.records import CrashSite, Figures
 from headway.errors import HeadwayError
 from headway.launcher.machines import messages, preflight
 from headway.launcher.machines.connect import NOTICE_AFTER_S
@@ -29,6 +29,7 @@ class Seen(NamedTuple):
 
     steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
     loss: Callable[[int], object] = lambda _: None  # of this machine
+    failure: Callable[[CrashSite | None], bool] = lambda _: False  # returns whether it is repeated
 
 
 @dataclass(eq=False)
@@ -391,7 +392,10 @@ class Coordinator:
         if first.doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
             return
         self._asked_at = None
-        if self.num_restarts < self._max_restarts and not first.is_final:
+        first = first._replace(is_repeated=self.seen.failure(first.site))
+        if first.is_repeated:
+            self._end(first)
+        elif self.num_restarts < self._max_restarts and not first.is_final:
             self._restart(first.cause, is_counted=True, now=now)
         else:
             self._end(first)

@@ -15,7 +15,7 @@ import re
 import secrets
 from typing import NamedTuple, get_args
 
-from headway.contract.records import Figures
+from headway.contract.records import CrashSite, Figures
 from headway.contract.typed import decode, encode, kinds_of
 
 PROTOCOL = "headway-channel/1"
@@ -76,6 +76,8 @@ class Failed(NamedTuple):
     doubt: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
     ago_s: float = 0.0  # when it happened, before the message was sent
     is_final: bool = False  # a restart would not help
+    site: CrashSite | None = None
+    is_repeated: bool = False  # the failure before it was the same, as machine 0 has found
 
 
 class Done(NamedTuple):

@@ -21,6 +21,7 @@ _ARGUMENTS = "arguments"
 _MUST_AGREE = (
     *("device", "mixed_precision", "gradient_accumulation_steps", "strategy", "shard_size"),
     *("wrap", "activation_checkpointing", "cpu_offload", "replace_accelerate", "max_restarts"),
+    "restart_anyway",
 )
 _SHOULD_AGREE = (
     *("machine_timeout_s", "hang_timeout", "grace_period_s", "resume", "time_limit"),

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from headway.contract.records import Figures
+from headway.contract.records import CrashSite, Figures
 from headway.errors import HeadwayError, LaunchError
 from headway.launcher.machines.connect import (
     CHECK_EVERY_S,
@@ -64,6 +64,7 @@ class Rendezvous(RendezvousHandler):
         # these are called by another thread
         self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
         self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
+        self.judge: Callable[[CrashSite | None], bool] = lambda _: False
         self.end_grace_period: Callable[[], None] = lambda: None  # of the ranks here
         self._store: Store | None = None
 

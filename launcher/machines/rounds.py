@@ -90,7 +90,7 @@ class MachinesRendezvous(Rendezvous):
         return self._info(joined.machine, joined.num_machines, address, joined.store_port)
 
     def _join(self) -> Member:
-        member = self._membership.join(self.word, Seen(self.note_steps, self.note_loss))
+        member = self._membership.join(self.word, Seen(self.note_steps, self.note_loss, self.judge))
         member.on_grace_end = self.end_grace_period
         return member
 

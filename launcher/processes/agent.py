@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.contract import signals
 from headway.contract.notes import say
+from headway.contract.records import PROJECT, CrashSite
 from headway.contract.run import CPUS_VARIABLE
 from headway.errors import ConfigError
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
@@ -37,16 +38,18 @@ from headway.launcher.diagnosis.hang import Hang, explain_divergence
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
-from headway.launcher.machines.rendezvous import Rendezvous
+from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
+from headway.launcher.processes.repeats import Repeats
 from headway.launcher.processes.shutdown import grace_of
 from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
 from headway.settings.problems import missing_ranks
 from headway.settings.profile_files import shown
+from headway.settings.table import YES
 
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
@@ -133,6 +136,9 @@ class Agent(LocalElasticAgent):
         self._ranks: RankProcesses | None = None
         settings = plan.settings
         self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
+        self._repeats = Repeats(self._project, settings.restart_anyway == YES)
+        handler.judge = self._repeats.judge
+        self._is_repeated = False  # the failure that has ended the run
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
         self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
@@ -217,6 +223,7 @@ class Agent(LocalElasticAgent):
             exit_code=failure.exit_code,
             doubt=of_rank.doubt if of_rank else 0,
             ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
+            site=of_rank.site if of_rank else None,
         )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -292,6 +299,21 @@ class Agent(LocalElasticAgent):
             is_left=is_left,
         )
 
+    def is_repeated(
+        self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool
+    ) -> bool:
+        """Return whether the failure that has ended the run is the one before it again."""
+        if (elsewhere := self.handler.ended_by) is not None:
+            return elsewhere.is_repeated
+        if failure is not None and not is_stopped:
+            return self._is_repeated or self._repeats.judge(_site_of(failure))
+        if self.handler.machine == 0:
+            self._repeats.pass_by(self.watch.step(), has_ended_well=not is_stopped)
+        return False
+
+    def _project(self) -> str:
+        return next((one.path for one in self.watch.kept() if one.what == PROJECT), "")
+
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
@@ -301,12 +323,19 @@ class Agent(LocalElasticAgent):
         else:
             failure = self.find_failure()
             assert failure is not None, "nobody else restarts ranks"
+            self._is_repeated = self._repeats.judge(_site_of(failure))
+            if self._is_repeated:
+                raise RunEnded
             cause, where = failure.cause, ""
             number = worker_group.spec.max_restarts - self._remaining_restarts
         line, delay_s = self._restarts.after(cause, number, made_progress, where=where)
         say(line)
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
+
+
+def _site_of(failure: Failure | Hang | ServerDeath) -> CrashSite | None:
+    return failure.site if isinstance(failure, Failure) else None
 
 
 def _rank_environment(

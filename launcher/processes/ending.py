@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headway.contract.records import STOPPED_AND_SAVED
+from headway.contract.records import REPEATED, STOPPED_AND_SAVED
 from headway.launcher.diagnosis.failures import Failure, RankExit, ServerDeath, describe_killed
 from headway.launcher.diagnosis.hang import Hang
 
@@ -25,6 +25,7 @@ class Outcome(NamedTuple):
     failure: Failure | Hang | ServerDeath | None = None  # of this machine
     elsewhere: Failed | None = None  # the failure that ended the run, as machine 0 decided
     lost_amid_stop: Failed | None = None  # another machine, while ranks here were to save
+    is_repeated: bool = False  # the failure that ended the run is the one before it again
     will_save: bool = False  # ranks said that they save when they are stopped
     machine: int = 0
     is_reported_by_machine_0: bool = False  # on the same terminal
@@ -41,6 +42,7 @@ class Ending(NamedTuple):
     line: str = ""
     failure: Failure | Hang | ServerDeath | None = None
     elsewhere: Failed | None = None
+    repeats: str = ""  # of a repeated failure: that it is one, to continue a sentence
 
 
 def ending_of(run: Outcome) -> Ending:
@@ -60,7 +62,7 @@ def ending_of(run: Outcome) -> Ending:
     if elsewhere is not None and (failure is None or elsewhere.machine != run.machine):
         line = f"the run has failed on machine {elsewhere.machine}{as_reported}"
         line = line if run.is_reported_by_machine_0 else ""
-        return Ending(elsewhere.exit_code, line, elsewhere=elsewhere)
+        return _repeated(run, Ending(elsewhere.exit_code, line, elsewhere=elsewhere))
     if failure is None and stop is not None and len(run.exits) < run.num_ranks:
         return Ending(128 + stop, f"stopped by {stop.name}")
     if failure is None:
@@ -73,4 +75,12 @@ def ending_of(run: Outcome) -> Ending:
     line = "" if failure.fix else failure.cause
     if elsewhere is not None and run.is_reported_by_machine_0:
         line = f"the run has failed here{as_reported}"
-    return Ending(failure.exit_code, line, failure)
+    return _repeated(run, Ending(failure.exit_code, line, failure))
+
+
+def _repeated(run: Outcome, ending: Ending) -> Ending:
+    """Return the ending with the exit code of a repeated failure, if it is one."""
+    if not run.is_repeated:
+        return ending
+    again = f"; the failure before it was the same: exit code {REPEATED}, not the rank's own"
+    return ending._replace(code=REPEATED, repeats=f"{again} {ending.code}")

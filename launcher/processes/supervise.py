@@ -125,9 +125,11 @@ def supervise(
         handler.shutdown()
         if has_failed and is_debugged:
             print(file=sys.stderr)  # a debugger's prompt may be on this line
+    failure = agent.find_failure()
     outcome = outcome._replace(
-        failure=agent.find_failure(),
+        failure=failure,
         elsewhere=handler.ended_by,
+        is_repeated=agent.is_repeated(failure, is_stopped=stopped_by is not None),
         lost_amid_stop=agent.failed_amid_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
@@ -203,22 +205,23 @@ def _signals(agent: Agent) -> Iterator[None]:
 def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
     """Print how the run ended; raises WorkerFailed where a failure is to be reported."""
     failure, elsewhere = ending.failure, ending.elsewhere
+    anyway = "; --restart-anyway restarts it nonetheless" if ending.repeats else ""
     if ending.line:
         say(ending.line)
         return
     if failure is not None:
         raise WorkerFailed(
-            failure.cause + failure.aftermath,
+            failure.cause + failure.aftermath + ending.repeats,
             where=place_of(failure, folder),
-            fix=failure.fix,
+            fix=failure.fix + anyway,
             details=failure.details,
             exit_code=ending.code,
         )
     if elsewhere is not None:  # machine 0 alone knows the traceback
         raise WorkerFailed(
-            elsewhere.cause + describe_killed(agent.exits),
+            elsewhere.cause + describe_killed(agent.exits) + ending.repeats,
             where=f"{elsewhere.where} (machine {elsewhere.machine})",
-            fix=elsewhere.fix,
+            fix=elsewhere.fix + anyway,
             details=elsewhere.details,
             exit_code=ending.code,
         )

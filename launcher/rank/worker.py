@@ -248,6 +248,8 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         f"{frames}{kind}: {message}\n",
     )
     code = error.exit_code if isinstance(error, HeadwayError) else 1
+    progress = process_progress()
+    is_of_training = progress.uses.accelerator or progress.uses.stopping  # else of this process
     crash = Crash(
         time=_now(),
         kind=kind,
@@ -257,6 +259,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
         code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else code,
         groups=_attempt(rank_monitor.read_groups, ()),
         is_from_headway=_attempt(lambda: _is_from_headway(error, trace), False),
+        step=progress.step if is_of_training else 0,
     )
     if isinstance(error, HeadwayError):
         crash = _attempt(lambda: _with_fix(crash, error), crash)

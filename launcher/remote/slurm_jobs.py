@@ -45,6 +45,9 @@ fi
 if [ "$again" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
     scontrol requeue "$job"
 fi
+if [ "$code" -eq 76 ]; then  # it would fail again in the same way, also where 76 is in RequeueExit
+    scontrol update "JobId=$job" Requeue=0
+fi
 exit "$code"
 """
 

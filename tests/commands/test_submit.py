@@ -270,6 +270,7 @@ def test_without_slurm_that_is_said(script: str, monkeypatch: pytest.MonkeyPatch
         (75, "RUNNING", {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 5_3\n"),
         (75, "COMPLETING", {}, ""),
         (1, "RUNNING", {}, ""),
+        (76, "RUNNING", {}, "update JobId=7 Requeue=0\n"),
         (0, "RUNNING", {}, ""),
     ],
 )

@@ -92,3 +92,60 @@ def test_a_fork_server_that_was_killed_before_it_started_a_rank_counts_too(
     assert out.count("done") == (2 if restarts == "1" else 0)
     assert "the process that starts the ranks was ended by SIGKILL" in errors
     assert not survivors()
+
+
+TRAINING = """
+import os, sys
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader
+from headway import Accelerator
+how, count = sys.argv[1], Path("count")
+accelerator = Accelerator(cpu=True, project_dir="project")
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(40, 1)))
+step = accelerator.resume().step
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+fails_at = {"hopeless": 5, "forward": 5 + attempt}.get(how)
+print("tried", accelerator.process_index)
+if how == "refused" and accelerator.is_main_process:
+    count.write_text(count.read_text() + "x" if count.exists() else "x")
+    if len(count.read_text()) < 3:
+        raise ConnectionRefusedError("not yet")
+for batch in loader:
+    optimizer.zero_grad()
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+    step += 1
+    if step == fails_at and accelerator.process_index == 1:
+        raise ValueError("boom")
+    accelerator.checkpoint(every=1)
+"""
+
+
+def train(how: str, *words: str) -> subprocess.CompletedProcess[str]:
+    usual = ["-q", "--cpu", "--num-processes", "2", "--max-restarts", "3", *NO_DELAY]
+    return launch(*usual, *words, script(TRAINING), how)
+
+
+def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one_at_once() -> None:
+    done = train("hopeless")
+    assert (done.returncode, done.stdout.count("tried 0")) == (76, 2), done.stderr
+    *_, cause = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert cause.endswith("the failure before it was the same: exit code 76, not the rank's own 1")
+    assert "--restart-anyway restarts it nonetheless" in done.stderr
+    again = train("hopeless")
+    assert (again.returncode, again.stdout.count("tried 0")) == (76, 1), again.stderr
+    anyway = train("hopeless", "--restart-anyway")
+    assert (anyway.returncode, anyway.stdout.count("tried 0")) == (1, 4), anyway.stderr
+
+
+def test_a_run_that_progresses_between_failures_has_all_its_restarts() -> None:
+    done = train("forward")
+    assert (done.returncode, done.stdout.count("tried 0")) == (1, 4), done.stderr
+
+
+def test_two_connections_refused_at_the_start_are_retried() -> None:
+    done = train("refused")
+    assert (done.returncode, done.stdout.count("tried 0")) == (0, 3), done.stderr

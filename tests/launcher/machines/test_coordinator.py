@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.contract.records import Figures
+from headway.contract.records import CrashSite, Figures, Frame
 from headway.launcher.machines.coordinator import SETTLE_S, Coordinator, Seen, loss
 from headway.launcher.machines.messages import (
     Accepted,
@@ -27,6 +27,7 @@ from headway.launcher.machines.messages import (
     Steps,
     Stopping,
 )
+from headway.launcher.processes.repeats import Repeats
 
 
 def facts(script: str) -> Facts:
@@ -331,6 +332,19 @@ def test_a_failure_that_a_restart_does_not_help_ends_the_run() -> None:
     run.begin(2)
     run.take(1, failed()._replace(is_final=True))
     assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
+
+
+def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_left() -> None:
+    run = Run(2, 2, max_restarts=3)
+    run.coordinator.seen = Seen(failure=Repeats(str).judge)
+    run.begin(2)
+    site = CrashSite("ValueError", Frame("train.py", 7, "f"), 20)
+    run.take(2, failed()._replace(site=site))
+    assert kinds(run.sent()) == [(1, "Restart"), (2, "Restart")]
+    run.ready(1, 2)
+    run.sent()
+    run.take(2, failed()._replace(site=site))
+    assert [one.is_repeated for _, one in run.sent() if isinstance(one, Failed)] == [True, True]
 
 
 def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next_restart() -> None:

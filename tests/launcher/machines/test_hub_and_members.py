@@ -342,6 +342,7 @@ def test_all_kinds_of_messages_can_be_sent() -> None:
         "bool": True,
         "int | None": None,
         "Failed | None": None,
+        "CrashSite | None": None,
     }
     samples["Figures"] = Figures(1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1, None, 0, None)
     samples["Facts"] = Facts((Fact("torch", "2.13"),), ())

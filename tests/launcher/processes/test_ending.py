@@ -59,6 +59,8 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; before, rank 3 failed"),
     ("a rank fails", exits(0, 42), {}, 42, "rank 1"),
     ("two ranks fail", exits(3, 42), {}, 3, "rank 0"),
+    ("a rank fails as before", exits(0, 42), {"is_repeated": True}, 76, "rank 1"),
+    ("another machine as before", exits(0, 0), {**THERE, "is_repeated": True}, 76, "rank 3"),
     ("a rank is ended by a signal", exits(0, -KILL), {}, 137, "rank 1"),
     ("a rank crashes in C", exits(0, -SEGV), {}, 139, "rank 1"),
     ("os._exit(0), then a peer fails", SILENT, {}, 1, "rank 0"),

@@ -1,0 +1,74 @@
+"""Whether a failure is the one before it again: a restart, or a requeued job, only repeats it.
+
+The rule: the same exception, script line and step (1 or later), with no new step in between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from headway.contract.notes import say
+from headway.contract.paths import read_plain
+from headway.contract.records import CrashSite
+from headway.contract.typed import plain, read
+
+FILE = "_headway-failure.json"  # `_`: Trainer's push_to_hub uploads no such file
+_MAX_BYTES = 2**16
+
+
+class Repeats:
+    """The last failure of a training, kept in its project's folder, where it has one.
+
+    `project` returns that folder, empty for none; `restarts_anyway`: no failure is called repeated.
+    """
+
+    def __init__(self, project: Callable[[], str], restarts_anyway: bool = False) -> None:
+        self._project = project
+        self._restarts_anyway = restarts_anyway
+        self._has_failed = False  # in this launch
+        self._last: CrashSite | None = None
+
+    def judge(self, site: CrashSite | None) -> bool:
+        """Note a failure, and return whether it is the one before it; None: never."""
+        before = self._last if self._has_failed else self._read()
+        self._has_failed, self._last = True, site
+        if site is not None:
+            self._write(site)
+        elif before is not None:
+            self._remove()
+        return site is not None and site == before and not self._restarts_anyway
+
+    def pass_by(self, step: int, *, has_ended_well: bool = False) -> None:
+        """Note how far a launch has come that ends by no failure."""
+        before = self._last if self._has_failed else self._read()
+        if before is not None and (has_ended_well or step > before.step):
+            self._remove()
+
+    @property
+    def _path(self) -> str:
+        folder = self._project()
+        return os.path.join(folder, FILE) if folder else ""
+
+    def _read(self) -> CrashSite | None:
+        with suppress(OSError, ValueError):
+            return read(CrashSite, json.loads(read_plain(self._path, _MAX_BYTES)))
+        return None
+
+    def _write(self, site: CrashSite) -> None:
+        if not (path := self._path):
+            return
+        partial = f"{path}-{os.getpid()}"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(partial, "w") as file:
+                json.dump(plain(site), file)
+            os.replace(partial, path)
+        except OSError as error:
+            say(f"note: a repeated failure will not be recognized: {path}: {error.strerror}")
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            os.unlink(self._path)

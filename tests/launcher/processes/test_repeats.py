@@ -1,0 +1,118 @@
+"""A failure that is the one before it again is not restarted: what counts as the same, and when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.contract.records import Crash, CrashSite, Frame
+from headway.launcher.diagnosis.failures import RankExit, find_failure
+from headway.launcher.processes.repeats import FILE, Repeats
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 7, in <module>
+  File "/env/site-packages/torch/nn/functional.py", line 99, in linear
+ValueError: boom
+"""
+SITE = CrashSite("ValueError", Frame("/work/train.py", 7, "<module>"), 20)
+NO_MEMORY = {"kind": "OutOfMemoryError", "message": "CUDA out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "site"),
+    [
+        ({}, SITE),
+        ({"step": 21}, SITE._replace(step=21)),
+        ({"kind": "KeyError"}, SITE._replace(kind="KeyError")),
+        ({"step": 0}, None),  # before the first step, or not known
+        ({"traceback": "ValueError: boom\n"}, None),
+        (NO_MEMORY, None),
+        ({"kind": "MemoryError"}, None),
+        ({"kind": "RuntimeError", "message": "DefaultCPUAllocator: can't allocate memory"}, None),
+        ({"kind": "RuntimeError", "traceback": TRACEBACK + "is killed by signal: Killed"}, None),
+        ({"kind": "ConnectionRefusedError"}, None),
+        ({"kind": "ReadTimeout"}, None),
+        ({"kind": "DistBackendError"}, None),
+        ({"kind": "RuntimeError", "traceback": TRACEBACK + "Connection closed by peer"}, None),
+        ({"kind": "KeyboardInterrupt", "code": -2}, None),
+    ],
+)
+def test_only_a_failure_that_nothing_but_the_script_explains_can_be_repeated(
+    changed: dict[str, Any], site: CrashSite | None
+) -> None:
+    crash = Crash(2.0, "ValueError", "boom", TRACEBACK, step=20)._replace(**changed)
+    ended = RankExit(1, 70, 1, 2.0, was_stopping=False, crash=crash, left_silently=False)
+    found = find_failure([ended], ranks=range(2), world_size=2)
+    assert found is not None
+    assert found.site == site
+    killed = find_failure([ended._replace(crash=None, code=-9)], ranks=range(2), world_size=2)
+    assert killed is not None
+    assert killed.site is None
+
+
+LATER, OTHER = SITE._replace(step=21), SITE._replace(frame=Frame("/work/train.py", 8, "f"))
+SEQUENCES: list[tuple[str, list[CrashSite | int | str | None], list[bool]]] = [
+    ("twice the same", [SITE, SITE], [False, True]),
+    ("one step later", [SITE, LATER, SITE], [False, False, False]),
+    ("another line", [SITE, OTHER], [False, False]),
+    ("a signal between them", [SITE, None, SITE], [False, False, False]),
+    ("signals only", [None, None], [False, False]),
+    ("the next launch", [SITE, "launch", SITE], [False, True]),
+    ("a stop at the same step between them", [SITE, "launch", 20, "launch", SITE], [False, True]),
+    ("a stop at a later step", [SITE, "launch", 21, "launch", SITE], [False, False]),
+    ("a success", [SITE, "launch", "success", "launch", SITE], [False, False]),
+    ("a signal in the next launch", [SITE, "launch", None, "launch", SITE], [False] * 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "events", "expected"), SEQUENCES, ids=[row[0] for row in SEQUENCES]
+)
+def test_a_failure_is_repeated_if_the_one_before_it_was_the_same_without_a_new_step_between(
+    what: str, events: list[CrashSite | int | str | None], expected: list[bool], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "project")
+    launch, found = Repeats(lambda: folder), []
+    for event in events:
+        if event == "launch":
+            launch = Repeats(lambda: folder)
+        elif event == "success":
+            launch.pass_by(0, has_ended_well=True)
+        elif isinstance(event, int):
+            launch.pass_by(event)
+        else:
+            assert event is None or isinstance(event, CrashSite)
+            found.append(launch.judge(event))
+    assert found == expected
+
+
+def test_without_a_project_only_the_failures_of_one_launch_are_compared() -> None:
+    launch = Repeats(str)
+    assert [launch.judge(SITE), launch.judge(SITE), Repeats(str).judge(SITE)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_restart_anyway_calls_no_failure_repeated(tmp_path: Path) -> None:
+    launch = Repeats(lambda: str(tmp_path), restarts_anyway=True)
+    assert [launch.judge(SITE), launch.judge(SITE)] == [False, False]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"kind": 3}), "\0"])
+def test_a_damaged_file_is_no_failure(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert [Repeats(lambda: str(tmp_path)).judge(SITE) for _ in range(2)] == [False, True]
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    Repeats(lambda: str(tmp_path / "file")).judge(SITE)
+    assert "a repeated failure will not be recognized" in capsys.readouterr().err
