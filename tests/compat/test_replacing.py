@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launching import environment, executed, launch, script
+from tests.distributed.launching import execute, executed, launch, script
 
 HIDING = """
 import importlib.util
@@ -81,13 +80,7 @@ print(json.dumps(facts))
 
 def facts_of(source: str) -> dict[str, Any]:
     Path("looking.py").write_text(source)
-    ended = subprocess.run(
-        [sys.executable, "looking.py"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    ended = execute([sys.executable, "looking.py"])
     assert ended.returncode == 0, ended.stderr
     facts: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return facts
@@ -96,9 +89,7 @@ def facts_of(source: str) -> dict[str, Any]:
 @pytest.mark.processes
 def test_without_an_installed_accelerate_there_is_nothing_to_replace() -> None:
     source = f"{HIDING}import headway\nheadway.replace_accelerate()"
-    ended = subprocess.run(
-        [sys.executable, "-c", source], env=environment(), capture_output=True, text=True
-    )
+    ended = execute([sys.executable, "-c", source])
     assert "accelerate is not installed" in ended.stderr
     assert "pip install accelerate" in ended.stderr
 
@@ -123,9 +114,7 @@ def test_device_maps_and_hooks_stay_those_of_the_installed_accelerate(
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="Accelerate is not installed")
 def test_a_script_that_has_imported_accelerate_before_is_told_where_to_replace_it() -> None:
     source = "import accelerate, headway\nheadway.replace_accelerate()"
-    ended = subprocess.run(
-        [sys.executable, "-c", source], env=environment(), capture_output=True, text=True
-    )
+    ended = execute([sys.executable, "-c", source])
     assert "accelerate has been imported already" in ended.stderr
     assert "headway launch --replace-accelerate" in ended.stderr
 

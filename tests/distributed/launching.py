@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pytest
 
 from tests.distributed.warm_start import WarmPopen, WarmPython
 from tests.waiting import wait_until
@@ -22,6 +23,12 @@ from tests.waiting import wait_until
 HEADWAY = [sys.executable, "-m", "headway", "launch"]
 IN_TERMINAL = "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 """What start() does first where the terminal of the streams is that of a new session."""
+Done = subprocess.CompletedProcess[str]
+on_linux = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="fork server, subreapers, /proc"),
+]
+"""The marks of a file whose launches need Linux."""
 _warm_pythons: list[WarmPython] = []
 
 
@@ -47,9 +54,7 @@ def warm_python() -> Iterator[None]:
         python.close()
 
 
-def launch(
-    *words: str, timeout_s: float = 300, typed: str | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, timeout_s: float = 300, typed: str | None = None, **variables: str) -> Done:
     """Run `headway launch` with these words, and this on its stdin, to its end."""
     return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s, typed=typed)
 
@@ -64,24 +69,30 @@ def start(*words: str, first: str = "", **options: Any) -> subprocess.Popen[str]
 
 def run(
     command: list[str],
-    env: dict[str, str],
+    env: dict[str, str] | None = None,
     *,
-    timeout_s: float,
+    timeout_s: float = 120,
     cwd: Path | None = None,
     typed: str | None = None,
     stderr: int | IO[str] = subprocess.PIPE,
-) -> subprocess.CompletedProcess[str]:
-    """Run a Python program to its end, forked where that is the same."""
+) -> Done:
+    """Run a program, by default in environment(), to its end; Python is forked if it can be."""
     streams = {"stdout": subprocess.PIPE, "stderr": stderr}
     if typed is not None:
         streams["stdin"] = subprocess.PIPE
-    with popen(command, env=env, cwd=cwd, text=True, **streams) as process:
+    with popen(command, env=env or environment(), cwd=cwd, text=True, **streams) as process:
         try:
             out, errors = process.communicate(typed, timeout=timeout_s)
         except BaseException:
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def execute(command: list[str], env: dict[str, str] | None = None, **options: Any) -> Done:
+    """Run a program to its end; none is forked."""
+    with executed():
+        return run(command, env, **options)
 
 
 def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:

@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, run, script, start
+from tests.distributed.launching import HEADWAY, on_linux, run, script, start
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="asks a pipe for what is in it"),
-]
+pytestmark = on_linux
 
 WORDS = ["-q", "--cpu", "--num-processes", "2", "--log-dir", "logs"]
 
@@ -104,13 +101,7 @@ dist.barrier()
 
 def launch_in_shell(words: str, name: str) -> subprocess.CompletedProcess[str]:
     """Run `headway launch` on two ranks, amid these words of a shell."""
-    return subprocess.run(
-        ["bash", "-c", words.replace("LAUNCH", '"$@"'), "bash", *HEADWAY, *WORDS, name],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run(["bash", "-c", words.replace("LAUNCH", '"$@"'), "bash", *HEADWAY, *WORDS, name])
 
 
 PRINTING = """
@@ -191,8 +182,7 @@ print("error \\udce9", file=sys.stderr)
 
 
 def test_a_rank_has_its_streams_where_the_fork_server_has_none() -> None:
-    command = [sys.executable, "-c", REOPENED]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    done = run([sys.executable, "-c", REOPENED])
     assert (done.stdout, done.stderr) == ("out\n", "error \\udce9\n")
 
 
@@ -246,6 +236,6 @@ def test_a_limit_of_processes_or_threads_that_is_reached_is_named_with_the_fix(
 def test_a_full_disk_behind_stderr_does_not_keep_the_script_from_running(words: list[str]) -> None:
     command = [*HEADWAY, "--cpu", *words, script("print('ran'); raise SystemExit(7)")]
     with open("/dev/full", "w") as full:
-        done = run(command, environment(), timeout_s=120, stderr=full)
+        done = run(command, stderr=full)
     assert done.returncode == 7
     assert "ran\n" in done.stdout  # and reports, where there is a launcher

@@ -6,20 +6,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, launch, script
+from tests.distributed.launching import HEADWAY, environment, execute, launch, on_linux, script
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 WAYS = {
     "python": [sys.executable],
@@ -60,14 +55,9 @@ VARIABLES = {  # what the launcher may add to the environment
 
 
 def probe(way: str, *methods: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [*WAYS[way], "probe.py", "--flag", "$HOME", ""],
-        env=environment(OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", START_METHODS=" ".join(methods)),
-        input="typed",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environ = environment(**usual, START_METHODS=" ".join(methods))
+    done = execute([*WAYS[way], "probe.py", "--flag", "$HOME", ""], environ, typed="typed")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("atexit ran") == (1 if way in ("python", "one process") else 2)
     told: dict[str, Any] = json.loads(Path("probe_0.json").read_text())
@@ -109,9 +99,8 @@ def test_pythons_own_flags_reach_the_script(way: list[str]) -> None:
     flags += ["-W", "ignore:mine", "-Xutf8", "--check-hash-based-pycs", "never"]
     flags += [] if way else ["-X", "dev"]  # imports torch slowly
     python, *headway = HEADWAY
-    run = partial(subprocess.run, env=environment(), capture_output=True, text=True, timeout=120)
-    plain = run([python, *flags, name])
-    done = run([python, *flags, *headway, "-q", "--cpu", *way, name])
+    plain = execute([python, *flags, name])
+    done = execute([python, *flags, *headway, "-q", "--cpu", *way, name])
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
 
@@ -148,9 +137,7 @@ def test_a_script_ends_as_under_plain_python(end: str, way: str) -> None:
         "atexit.register(print, 'atexit')\n"
         f"print('begun')\n{text}\n"
     )
-    plain = subprocess.run(
-        [sys.executable, "-u", name], capture_output=True, text=True, timeout=120
-    )
+    plain = execute([sys.executable, "-u", name])
     assert plain.returncode == code
     done = launch("-q", "--cpu", "--supervise", "--set", f"start_method={way}", name)
     assert done.returncode == (code if code >= 0 else 128 - code)
@@ -175,9 +162,7 @@ def test_files_beside_the_script_shadow_nothing_of_the_server() -> None:
     Path("sub/script.py").write_text("import torch; print('fine', torch.ones(1).item())")
     text = "import sys; del sys.path[0]; import headway.commands.main as m; sys.exit(m.main())"
     words = ["launch", "-q", "--cpu", "--supervise", "sub/script.py"]
-    done = subprocess.run(
-        [sys.executable, "-c", text, *words], env=environment(), capture_output=True, text=True
-    )
+    done = execute([sys.executable, "-c", text, *words])
     assert done.stdout == "fine 1.0\n", done.stderr
 
 

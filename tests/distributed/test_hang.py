@@ -8,18 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headway.contract.records import Collective, Group
-from tests.distributed.launching import HEADWAY, environment, launch, script, start
+from tests.distributed.launching import HEADWAY, environment, launch, on_linux, run, script, start
 from tests.waiting import wait_for_lines
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 TRAIN = """
 import os, sys, time
@@ -123,11 +119,8 @@ def _stacks_once(pid: str, words: str) -> str:
     return told
 
 
-def _stack(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [*HEADWAY[:-1], "stack", *words]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=90, **options
-    )
+def _stack(*words: str) -> subprocess.CompletedProcess[str]:
+    return run([*HEADWAY[:-1], "stack", *words])
 
 
 GIL = """
@@ -220,9 +213,9 @@ dist.destroy_process_group()
 """
     name = script(text)
     words = ["--cpu", "--num-processes", "2", "--hang-timeout", "8", name]
-    for run in [start(*words, way) for way in ("collectives", "output")]:
-        _, errors = run.communicate(timeout=120)
-        assert run.returncode == 0, errors
+    for process in [start(*words, way) for way in ("collectives", "output")]:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
 
 
 def test_heartbeats_of_the_runtime_tell_step_and_phase() -> None:
@@ -283,13 +276,7 @@ dist.destroy_process_group()
 
 
 def test_torchs_flight_recorder_has_the_fields_that_are_read() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READ_GROUPS],
-        env=environment(TORCH_FR_BUFFER_SIZE="100"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run([sys.executable, "-c", READ_GROUPS], environment(TORCH_FR_BUFFER_SIZE="100"))
     collective = Collective(1, "all_reduce", "[4]", True, 0.0)
     assert done.stdout.strip() == str(Group("0", (0,), (collective,))), done.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -19,12 +18,9 @@ from tests.distributed.families import (
     survivors,
     wait_for_families,
 )
-from tests.distributed.launching import script, start
+from tests.distributed.launching import on_linux, script, start
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
-]
+pytestmark = on_linux
 
 LONG = pytest.mark.long
 

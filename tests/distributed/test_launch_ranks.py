@@ -24,6 +24,7 @@ from tests.distributed.launching import (
     free_port,
     launch,
     popen,
+    run,
     script,
     start,
     wait_for_end,
@@ -366,13 +367,8 @@ def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait()
 )
 def test_what_the_system_refuses_is_a_launch_error(before: str, fix: str) -> None:
     path = os.path.abspath(script("pass"))
-    done = subprocess.run(
-        ["bash", "-c", f"{before}; {sys.executable} -m headway launch --cpu -q --supervise {path}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    launching = f"{sys.executable} -m headway launch --cpu -q --supervise {path}"
+    done = run(["bash", "-c", f"{before}; {launching}"])
     assert done.returncode == 4, done.stderr
     assert f"`{fix}" in done.stderr.partition("fix: ")[2]
     assert "Traceback" not in done.stderr

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.families import survivors
-from tests.distributed.launching import launch, script, start
+from tests.distributed.launching import launch, on_linux, script, start
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the launcher adopts processes"),
-]
+pytestmark = on_linux
 
 UPLOADING = """
 import os, subprocess

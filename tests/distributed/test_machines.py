@@ -5,21 +5,17 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.distributed.launching import free_port, script, start
+from tests.distributed.launching import free_port, on_linux, script, start
 from tests.distributed.networks import Network, needs_namespaces, network
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 TRAINS = """
 import os, time

@@ -5,20 +5,16 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import free_port, script, start, wait_for_end
+from tests.distributed.launching import free_port, on_linux, script, start, wait_for_end
 from tests.waiting import wait_for_lines, wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 SLEEPS = """
 import os, sys, time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import zipapp
 import zipfile
@@ -14,12 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.distributed.launching import environment, launch
+from tests.distributed.launching import execute, launch, on_linux
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 TELLS = """
 import sys
@@ -185,9 +181,7 @@ def test_a_program_prints_and_exits_as_under_plain_python(name: str, count: int)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(text.encode() if isinstance(text, str) else text)
     case.build()
-    plain = subprocess.run(
-        [sys.executable, *case.words], env=environment(), capture_output=True, text=True
-    )
+    plain = execute([sys.executable, *case.words])
     # one rank: as a process that libraries may be hooked in, which is not plain Python's
     more = ["--num-processes", "2"] if count == 2 else ["--set", "library_hooks=yes"]
     done = launch("-q", "--cpu", *more, *case.words)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 
 import psutil
 import pytest
 
 from tests.distributed.families import survivors
-from tests.distributed.launching import launch, script, start
+from tests.distributed.launching import launch, on_linux, script, start
 from tests.waiting import wait_for_lines, wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 NO_DELAY = ["--set", "restart_delay=0"]
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import launch, script
+from tests.distributed.launching import launch, on_linux, script
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 SECRET = "hf_Sq9"
 FAILING = """

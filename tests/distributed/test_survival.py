@@ -27,15 +27,13 @@ from tests.distributed.launching import (
     environment,
     is_alive,
     launch,
+    on_linux,
     script,
     start,
 )
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals"),
-]
+pytestmark = on_linux
 
 GRACE_S = 2
 

@@ -9,12 +9,9 @@ import sys
 import pytest
 
 from tests.distributed.families import FAMILY, family_script, survivors, wait_for_families
-from tests.distributed.launching import script, start
+from tests.distributed.launching import on_linux, script, start
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="ptrace(2)"),
-]
+pytestmark = on_linux
 
 TRACER = """
 import ctypes, os, sys

@@ -17,6 +17,7 @@ from tests.distributed.launching import (
     HEADWAY,
     environment,
     launch,
+    on_linux,
     run,
     script,
     start,
@@ -24,14 +25,11 @@ from tests.distributed.launching import (
 )
 from tests.waiting import wait_for_lines, wait_until
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
-]
+pytestmark = on_linux
 
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, script(text, "python.py")], environment(), timeout_s=120)
+    return run([sys.executable, script(text, "python.py")], environment())
 
 
 def _catches_quit(pid: int) -> bool:

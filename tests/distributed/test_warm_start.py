@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launching import environment, executed, popen, script
+from tests.distributed.launching import environment, executed, on_linux, popen, script
 from tests.distributed.warm_start import WarmPopen
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(sys.platform != "linux", reason="warm starts are for Linux"),
-]
+pytestmark = on_linux
 
 PROBE = """
 import json, os, signal, sys, threading

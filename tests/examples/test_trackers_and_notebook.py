@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.distributed import launching
 from tests.distributed.launching import environment
 from tests.examples.test_examples import EXAMPLES, HEADWAY, PYTHON, run
 
@@ -46,13 +46,8 @@ def notebook_output(notebook: Path, folder: Path) -> str:
     """Run a notebook to its end in `folder`, and return what its cells printed."""
     scratch = folder / "scratch"
     scratch.mkdir()
-    done = subprocess.run(
-        [*PYTHON, "-c", RUN_NOTEBOOK, str(notebook)],
-        cwd=folder,
-        env=environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
+    environ = environment(TMPDIR=str(scratch), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    command = [*PYTHON, "-c", RUN_NOTEBOOK, str(notebook)]
+    done = launching.run(command, environ, timeout_s=170, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ from headway.trackers import choice
 from headway.trackers.jsonl import JsonlTracker
 from headway.trackers.run_file import read_metrics
 from headway.tracking import GeneralTracker
+from tests.distributed.launching import environment, run
 
 
 class Diary(GeneralTracker):
@@ -134,13 +133,8 @@ for _ in range(2):
 @pytest.mark.processes
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb_goes_on_in_its_run_without_a_network() -> None:
-    done = subprocess.run(  # wandb leaves a process of its own
-        [sys.executable, "-c", WANDB],
-        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    variables = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    done = run([sys.executable, "-c", WANDB], environment(**variables))  # wandb leaves a process
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.split()
     assert first == second

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.distributed.launching import environment
+from tests.distributed.launching import run
 
 CLOSED = """
 import os, pty
@@ -22,6 +21,5 @@ print("ended")
 
 @pytest.mark.processes
 def test_a_terminal_that_is_closed_while_it_is_lent_is_no_error() -> None:
-    command = [sys.executable, "-c", CLOSED]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    done = run([sys.executable, "-c", CLOSED])
     assert done.stdout == "ended\n", done.stderr

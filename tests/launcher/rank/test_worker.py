@@ -14,7 +14,7 @@ import pytest
 from headway.contract.records import Crash, Heartbeat, RecordReader
 from headway.launcher.diagnosis.stacks import parse_traceback
 from headway.launcher.rank.worker import bootstrap_code
-from tests.distributed.launching import environment, script
+from tests.distributed.launching import environment, execute, script
 
 pytestmark = [
     pytest.mark.processes,
@@ -80,9 +80,7 @@ def run_as_rank(name: str) -> tuple[subprocess.CompletedProcess[str], bytes]:
 def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str) -> None:
     text, kind, message = CRASHES[crash]
     name = script(text)
-    plain = subprocess.run(
-        [sys.executable, name], env=environment(), capture_output=True, text=True, timeout=120
-    )
+    plain = execute([sys.executable, name])
     rank, sent = run_as_rank(name)
     assert (rank.returncode, rank.stderr) == (plain.returncode, plain.stderr)
     reported = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
