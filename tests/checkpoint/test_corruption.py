@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-resource = pytest.importorskip("resource")
 
 from headway import Accelerator  # noqa: E402
 from headway.checkpoint.folders import State, leftovers_in, listed_in  # noqa: E402
@@ -23,6 +22,7 @@ from headway.checkpoint.loading import load_checkpoint, weights_in  # noqa: E402
 from headway.checkpoint.manifest import NAME, verify  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from tests.checkpoint.saved import rewrite  # noqa: E402
+from tests.trackers.full_disk import no_file_above  # noqa: E402
 
 
 class Trained:
@@ -254,13 +254,9 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
 ) -> None:
     Trained(1).accelerator.save_state(tmp_path / "a")
     largest = max(one.size for one in verify(tmp_path / "a").files)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for part in range(20):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest * part // 20, limits[1]))
-        try:
+        with no_file_above(largest * part // 20):
             problem = refused(tmp_path / "a").problems[0]
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert os.strerror(27) in problem.what  # EFBIG
         assert ".tmp-a-" in problem.where
     Trained(2).accelerator.save_state(tmp_path / "a")

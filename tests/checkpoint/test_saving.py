@@ -58,17 +58,6 @@ def test_what_another_process_removes_of_a_checkpoint_while_it_is_read_is_not_ca
     assert str(tmp_path / "a" / "tensors") not in str(caught.value)
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path / "a", hook=lambda folder: (folder / "hook.txt").write_text("mine"))
-    loaded = load_checkpoint(tmp_path / "a")
-    assert torch.equal(loaded.shared["model"]["weight"], WEIGHT)
-    assert loaded.shared["model"]["lr"] == 0.1
-    assert loaded.own is not None
-    assert loaded.own["random"] == [1, 2]
-    assert (loaded.manifest.step, loaded.manifest.epoch) == (7, 1)
-    assert "hook.txt" in [file.path for file in loaded.manifest.files]
-
-
 def test_files_of_the_script_in_the_folder_of_a_checkpoint_stay(tmp_path: Path) -> None:
     (tmp_path / "a" / "sub").mkdir(parents=True)
     (tmp_path / "a" / "sub" / "mine.txt").write_text("before")

@@ -31,14 +31,18 @@ class Store(dict[str, bytes]):
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
 
+    def met_by(self, rank: int, *launcher_port: str) -> Any:
+        """Return torch's module whose ranks meet here, as it is once groups are kept apart."""
+        meet: Any = SimpleNamespace(rendezvous=lambda url, *_: iter([(self, rank, 2)]))
+        meet._new_process_group_helper = None
+        process_groups.keep_groups_apart(meet, *launcher_port)
+        return meet
+
 
 def test_a_second_process_of_a_rank_is_refused_while_the_first_one_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Store()
-    c10d: Any = SimpleNamespace(rendezvous=lambda url, *_: iter([(store, 1, 2)]))
-    c10d._new_process_group_helper = None
-    process_groups.keep_groups_apart(c10d)
+    c10d = (store := Store()).met_by(1)
     for _ in range(2):  # a process may form one group after the other
         assert [*c10d.rendezvous("env://", 1, 2)] == [(store, 1, 2)]
     [(key, own)] = store.items()
@@ -60,12 +64,9 @@ def test_a_second_process_of_a_rank_is_refused_while_the_first_one_runs(
 def test_a_script_that_sets_another_port_than_the_launchers_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Store()
-    c10d: Any = SimpleNamespace(rendezvous=lambda url, *_: iter([(store, 0, 2)]))
-    c10d._new_process_group_helper = None
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_PORT", "4000")
-    process_groups.keep_groups_apart(c10d, "4000")
+    c10d = (store := Store()).met_by(0, "4000")
     assert [*c10d.rendezvous("env://", 0, 2)] == [(store, 0, 2)]
     monkeypatch.setenv("MASTER_PORT", "12355")
     with pytest.raises(UsageError, match="12355") as caught:

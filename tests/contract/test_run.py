@@ -17,10 +17,6 @@ ORIGINS = {
 RUN = RunContract("cpu", "bf16", 4, ORIGINS, resume="a", began_at=1.5, time_limit=60)
 
 
-def test_a_contract_survives_the_way_through_the_environment() -> None:
-    assert read_run({"HEADWAY_RUN": encode(RUN)}) == RUN
-
-
 def test_without_a_launcher_there_is_no_contract_and_there_are_no_ranks() -> None:
     assert read_run({}) is None
     assert read_ranks({}) is None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -22,7 +24,6 @@ from tests.waiting import wait_until
 
 HEADWAY = [sys.executable, "-m", "headway", "launch"]
 IN_TERMINAL = "import fcntl, os, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
-"""What start() does first where the terminal of the streams is that of a new session."""
 Done = subprocess.CompletedProcess[str]
 on_linux = [
     pytest.mark.distributed,
@@ -64,7 +65,19 @@ def start(*words: str, first: str = "", **options: Any) -> subprocess.Popen[str]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     before = f"{first}\nimport os, sys\nos.execve(sys.argv[1], sys.argv[1:], os.environ)"
     command = [*([sys.executable, "-c", before] if first else []), *HEADWAY, *words]
-    return popen(command, env=environment(), text=True, **streams | options)
+    return popen(command, text=True, **{"env": environment()} | streams | options)
+
+
+def start_in_terminal(
+    *words: str, columns: int = 80, **variables: str
+) -> tuple[subprocess.Popen[str], int]:
+    """Begin `headway launch` in a terminal of its own, and return the terminal's other end."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(leader, (24, columns))
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    process = start(*words, first=IN_TERMINAL, env=environment(**variables), **streams)
+    os.close(follower)
+    return process, leader
 
 
 def run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import subprocess
 import sys
 import termios
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from pexpect.fdpexpect import fdspawn
 
 from tests.distributed.families import process_of_this_test
 from tests.distributed.launching import HEADWAY, environment, launch, popen, script, wait_for_end
@@ -75,50 +75,27 @@ def test_quitting_the_debugger_ends_the_run_as_any_crash() -> None:
         assert "--debug-rank" in done.stderr
 
 
-class Terminal:
-    """A terminal with a launch in its foreground, and somebody who types and reads."""
-
-    def __init__(self, leader: int, process: subprocess.Popen[str]) -> None:
-        self._leader = leader
-        self.process = process
-        self.shown = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._leader, text.encode())
-
-    def wait_for(self, text: str) -> None:
-        """Wait until `text` is shown, and forget what was shown until then."""
-        deadline = time.monotonic() + 60
-        while text not in self.shown:
-            assert select.select([self._leader], [], [], deadline - time.monotonic())[0], self.shown
-            self.shown += os.read(self._leader, 65536).decode()
-        self.shown = self.shown.partition(text)[2]
-
-    def is_usual(self) -> bool:
-        """True when the terminal echoes, and collects lines."""
-        usual = termios.ECHO | termios.ICANON
-        return bool(termios.tcgetattr(self._leader)[3] & usual == usual)
-
-
 @contextmanager
-def terminal(*words: str) -> Iterator[Terminal]:
-    """Start `headway launch` in the foreground of a terminal of its own."""
+def terminal(*words: str) -> Iterator[tuple[fdspawn, subprocess.Popen[str]]]:
+    """Start `headway launch` in the foreground of a terminal, and return its other end."""
     leader, follower = pty.openpty()
-    process = popen(
-        [sys.executable, "-c", FOREGROUND, *HEADWAY, "-q", *words],
-        env=environment(TERM="xterm"),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-    )
+    command = [sys.executable, "-c", FOREGROUND, *HEADWAY, "-q", *words]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    process = popen(command, env=environment(TERM="xterm"), **streams)
     try:
-        yield Terminal(leader, process)
+        yield fdspawn(leader, timeout=120, encoding="utf-8"), process
     finally:
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
         os.close(leader)
         os.close(follower)
+
+
+def is_usual(screen: fdspawn) -> bool:
+    """Return whether the terminal echoes, and collects lines."""
+    usual = termios.ECHO | termios.ICANON
+    return bool(termios.tcgetattr(screen.child_fd)[3] & usual == usual)
 
 
 FOREGROUND = """
@@ -136,35 +113,35 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
-    with terminal(*WORDS, script(SCRIPT)) as screen:
-        screen.wait_for("(Pdb) ")
-        assert not screen.is_usual()  # the prompt edits lines
-        screen.type("p secret + 100\n")
-        screen.wait_for("142")
-        screen.wait_for("(Pdb) ")
-        screen.type("\x1b[A\n")  # arrow up: the line again
-        screen.wait_for("142")
-        screen.wait_for("(Pdb) ")
-        screen.type("\x1a")  # Ctrl-Z does nothing
+    with terminal(*WORDS, script(SCRIPT)) as (screen, process):
+        screen.expect_exact("(Pdb) ")
+        assert not is_usual(screen)  # the prompt edits lines
+        screen.send("p secret + 100\n")
+        screen.expect_exact("142")
+        screen.expect_exact("(Pdb) ")
+        screen.send("\x1b[A\n")  # arrow up: the line again
+        screen.expect_exact("142")
+        screen.expect_exact("(Pdb) ")
+        screen.send("\x1a")  # Ctrl-Z does nothing
         for pause_s in (0.2, 1.2):  # Python listens for Ctrl-C a moment after its prompt is shown
             time.sleep(pause_s)
-            screen.type("\x03")
-            screen.wait_for("--KeyboardInterrupt--")
-            screen.wait_for("(Pdb) ")
+            screen.send("\x03")
+            screen.expect_exact("--KeyboardInterrupt--")
+            screen.expect_exact("(Pdb) ")
         for pause_s in (1.2, 0.3):
             time.sleep(pause_s)
-            screen.type("\x03")
-        screen.wait_for("\nheadway: interrupted")
-        assert screen.process.wait(timeout=120) == 130
-        assert screen.is_usual()
+            screen.send("\x03")
+        screen.expect_exact("\nheadway: interrupted")
+        assert process.wait(timeout=120) == 130
+        assert is_usual(screen)
     wait_for_end(*(int(str(rank["pid"])) for rank in seen()))
 
 
 def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
-    with terminal(*WORDS, script(SCRIPT)) as screen:
-        screen.wait_for("(Pdb) ")
+    with terminal(*WORDS, script(SCRIPT)) as (screen, process):
+        screen.expect_exact("(Pdb) ")
         assert [rank["tty"] for rank in seen()] == [False, True, False]
         process_of_this_test(int(str(seen()[1]["pid"]))).kill()
-        screen.wait_for("\nerror: rank 1 of 3 was ended by SIGKILL")
-        assert screen.process.wait(timeout=120) == 137
-        assert screen.is_usual()
+        screen.expect_exact("\nerror: rank 1 of 3 was ended by SIGKILL")
+        assert process.wait(timeout=120) == 137
+        assert is_usual(screen)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,6 @@ import pytest
 
 from tests.distributed.launching import (
     HEADWAY,
-    IN_TERMINAL,
     environment,
     free_port,
     launch,
@@ -27,6 +27,7 @@ from tests.distributed.launching import (
     run,
     script,
     start,
+    start_in_terminal,
     wait_for_end,
 )
 from tests.waiting import wait_until
@@ -162,39 +163,26 @@ def test_stopped_and_saved_is_no_failure_and_no_restart() -> None:
     assert done.stdout.count("run") == 2
 
 
-def test_ranks_are_restarted_together_and_each_restart_is_one_line() -> None:
+def test_ranks_are_restarted_together_in_one_line_and_each_has_a_log_for_each_attempt() -> None:
     text = (
         "import os, sys, time\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "print('attempt', attempt)\n"
+        "print('err', file=sys.stderr)\n"
         "if attempt == '0' and os.environ['RANK'] == '1': sys.exit(3)\n"
         "if attempt == '0': time.sleep(60)\n"
     )
     words = ["--num-processes", "2", "--max-restarts", "2", "--set", "restart_delay=0"]
-    done = launch("--cpu", *words, script(text))
+    done = launch("--cpu", *words, "--log-dir", "logs", script(text))
     assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines())[-1] == "[1] attempt 1"
     assert done.stdout.count("attempt 1") == 2
+    files = {path.name: path.read_text() for path in Path("logs").glob("*/*")}
+    assert files.keys() == {f"rank_{r}_attempt_{a}.log" for r in (0, 1) for a in (0, 1)}
+    assert sorted(files["rank_1_attempt_1.log"].splitlines()) == ["attempt 1", "err"]
     assert [line for line in done.stderr.splitlines() if "restart" in line] == [
         "headway: rank 1 of 2 ended with exit code 3; restart 1 of 2"
     ]
-
-
-def test_each_rank_has_its_own_log_file_for_each_attempt() -> None:
-    text = (
-        "import os, sys, time\n"
-        "print('out', os.environ['RANK']); print('err', file=sys.stderr)\n"
-        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': sys.exit(3)\n"
-    )
-    done = launch(
-        *("--cpu", "--num-processes", "2", "--max-restarts", "1", "--set", "restart_delay=0"),
-        *("--log-dir", "logs", script(text)),
-    )
-    assert done.returncode == 0, done.stderr
-    (run,) = Path("logs").iterdir()
-    files = {path.name: path.read_text() for path in run.iterdir()}
-    assert files.keys() == {f"rank_{r}_attempt_{a}.log" for r in (0, 1) for a in (0, 1)}
-    assert sorted(files["rank_1_attempt_1.log"].splitlines()) == ["err", "out 1"]
-    assert "[1] out 1" in done.stdout
 
 
 WAITING = """
@@ -225,16 +213,17 @@ def pids_of_ranks(count: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "code", "expected"),
-    [(signal.SIGTERM, 75, 75), (signal.SIGHUP, 5, 5), (signal.SIGINT, 0, 130)],
+    [
+        *((signal.SIGTERM, 75, 75), (signal.SIGHUP, 5, 5), (signal.SIGINT, 0, 130)),
+        (signal.SIGUSR1, 0, 0),  # no stop, but the user's: no grace period begins
+    ],
 )
-def test_a_stop_reaches_the_ranks_and_nothing_survives_it(
+def test_a_signal_reaches_the_ranks_and_nothing_survives_it(
     number: signal.Signals, code: int, expected: int
 ) -> None:
-    if number == signal.SIGHUP:
-        text = WAITING.replace("signal.SIGTERM", "signal.SIGHUP")
-    else:
-        text = WAITING
-    process = start("--cpu", "--num-processes", "2", script(text.replace("STOPPED", str(code))))
+    text = WAITING.replace("SIGTERM", number.name).replace("STOPPED", str(code))
+    grace = ["--grace-period-s", "0"] if number == signal.SIGUSR1 else []
+    process = start("--cpu", "--num-processes", "2", *grace, script(text))
     pids = pids_of_ranks(2)
     process.send_signal(number)
     out, errors = process.communicate(timeout=120)
@@ -334,17 +323,6 @@ def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None
     assert Path("done").exists()
 
 
-def test_the_users_signal_is_sent_on_to_the_ranks() -> None:
-    text = WAITING.replace("signal.SIGTERM", "signal.SIGUSR1").replace("STOPPED", "0")
-    process = start("--cpu", "--num-processes", "2", "--grace-period-s", "0", script(text))
-    pids = pids_of_ranks(2)
-    process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert out.count("saving") == 2
-    wait_for_end(*pids)
-
-
 def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait() -> None:
     process = start(*two_machines(), script("pass"))
     assert process.stderr is not None
@@ -374,11 +352,7 @@ def test_what_the_system_refuses_is_a_launch_error(before: str, fix: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("colored", [True, False])
-def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bool) -> None:
-    import pty
-    import termios
-
+def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix() -> None:
     name = script(
         "import os, sys, time\n"
         "print(sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())\n"
@@ -386,16 +360,8 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bo
         "for i in range(3): print(f'\\r{i}/3 bar', end='', flush=True); time.sleep(0.3)\n"
         "print()\n"
     )
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(leader, (24, 80))
-    process = popen(
-        [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name],
-        env=environment(TERM="xterm", NO_COLOR="" if colored else "1"),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-    )
-    os.close(follower)
+    words = ["-q", "--cpu", "--num-processes", "2", name]
+    process, leader = start_in_terminal(*words, columns=80, TERM="xterm")
     shown = b""
     with suppress(OSError):  # the terminal's other end is closed
         while data := os.read(leader, 4096):
@@ -403,7 +369,7 @@ def test_on_a_terminal_rank_0_has_one_too_and_bars_keep_their_prefix(colored: bo
     os.close(leader)
     assert process.wait(timeout=120) == 0
     plain = re.sub(rb"\x1b\[\d+m(\[\d\])\x1b\[0m", rb"\1", shown)
-    assert (plain != shown) == colored
+    assert plain != shown
     shown = plain
     assert b"[0] True True True\r\n" in shown
     assert b"[1] False False False\r\n" in shown
@@ -426,15 +392,8 @@ if os.environ["RANK"] == "0":
 
 
 def test_a_terminal_made_narrower_is_narrower_for_rank_0_too() -> None:
-    import pty
-    import termios
-
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(leader, (24, 110))
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
     words = ["-q", "--cpu", "--num-processes", "2", script(RESIZED)]
-    process = start(*words, first=IN_TERMINAL, **streams)
-    os.close(follower)
+    process, leader = start_in_terminal(*words, columns=110)
     assert b"ready" in os.read(leader, 4096)
     termios.tcsetwinsize(leader, (24, 60))
     assert b"56 56 columns" in os.read(leader, 4096)  # beside the prefix

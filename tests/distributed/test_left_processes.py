@@ -17,7 +17,6 @@ import os, subprocess
 wait = "while [ ! -e go ]; do sleep 0.1; done; touch uploaded_" + os.environ["RANK"]
 subprocess.Popen(["sh", "-c", wait], start_new_session=os.environ["RANK"] == "1")
 """
-WORDS = ["-q", "--cpu", "--num-processes", "2"]
 
 
 def await_uploads(count: int) -> None:
@@ -70,24 +69,3 @@ def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "left 0\n"
     await_uploads(1)
-
-
-VICTIM = """
-import os, signal, sys, time
-def save(*_):
-    time.sleep(300)
-signal.signal(signal.SIGTERM, save)
-if os.environ["RANK"] == "0":
-    open("ready", "w").close()
-    time.sleep(300)
-while not os.path.exists("ready"):
-    time.sleep(0.01)
-raise ValueError("boom")
-"""
-
-
-def test_a_victim_that_was_cut_off_by_sigkill_is_named_in_the_report() -> None:
-    done = launch(*WORDS, "--grace-period-s", "1", script(VICTIM))
-    assert done.returncode == 1
-    report = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert "rank 0 was killed, still stopping after 1 s (--grace-period-s)" in report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -23,33 +22,19 @@ from tests.distributed.families import (
 )
 from tests.distributed.launching import (
     HEADWAY,
-    IN_TERMINAL,
     environment,
     is_alive,
     launch,
     on_linux,
     script,
     start,
+    start_in_terminal,
 )
 from tests.waiting import wait_until
 
 pytestmark = on_linux
 
 GRACE_S = 2
-
-
-def start_in_terminal(*words: str) -> subprocess.Popen[str]:
-    ours, theirs = pty.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    process = start(*words, first=IN_TERMINAL, **streams)
-    os.close(theirs)
-    vars(process)["terminal"] = ours
-    return process
-
-
-def close_terminal(process: subprocess.Popen[str]) -> None:
-    """Hang up the terminal that the launcher was started in."""
-    os.close(vars(process)["terminal"])
 
 
 def kill_launcher(process: subprocess.Popen[str]) -> None:
@@ -81,7 +66,7 @@ STOPS = {  # how the run is ended: what is done, the exit code of polite ranks
     "SIGTERM": (send(signal.SIGTERM), 143),
     "SIGHUP": (send(signal.SIGHUP), 129),
     "launcher killed": (kill_launcher, -9),
-    "terminal closed": (close_terminal, 129),
+    "terminal closed": (None, 129),
     "rank killed": (kill_a_rank, 137),
     "server killed": (kill_the_server, 137),
 }
@@ -110,12 +95,12 @@ SHORT = {
 def test_nothing_survives(stop: str, manner: str, count: int) -> None:
     do, code = STOPS[stop]
     words = ["--supervise", "--num-processes", str(count), "--grace-period-s", str(GRACE_S)]
-    begin = start_in_terminal if stop == "terminal closed" else start
-    process = begin("-q", "--cpu", *words, script(family_script(MANNERS[manner])))
+    words = ["-q", "--cpu", *words, script(family_script(MANNERS[manner]))]
+    process, terminal = (start(*words), -1) if do else start_in_terminal(*words)
     families = wait_for_families(process, count)
     assert all(is_alive(pid) for pids in families.values() for pid in pids)
 
-    do(process)
+    do(process) if do else os.close(terminal)
     process.communicate(timeout=120)
     assert not survivors()
     if manner == "polite":

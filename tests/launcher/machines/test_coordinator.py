@@ -258,13 +258,6 @@ def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> Non
     assert {peer: one.machine for peer, one in rounds.items()} == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
-def test_a_failure_of_a_rank_ends_all_machines_at_once() -> None:
-    run = Run(2, 2)
-    run.begin(2)
-    run.take(2, failed())
-    assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
-
-
 def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
     run = Run(2, 2)
     run.begin(2)

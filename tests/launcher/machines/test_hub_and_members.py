@@ -24,7 +24,6 @@ from headway.launcher.machines.messages import (
     Join,
     Leave,
     Message,
-    Missing,
     Probed,
     Ready,
     Session,
@@ -86,16 +85,6 @@ def start_ranks(members: list[Member]) -> None:
     for member in members:
         member.send(Probed(""))
     wait_until(lambda: all(one.round for one in members))
-
-
-def test_machines_meet_and_end_together() -> None:
-    with channel(3) as some:
-        members = begin(some)
-        assert [one.round.machine for one in members if one.round] == [0, 1, 2]
-        for one in members:
-            one.send(Done())
-        wait_until(lambda: all(one.is_all_done for one in members))
-        assert not some.lines
 
 
 def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() -> None:
@@ -319,13 +308,6 @@ def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> No
         ending.join(30)
         assert not ending.is_alive()
         late.close()
-
-
-def test_what_a_machine_waits_for_is_told_to_it() -> None:
-    with channel(3) as some:
-        main, other = some.join(0), some.join(2)
-        wait_until(lambda: main.missing and other.missing)
-        assert main.missing == other.missing == Missing("machine 1 of 3")
 
 
 def test_all_kinds_of_messages_can_be_sent() -> None:

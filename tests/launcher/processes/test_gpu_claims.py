@@ -89,15 +89,6 @@ def end(*processes: subprocess.Popen[str]) -> None:
         process.communicate("", timeout=120)
 
 
-@pytest.mark.processes
-def test_launches_at_the_same_moment_share_the_gpus_out() -> None:
-    claims = [start("idle:1") for _ in range(6)]
-    chosen = [chosen_by(claim) for claim in claims]
-    end(*claims)
-    assert sorted(gpu for gpus in chosen for gpu in gpus) == [0, 1, 2, 3]
-    assert chosen.count([]) == 2
-
-
 def bound(name: str) -> socket.socket:
     """Return a socket that has the name, as any process of any user may have."""
     held = socket.socket(socket.AF_UNIX)
@@ -204,15 +195,15 @@ def test_waiting_ends_after_the_seconds_that_were_allowed() -> None:
     assert len(looks) <= 2  # at the beginning and at the end
 
 
-def test_nobody_waits_for_more_gpus_than_there_are() -> None:
-    machine = claim_idle(asking_for("idle:5"), lambda: FOUR, float("inf"))
-    assert machine == FOUR
-
-
-@pytest.mark.parametrize("change", [{"use": None}, {"compute_mode": "prohibited"}])
-def test_nobody_waits_for_gpus_that_never_become_idle(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "change"),
+    [("idle:5", {}), ("idle:1", {"use": None}), ("idle:1", {"compute_mode": "prohibited"})],
+)
+def test_nobody_waits_for_more_gpus_than_can_become_idle(
+    wanted: str, change: dict[str, Any]
+) -> None:
     machine = FOUR._replace(gpus=tuple(gpu._replace(**change) for gpu in FOUR.gpus))
-    assert claim_idle(asking_for("idle:1"), lambda: machine, float("inf")) == machine
+    assert claim_idle(asking_for(wanted), lambda: machine, float("inf")) == machine
 
 
 def test_only_what_is_used_is_claimed() -> None:
