@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,14 @@ from torch.utils.hooks import RemovableHandle
 from headway.checkpoint.folders import (
     FOLDER,
     NUMBERED,
+    Claim,
+    claim,
     named_folder,
     newest_in,
     next_number,
     prune,
 )
-from headway.contract.notes import say_once
+from headway.contract.notes import say, say_once
 from headway.contract.paths import is_absent
 from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import meet
@@ -57,7 +61,7 @@ class Checkpointer:
         self.training = training
         self.project = project
         self.has_state = False  # whether this run has saved or loaded a checkpoint
-        self.known_saves: set[float] = set()  # times in the manifests of what rank 0 saved or found
+        self._claim: Claim | None = None  # of rank 0, on the project
         self._began_at = began_at
         self._beside = beside or {}
         self._save_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -70,18 +74,16 @@ class Checkpointer:
         """Save the whole training as a checkpoint, which appears once it is complete."""
         target = self._next_folder(output_dir)
         project = self.project
-        keep = project.total_limit if project.automatic_checkpoint_naming else None
-        folder = target.parent.absolute()  # `then` may be called in another working directory
+        then: Callable[[], object] = bool
+        if project.automatic_checkpoint_naming:
+            then = partial(
+                self.tidy_up, target.parents[1].absolute(), project.total_limit, NUMBERED
+            )
         with self.training.progress.calling("save_state"):
             require_group("save_state(...)")
             meet("save_state(...)")
             self.wait_for_checkpoint()
-            self.save_to(
-                target,
-                allow_pickle,
-                wait=wait,
-                then=lambda: None if keep is None else prune(folder, keep, NUMBERED),
-            )
+            self.save_to(target, allow_pickle, wait=wait, then=then)
         project.iteration += 1
         return str(target)
 
@@ -92,8 +94,7 @@ class Checkpointer:
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import own_buffers_of
 
-        def note_and_then(saved_at: float) -> None:
-            self.known_saves.add(saved_at)
+        def note_and_then() -> None:
             training.progress.note_kept(CHECKPOINTS, str(parent))
             then()
 
@@ -146,13 +147,18 @@ class Checkpointer:
             self._background.wait()
 
     def close(self) -> None:
-        """Wait for a checkpoint, on this rank alone, and free the memory of its copies.
+        """Wait for a checkpoint, on this rank alone, free its copies, and leave the project.
 
         Raises:
             CheckpointError: this rank could not save it.
         """
-        if self._background is not None:
-            self._background.close()
+        try:
+            if self._background is not None:
+                self._background.close()
+        finally:
+            claimed, self._claim = self._claim, None
+            if claimed is not None and claimed.fd is not None:
+                os.close(claimed.fd)
 
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
@@ -244,6 +250,24 @@ class Checkpointer:
             hook(models, str(folder))
         agree(lambda: check(models))
         return models
+
+    def claim(self, project: Path) -> bool:
+        """Return whether the checkpoints of `project` are this run's; report it once if not."""
+        claimed = self._claim
+        if claimed is None or (claimed.fd is None and not claimed.holder):
+            self._claim = claimed = claim(project)
+            if claimed.holder:
+                say(
+                    f"note: another run saves to {project} as well ({claimed.holder}), and each"
+                    " removes the other's checkpoints; give each a project_dir of its own"
+                )
+        return claimed.fd is not None
+
+    def tidy_up(self, project: Path, keep: int | None, start: str) -> None:
+        """Remove all but the newest `keep` checkpoints with such names, after a save."""
+        self.claim(project)
+        if keep is not None:
+            prune(project / FOLDER, keep, start)
 
     def project_folder(self, method: str) -> Path:
         """Return the folder for named checkpoints, or refuse `method`, which needs it."""

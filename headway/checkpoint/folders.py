@@ -1,10 +1,10 @@
 """The folders of checkpoints: a private one is written, and takes its place in one step.
 
 A checkpoint is there once the folder has its name, and never before. Names that begin with a dot
-are those of this file: `.tmp-NAME-WRITER.NONCE` is being written by a process, `.old-NAME-NONCE` is
-an older checkpoint of the same name on a file system that cannot exchange two folders,
-`.trash-NONCE` is being removed.
-A project has checkpoints in its folder, and in `checkpoints` below it.
+are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
+of the same name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
+A project has checkpoints in its folder, and in `checkpoints` below it; one run at a time saves to
+it, the one that has locked `.lock` there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import platform
 import re
 import shutil
 import stat
 import sys
 import time
-import zlib
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -34,7 +34,6 @@ from headway.checkpoint.manifest import (
 )
 from headway.contract.notes import say, shown
 from headway.contract.paths import is_absent
-from headway.contract.process_groups import has_ended, place_of_process
 from headway.errors import CheckpointError
 
 FOLDER = "checkpoints"
@@ -44,9 +43,8 @@ NUMBERED, STEP = "checkpoint_", "step_"
 """Begin the names that Headway gives: a number follows, of a step with eight digits."""
 
 _DIGITS = {NUMBERED: 1, STEP: 8}
-_WRITER = re.compile(r"-([0-9a-f]{8})\.([0-9]{1,9})\.([0-9]{1,11})\.[0-9a-f]{8}$")
-"""Of a process: a checksum of its machine, its id, and the time in seconds."""
-_LEFT = re.compile(rf"\.((tmp|old)-.+|trash)({_WRITER.pattern}|-[0-9a-f]{{8}})", re.DOTALL)
+LOCK = ".lock"
+_LEFT = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
 
@@ -76,7 +74,7 @@ def begin(target: Path) -> Path:
             where=str(target),
             fix="pass the path of a folder below it",
         )
-    pending = _beside(target, "tmp", f"{_machine()}.{os.getpid()}.{int(time.time())}.")
+    pending = _beside(target, "tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         pending.mkdir(mode=0o700)
@@ -305,11 +303,6 @@ def paths_in(folder: Path) -> list[Path]:
         ) from None
 
 
-def saves_in(project: Path) -> dict[float, Path]:
-    """Return this user's checkpoints of a project by their times, which are unique."""
-    return {one.manifest.saved_at: one.path for one in own_checkpoints_in(project / FOLDER)}
-
-
 def _name(start: str, number: int) -> str:
     return f"{start}{number:0{_DIGITS[start]}d}"
 
@@ -394,37 +387,54 @@ def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointEr
     return None, faults
 
 
-def remove_abandoned(project: Path) -> str:
-    """Remove what interrupted saves have left; return which process is saving, empty for none.
+# ---------------------------------------------------------------------- one run at a time
 
-    What a live process of this machine writes stays. What cannot be removed is reported: no run
-    fails for it.
+
+class Claim(NamedTuple):
+    """A project's checkpoints are this run's until its process ends, or another run's."""
+
+    fd: int | None  # of the locked file, which stays open; None: this run does not have them
+    holder: str = ""  # the process of another run that has them
+
+
+def claim(project: Path) -> Claim:
+    """Lock a project's checkpoints for this process; its children do not keep the lock.
+
+    Source: fcntl_locking(2). Also for the machines that share a disk by NFS; a disk without locks
+    takes each run for the only one.
+    """
+    import fcntl
+
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(project / FOLDER / LOCK, flags, 0o666)
+    except OSError:  # nothing has been saved yet, or this user may not save here
+        return Claim(None)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        holder = os.pread(fd, 200, 0).decode(errors="replace")
+        os.close(fd)
+        return Claim(None, shown(holder) or "a process that is starting")
+    except OSError:
+        pass
+    with suppress(OSError):  # a full disk: what is there is shown
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} of {platform.node()}".encode(), 0)
+    return Claim(fd)
+
+
+def remove_leftovers(project: Path) -> None:
+    """Remove what interrupted saves have left, once the project is claimed.
+
+    What cannot be removed is reported: no run fails for it.
     """
     try:
-        writers = {one: _live_writer(one) for one in leftovers_in(project / FOLDER)}
-        left = [one for one, writer in writers.items() if not writer and not remove(one)]
+        left = [one for one in leftovers_in(project / FOLDER) if not remove(one)]
     except CheckpointError as error:
-        writers, left = {}, [Path(error.problems[0].where)]
+        left = [Path(error.problems[0].where)]
     if left:
         say(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
-    return next(filter(None, writers.values()), "")
-
-
-def _live_writer(path: Path) -> str:
-    """Return the process of this machine that writes a folder, and where it runs; empty if none."""
-    found = _WRITER.search(path.name)
-    if found is None or found[1] != _machine() or has_ended(f":{found[2]}"):
-        return ""
-    import psutil
-
-    writer = f"process {found[2]}"
-    with suppress(psutil.Error):
-        process = psutil.Process(int(found[2]))
-        is_later = process.create_time() > int(found[3]) + 1  # it has the id of one that has ended
-        if is_later or process.status() == psutil.STATUS_ZOMBIE:
-            return ""
-        writer += f" in {shown(process.cwd())}"
-    return writer
 
 
 class State(str, Enum):
@@ -474,12 +484,8 @@ def _has_size(path: Path, size: int) -> bool:
 # ---------------------------------------------------------------------- names, disks
 
 
-def _beside(target: Path, kind: str, writer: str = "") -> Path:
-    return target.with_name(f".{kind}-{target.name}-{writer}{os.urandom(4).hex()}")
-
-
-def _machine() -> str:
-    return f"{zlib.crc32(place_of_process().rpartition(':')[0].encode()):08x}"
+def _beside(target: Path, kind: str) -> Path:
+    return target.with_name(f".{kind}-{target.name}-{os.urandom(4).hex()}")
 
 
 def _siblings(target: Path, kind: str) -> list[Path]:

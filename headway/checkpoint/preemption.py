@@ -15,16 +15,13 @@ from weakref import ref
 
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.folders import (
-    FOLDER,
     STEP,
     Candidate,
     candidates,
     named_folder,
     newest_whole,
-    prune,
-    remove_abandoned,
+    remove_leftovers,
     resolve_checkpoint,
-    saves_in,
 )
 from headway.checkpoint.manifest import read_json, read_manifest, take_another
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
@@ -150,7 +147,6 @@ class Preemption:
         self._request = Request.NONE  # that all ranks have agreed on
         self._stepping: Any = (_NoOptimizerYet,)  # optimizers
         self._resumed_with: int | None = None  # how many objects were there in `resume`
-        self._has_told_of_others = False
         self._exit_code: int | None = None  # with which this process has been told to leave
         self._at_end: Any = None  # what atexit calls, once a checkpoint is due
         self._report: Callable[[], object] = bool  # at the end of a run that was resumed
@@ -198,7 +194,6 @@ class Preemption:
         self._resumed_with = training.num_objects
         training.progress.note_use(resuming=True)
         self._require_positions()
-        self._note_earlier_saves()
         with self._training.progress.calling("resume"):
             path, lines = on_rank_0(lambda: _select_checkpoint(self._settings, project, fall_back))
         if path is not None:
@@ -214,8 +209,8 @@ class Preemption:
         if training.world.is_main:
             for line in (*lines, _start_of(run, project)):
                 say(line)
-            if writer := remove_abandoned(project):
-                self._tell_of_others(project, writer)
+            if self._checkpoints.claim(project):
+                remove_leftovers(project)
             self._report_at_end(path)
         return run
 
@@ -307,9 +302,8 @@ class Preemption:
         folder = named_folder(project, STEP, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
-        self._checkpoints.save_to(
-            folder, allow_pickle, wait=wait, then=lambda: self._tidy_up(project, keep)
-        )
+        then = partial(self._checkpoints.tidy_up, project.absolute(), keep, STEP)
+        self._checkpoints.save_to(folder, allow_pickle, wait=wait, then=then)
         return str(folder)
 
     def _wait_for_earlier(self) -> None:
@@ -329,7 +323,6 @@ class Preemption:
         if self._signals is None:
             if self._resumed_with is None:
                 self._require_resumed()
-                self._note_earlier_saves()
                 self._schedule.saved(0, time.monotonic())
             self._signals = StopSignals(self._training.progress, self._settings.deadline)
             self._signals.trap()
@@ -404,25 +397,6 @@ class Preemption:
                 fix="call accelerator.resume() after every prepare() and"
                 " register_for_checkpointing()",
             )
-
-    def _note_earlier_saves(self) -> None:
-        folder = self._checkpoints.project.project_dir
-        if folder is not None and self._training.world.is_main:
-            self._checkpoints.known_saves |= saves_in(Path(folder).expanduser()).keys()
-
-    def _tidy_up(self, project: Path, keep: int) -> None:
-        if not self._has_told_of_others:
-            saves = saves_in(project)
-            for other in [saves[one] for one in saves.keys() - self._checkpoints.known_saves][:1]:
-                self._tell_of_others(project, str(other))
-        prune(project / FOLDER, keep, STEP)
-
-    def _tell_of_others(self, project: Path, other: str) -> None:
-        self._has_told_of_others = True
-        say(
-            f"note: another run saves to {project} as well ({other}), and each removes the other's"
-            " checkpoints; give each a project_dir of its own"
-        )
 
 
 def _interval_of(every: int | str | None) -> Interval:

@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
     own: Any  # those of this rank
     tensors: Mapping[str, torch.Tensor]  # those that this rank writes, by name
     progress: CheckpointProgress
-    then: Callable[[float], object]
+    then: Callable[[], object]
 
 
 def prepare_checkpoint(
@@ -82,14 +82,14 @@ def prepare_checkpoint(
     state: Callable[[Path], State],
     progress: CheckpointProgress,
     *,
-    then: Callable[[float], object] = bool,
+    then: Callable[[], object] = bool,
 ) -> Prepared:
     """Return a checkpoint whose tensors are the live ones; every rank calls this.
 
     Files at `target` that no checkpoint lists, such as a script's own, stay.
 
     `state` is called on every rank with the folder in which it may write further files of the
-    checkpoint; `then` on rank 0 once the checkpoint is complete, with the time in its manifest.
+    checkpoint; `then` on rank 0 once the checkpoint is complete.
     """
     rank, _ = rank_and_size()
 
@@ -130,11 +130,11 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
             return describe_files(pending, paths, known=known)
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
-        saved_at = on_rank_0(
+        on_rank_0(
             lambda: commit_files(pending, prepared.target, prepared.progress, files, size),
             group,
         )
-    on_rank_0(lambda: prepared.then(saved_at), group)
+    on_rank_0(prepared.then, group)
 
 
 @contextmanager
@@ -165,8 +165,8 @@ def _files_of(rank: int, folder: Path) -> list[str]:
 
 def commit_files(
     pending: Path, target: Path, progress: CheckpointProgress, files: list[File], world_size: int
-) -> float:
-    """Write the manifest and rename the checkpoint; return the time in its manifest."""
+) -> None:
+    """Write the manifest and rename the checkpoint."""
     manifest = Manifest(
         format=FORMAT,
         headway=__version__,
@@ -182,7 +182,6 @@ def commit_files(
     write_manifest(pending, manifest)
     keep_unlisted(target, pending)
     commit(pending, target)
-    return manifest.saved_at
 
 
 def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:

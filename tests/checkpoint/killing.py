@@ -42,7 +42,7 @@ def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
         return State(values, {"generators": torch.full((5,), step)})
 
     save_checkpoint(
-        folder / name, state, CheckpointProgress(step, 0), then=lambda _: prune(folder, keep)
+        folder / name, state, CheckpointProgress(step, 0), then=lambda: prune(folder, keep)
     )
 
 

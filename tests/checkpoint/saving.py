@@ -13,7 +13,7 @@ def save_checkpoint(
     state: Callable[[Path], State],
     progress: CheckpointProgress,
     *,
-    then: Callable[[float], object] = bool,
+    then: Callable[[], object] = bool,
 ) -> None:
     """Write a checkpoint and commit it; see `prepare_checkpoint`."""
     write_prepared(prepare_checkpoint(target, state, progress, then=then))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,7 +112,7 @@ def test_a_rotation_removes_only_names_that_it_gives(tmp_path: Path) -> None:
         (folder / name).mkdir()
     prune(folder, 2, STEP)
     prune(folder, 1, NUMBERED)
-    folders.remove_abandoned(tmp_path)
+    folders.remove_leftovers(tmp_path)
     kept = [*others, *own[STEP][1:], *own[NUMBERED][2:], *left[:3]]
     assert sorted(os.listdir(folder)) == sorted(kept)
 
@@ -128,23 +130,27 @@ def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
     assert f"cannot be removed: {left}" in capsys.readouterr().err
 
 
-def test_what_a_live_process_of_this_machine_writes_stays_and_the_process_is_named(
+@pytest.mark.processes
+def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    train(tmp_path, 3)
     live = folders.begin(tmp_path / "checkpoints" / "step_00000004")
-    start, _, writer = live.name.rpartition("-")
-    machine, pid, began_at, nonce = writer.split(".")
-    elsewhere, ended, reused = (
-        ("0" * 8, pid, began_at),
-        (machine, "9" * 9, began_at),
-        (machine, pid),
+    code = "import sys; from pathlib import Path; from headway.checkpoint.folders import claim\n"
+    code += "print(claim(Path(sys.argv[1])).holder, flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    for other in (elsewhere, ended, (*reused, "1")):
-        live.with_name(f"{start}-{'.'.join(other)}.{nonce}").mkdir()
-    train(tmp_path)
-    assert folders.leftovers_in(live.parent) == [live]
-    said = f"another run saves to {tmp_path} as well (process {pid} in {os.getcwd()})"
-    assert capsys.readouterr().err.count(said) == 1
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"\n"
+    said = f"another run saves to {tmp_path} as well (process {other.pid} of "
+    for resumed in (True, False):
+        train(tmp_path, 1)
+        assert folders.leftovers_in(live.parent) == ([live] if resumed else [])
+        assert capsys.readouterr().err.count(said) == resumed
+        if resumed:
+            other.kill()  # however it ends
+            other.communicate()
 
 
 def test_a_save_that_was_cut_off_and_cannot_be_read_is_named(tmp_path: Path) -> None:
