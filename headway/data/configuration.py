@@ -121,9 +121,6 @@ def _check_global_batch_size(size: int, config: DataLoaderConfiguration) -> None
         )
 
 
-_CALL = "the script's Accelerator(global_batch_size=...)"
-
-
 def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
     """Return the number of samples in a micro-batch of all ranks together, of `steps` in a step."""
     parts = num_ranks * steps
@@ -134,28 +131,39 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
         raise UsageError(
             f"global_batch_size={global_batch_size} cannot be divided evenly over {over} (a"
             f" multiple of {parts} could be)",
-            where=_CALL,
+            where="the script's Accelerator(global_batch_size=...)",
             fix=f"pass global_batch_size={sizes}, or change num_processes or"
             " gradient_accumulation_steps",
         )
     return global_batch_size // steps
 
 
-def with_micro_batch(loader: Any, size: int) -> Any:
-    """Return a loader like `loader`, each of whose batches has `size` samples."""
-    if batch_size_of(loader) == size:
+def with_batches_of_ranks(
+    loader: Any, micro_batch: int | None, config: DataLoaderConfiguration, num_ranks: int
+) -> Any:
+    """Return a loader with batches of one rank, where their size is given for all together.
+
+    `micro_batch` is that of `micro_batch_of`; None: `split_batches` decides.
+    """
+    if micro_batch is None and (num_ranks == 1 or not config.split_batches):
         return loader
-    batches = getattr(loader, "batch_sampler", None)
-    if is_plain(loader) and type(batches) is BatchSampler:
-        batches = BatchSampler(batches.sampler, size, batches.drop_last)
-        return changed(loader, batch_sampler=batches, batch_size=loader.batch_size and size)
-    own = batch_size_of(loader) or "of its own"
+    own = batch_size_of(loader)
+    total = micro_batch or own
+    size, batches = total // num_ranks, getattr(loader, "batch_sampler", None)
+    if total and total % num_ranks == 0 and (is_plain(loader) or num_ranks == 1):
+        if own == size:
+            return loader
+        if is_plain(loader) and type(batches) is BatchSampler:
+            batches = BatchSampler(batches.sampler, size, batches.drop_last)
+            return changed(loader, batch_sampler=batches, batch_size=loader.batch_size and size)
+    setting = "global_batch_size=..." if micro_batch else "split_batches=True"
+    each = f"{total / num_ranks:g}" if total else "equally many"
     raise UsageError(
-        f"global_batch_size needs batches of {size} samples, and the {type(loader).__name__}'s"
-        f" batch size is {own}",
-        where=_CALL,
-        fix=f"give it batches of {size} samples, or a batch_size in place of a batch sampler of"
-        " your own, or leave the loader out of prepare()",
+        f"{setting} cannot give {num_ranks} ranks batches of {each} samples: the batch size of the"
+        f" {type(loader).__name__} is {own or 'not known'}",
+        where=f"the script's Accelerator({setting})",
+        fix=f"give it a batch_size that is a multiple of {num_ranks}, in place of a batch sampler"
+        " or an __iter__ of its own, or leave it out of prepare()",
     )
 
 
@@ -176,19 +184,11 @@ def refuse_what_cannot_be_shared(
         )
     if num_ranks == 1 or config.already_sharded:
         return
-    if not is_plain(loader):
-        if config.dispatch_batches is False:
-            raise UsageError(
-                f"{type(loader).__name__} has an __iter__ of its own, which only rank 0 can run for"
-                " all ranks, but dispatch_batches is False",
-                where="the script's DataLoaderConfiguration(dispatch_batches=False)",
-                fix="leave dispatch_batches out; or leave the loader out of prepare(), and let each"
-                " rank read its own data",
-            )
-    elif config.split_batches and (not batch_size_of(loader) or batch_size_of(loader) % num_ranks):
+    if not is_plain(loader) and config.dispatch_batches is False:
         raise UsageError(
-            f"split_batches=True, but batch_size {batch_size_of(loader) or None} cannot be split"
-            f" over {num_ranks} ranks",
-            where="the script's Accelerator(split_batches=True)",
-            fix=f"give the DataLoader a batch_size that is a multiple of {num_ranks}",
+            f"{type(loader).__name__} has an __iter__ of its own, which only rank 0 can run for"
+            " all ranks, but dispatch_batches is False",
+            where="the script's DataLoaderConfiguration(dispatch_batches=False)",
+            fix="leave dispatch_batches out; or leave the loader out of prepare(), and let each"
+            " rank read its own data",
         )

@@ -23,6 +23,7 @@ from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
     refuse_what_cannot_be_shared,
+    with_batches_of_ranks,
 )
 from headway.data.epochs import Epochs, Pass
 from headway.data.generators import Generators, mixed
@@ -41,7 +42,7 @@ from headway.data.samplers import (
     split_by_rank,
 )
 from headway.data.seeds import SampleSeeds
-from headway.data.shares import Item, NoBatch, Share, leave_out, mark, share_of
+from headway.data.shares import Item, NoBatch, Share, mark, share_of
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
@@ -53,8 +54,8 @@ from headway.errors import CheckpointError, UsageError
 class PreparedDataLoader(StandIn, TrainingLoader):
     """The script's loader, of which each rank reads its own share.
 
-    Rank r of w gets batches r, r + w, ... (with `split_batches`: the r-th part of every batch). All
-    ranks get equally many batches of equally many samples: the last global batch, if it is
+    Rank r of w gets batches r, r + w, ...; with `split_batches` they have a w-th of the samples.
+    All ranks get equally many batches of equally many samples: the last global batch, if it is
     not full, is shared out evenly, and up to w - 1 of its samples are repeated.
     So the mean over ranks of mean losses is the mean over the samples. `gather_for_metrics` leaves
     the repeated samples out again. `drop_last` drops that batch instead, for models that cannot use
@@ -72,8 +73,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     that the last batch is known: a `break` has read one more.
 
     With `dispatch_batches`, and for a loader with an `__iter__` of its own, rank 0 alone reads, and
-    sends each rank a batch. Batches keep their sizes: where the last ones are fewer than the ranks,
-    other ranks get one of the same round again.
+    sends each rank its batches. Those of an own `__iter__` keep their sizes: where the last ones
+    are fewer than the ranks, other ranks get one of the same round again.
 
     Each pass calls `set_epoch()` of the sampler, batch sampler and data set, where they have one.
     It counts from 0, or from the loader's own last `set_epoch()`.
@@ -95,6 +96,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         num_ranks: int = 1,
         *,
         config: DataLoaderConfiguration | None = None,
+        micro_batch: int | None = None,
         device: torch.device | None = None,
         before_pass: Callable[[], None] | None = None,
         seed: int | None = None,
@@ -106,6 +108,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if device is not None and not kind_of(device.type).can_pin:
             loader.pin_memory = False
         refuse_what_cannot_be_shared(loader, config, num_ranks)
+        loader = with_batches_of_ranks(loader, micro_batch, config, num_ranks)
         part = split_by_rank(loader, rank, num_ranks, config.split_streams)
         loader = loader if part is None else part
         self._inside, self._data = loader, getattr(loader, "dataset", None)
@@ -261,14 +264,13 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         """Return the items of a pass, and what knows whether one follows."""
         place, share = current.place, self._share
         with starting_workers(self._inside) if self._has_workers else nullcontext():
-            items, left_out = share.begin(current)
-        leave_out(items, left_out, current)
-        taken = place.taken.batches
-        if place.checksum and self._is_map and share.reads and taken:
-            items = chain([*islice(items, 1)], items)
-            current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
-        if place.checksum and current.checksum != place.checksum and share.reads:
-            self.run.tell(_OTHER_ORDER.format(taken))
+            items = share.begin(current)
+        if place.checksum:
+            items, taken = chain([*islice(items, 1)], items), place.taken.batches  # read again
+            if self._is_map:
+                current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
+            if current.checksum != place.checksum and share.reads:
+                self.run.tell(_OTHER_ORDER.format(taken))
         return items, share.lookahead
 
     # ------------------------------------------------------------------ where its passes stand
@@ -276,8 +278,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     @property
     def total_batch_size(self) -> int:
         """The number of samples in a full batch of all ranks together; 0 if that is not known."""
-        _, num_ranks, config = self._of_rank
-        return batch_size_of(self._inside) * (1 if config.split_batches else num_ranks)
+        return batch_size_of(self._inside) * self._of_rank[1]
 
     def _share_of(self, config: DataLoaderConfiguration) -> Share:
         rank, num_ranks, _ = self._of_rank
@@ -340,12 +341,13 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         ]
         if place.stream is None:
             facts.append(("number of samples", position["length"], len_of(self._data), same))
-            if self._order is None or not self._order.counts_samples:
+            total, is_counted = self.total_batch_size, self._order and self._order.counts_samples
+            if not (is_counted or (not self._is_map and total and total == position["total"])):
                 size = batch_size_of(self._inside)
                 facts.append(("batch size", position["size"], size, same))
-            if not self._is_map and place.taken.batches % together:
-                what = "number of batches that the ranks read together"
-                facts.append((what, f"{place.taken.batches} were read", together, same))
+                if not self._is_map and place.taken.batches % together:
+                    what = "number of batches that the ranks read together"
+                    facts.append((what, f"{place.taken.batches} were read", together, same))
         for fact, saved, live, fix in facts:
             if saved != live:
                 raise CheckpointError(
@@ -372,6 +374,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         place = _place(position)
         if self._has_no_rest(place):
             place = Place(place.epoch + 1, depth=place.depth)
+        samples, size = place.taken.samples, batch_size_of(self._inside)
+        if samples and not self._is_map:  # of which another number of ranks makes other batches
+            place = place._replace(taken=Offset(samples // size, samples))
         self.epochs.resume(place, position)
         if position["order"] is not None:
             self.draws.seed = position["order"]
@@ -379,8 +384,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if place.before is not None and not place.taken.batches:
             self._draw_again(place.epoch - 1, *place.before)
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
-        is_checked = self._share.can_check and position["together"] == self._taken(1).batches
-        if is_read_again and not is_checked:
+        if is_read_again and position["together"] != self._taken(1).batches:
             self.run.tell(_STREAM_NOTE)
             self.epochs.place = place._replace(checksum=0)
 
@@ -409,8 +413,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         return Offset(taken.batches + since.batches, taken.samples + since.samples)
 
     def _taken(self, rounds: int) -> Offset:
-        _, num_ranks, config = self._of_rank
-        batches = rounds * (1 if config.split_batches or self.is_of_rank else num_ranks)
+        batches = rounds * (1 if self.is_of_rank else self._of_rank[1])
         return Offset(batches, batches * batch_size_of(self._inside))
 
     def follow(self, run: Run) -> None:

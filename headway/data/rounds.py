@@ -32,32 +32,31 @@ class Round(NamedTuple):
 
 
 class Division(NamedTuple):
-    """How rounds are divided among the ranks; see `DataLoaderConfiguration`."""
+    """How rounds are divided among the ranks, and whose parts this one reads."""
 
-    num_ranks: int
-    split: bool = False
-    even: bool = True
+    num_ranks: int = 1
+    rank: int = 0
+    even: bool = True  # see `DataLoaderConfiguration.even_batches`
+    reads_all: bool = False
 
-    @property
-    def num_batches(self) -> int:
-        """The number of the script's batches that make a whole round."""
-        return 1 if self.split else self.num_ranks
+    def read(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """Return those that are read here; none, if the rank has no part."""
+        return parts if self.reads_all else parts[self.rank : self.rank + 1]
 
-    def num_rounds(self, items: int, per_round: int, rank: int, drop_last: bool) -> int:
-        """Return of how many rounds `rank` has a part, where `items` make up all of them."""
+    def num_rounds(self, items: int, per_round: int, drop_last: bool) -> int:
+        """Return of how many rounds the rank has a part, where `items` make up all of them."""
         whole, rest = divmod(items, per_round)
         if drop_last or not rest:
             return whole
-        first = 0 if self.even else rank * -(-per_round // self.num_ranks)
+        first = 0 if self.even else self.rank * -(-per_round // self.num_ranks)
         return whole + (first < rest)
 
     def of_batches(self, batches: Sequence[list[Any]], size: int) -> Round:
         """Divide a round of batches, of `size` samples if full; 0: they have sizes of their own."""
         samples = list(chain.from_iterable(batches))
-        have_own_sizes = not size and len(batches) == self.num_batches
-        if not self.split and (have_own_sizes or not self.even):
+        if not self.even or (not size and len(batches) == self.num_ranks):
             return Round(samples, *_whole(tuple(map(len, batches)), self.num_ranks, size))
-        return self.of_samples(samples, size * self.num_batches)
+        return self.of_samples(samples, size * self.num_ranks)
 
     def of_samples(self, samples: list[Any], full: int) -> Round:
         """Divide a round of samples, of which there are usually `full`.

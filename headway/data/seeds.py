@@ -14,17 +14,10 @@ from headway.data.generators import generators_kept, mixed, put_back, seed_gener
 from headway.data.samplers import StandIn, changed
 
 
-class Sample(NamedTuple):
-    """An index, and how many the epoch has drawn before it."""
-
-    index: Any
-    number: int
-
-
 class Drawn(NamedTuple):
     """The samples of a batch, or a single one, and what random numbers of all depend on."""
 
-    samples: list[Sample]
+    samples: list[tuple[Any, int]]  # each is an index, and how many the epoch has drawn before it
     key: int  # of the seed and the epoch
     is_single: bool = False
 
@@ -63,11 +56,11 @@ class SampleSeeds:
 
 
 def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
-    """Yield indices, or lists of them, with the number of each in the epoch."""
+    """Return indices, or lists of them, with the number of each in the epoch."""
     numbers = count()
     if not is_batched:
-        return map(Sample, drawn, numbers)
-    return ([*map(Sample, one, numbers)] for one in drawn)
+        return zip(drawn, numbers, strict=False)
+    return ([*zip(one, numbers, strict=False)] for one in drawn)
 
 
 class _Inside(StandIn):
@@ -107,20 +100,20 @@ class SeededSamples(_Inside, Dataset[Any]):
             if not is_random:
                 return batch
         with generators_kept():
-            return self._collated([self._load(one, drawn.key) for one in drawn.samples], drawn)
+            seeded = (self._load(*one, drawn.key) for one in drawn.samples)
+            return self._collated([*seeded], drawn)
 
     __getitems__ = __getitem__
 
     def _load_plainly(self, drawn: Drawn) -> Any:
         """Load as torch does."""
-        indices = [one.index for one in drawn.samples]
+        indices = [index for index, _ in drawn.samples]
         getitems = getattr(self._inside, "__getitems__", None)
         if callable(getitems) and not drawn.is_single:
             return getitems(indices)
         return [self._inside[one] for one in indices]
 
-    def _load(self, sample: Sample, key: int) -> Any:
-        index, number = sample
+    def _load(self, index: Any, number: int, key: int) -> Any:
         seed_generators(mixed(key, number))
         getitems = getattr(self._inside, "__getitems__", None)
         if callable(getitems) and not isinstance(index, list):

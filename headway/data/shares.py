@@ -25,7 +25,8 @@ from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor
 from headway.errors import UsageError
 
-Item = tuple[Any, GlobalBatch]
+Item = tuple[Any, GlobalBatch]  # one rank's batch
+Parts = tuple[list[Any], GlobalBatch]  # those of all ranks that are read here
 LOOP = "a loop over a prepared DataLoader"
 
 
@@ -39,11 +40,10 @@ class Share:
     Attributes:
         loader: what is read.
         reads: whether this rank loads samples.
-        can_check: whether what is read again can be compared with what another run has read.
         indices: what draws the indices of a map data set, if this rank does.
     """
 
-    reads, can_check = True, True
+    reads = True
     indices: Any = None
 
     def __init__(self, loader: Any) -> None:
@@ -54,15 +54,19 @@ class Share:
         """What knows if an item follows the one taken last; None: that one has to be loaded."""
         return None if getattr(self.loader, "num_workers", 0) else self.indices
 
-    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
-        """Begin a pass; return its batches with their sizes, and how many to leave out."""
+    def begin(self, start: Pass) -> Iterator[Item]:
+        """Begin a pass; return this rank's batches and what all ranks have together."""
+        return ((parts[0], batch) for parts, batch in self.rounds(start))
+
+    def rounds(self, start: Pass) -> Iterator[Parts]:
+        """Begin a pass; return the batches of all ranks that are read here, round by round."""
+        return _rest(self._rounds(self.read(start)), start)
+
+    def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
         full = batch_size_of(self.loader)
-
-        def sized(batch: Any) -> Item:
+        for batch in batches:
             samples = full and samples_in(batch)
-            return batch, GlobalBatch(samples, samples, full)
-
-        return map(sized, self.read(start)), start.left_out.batches
+            yield [batch], GlobalBatch(samples, samples, full)
 
     def opened(self, start: Pass) -> Iterator[Any]:
         """Begin the loader; within another pass over it, with workers that do not last."""
@@ -81,25 +85,61 @@ class Share:
         return len(self.loader)
 
 
-class MapShare(Share):
-    """Every rank draws the same samples of a map data set, and loads its own."""
+def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
+    """Read the first rounds of a pass again, and compute their checksum if there is another."""
+    for parts, _ in islice(rounds, start.left_out.batches // start.owner.num_batches):
+        if start.place.checksum:
+            start.checksum = crc32(b"%d" % mark(parts[0]), start.checksum)
+    yield from rounds
 
-    def __init__(self, loader: Any, order: Order, rank: int, division: Division) -> None:
-        self.indices = Indices(order, rank, division)
-        self._is_checked = division.num_ranks == 1
+
+class WholeShare(Share):
+    """The batches of a loader with a loop of its own, for several ranks: they keep their sizes.
+
+    Ranks without a batch in the last round get one of that round again, if all must have one.
+    """
+
+    def __init__(self, loader: Any, division: Division) -> None:
+        super().__init__(loader)
+        self._division = division
+
+    def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
+        num_ranks, full = self._division.num_ranks, batch_size_of(self.loader)
+        while taken := [*islice(batches, num_ranks)]:
+            parts = [*islice(cycle(taken), num_ranks)] if self._division.even else taken
+            sizes = tuple(map(size_of, parts))
+            new = sum(sizes[: len(taken)])
+            yield parts, GlobalBatch(new, sum(sizes), full * len(sizes), sizes)
+
+    def __len__(self) -> int:
+        return self._division.num_rounds(len(self.loader), self._division.num_ranks, False)
+
+
+class MapShare(Share):
+    """The ranks draw the same samples of a map data set, and each loads its own."""
+
+    def __init__(self, loader: Any, order: Order, division: Division) -> None:
+        self._num_ranks, self.indices = division.num_ranks, Indices(order, division)
+        self._is_checked = division.num_ranks == 1 or division.reads_all
         self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # ranks whose batches come in different orders would mix them up
         options = {} if division.num_ranks == 1 else {"in_order": True}
         self.loader = changed(loader, **{self._name: self.indices}, **options)
 
-    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
+    def begin(self, start: Pass) -> Iterator[Item]:
         self.indices.start = start
         batches = _unlabelled(self.opened(start))
         given = self.indices.given  # those of the pass that has just begun
         items = chain(batches, _left(given)) if self.indices.can_miss else batches
         if not self._is_checked:
             self._is_checked, items = True, self._checked(items)
-        return zip(items, iter(given.popleft, None), strict=False), 0  # no frame for each batch
+        return zip(items, iter(given.popleft, None), strict=False)  # no frame for each batch
+
+    def rounds(self, start: Pass) -> Iterator[Parts]:
+        items = self.begin(start)
+        for part, batch in items:
+            others = islice(items, (len(batch.shares) or self._num_ranks) - 1)
+            yield [part, *(one for one, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield items, once the ranks have compared their data sets."""
@@ -145,8 +185,7 @@ class Indices:
 
     Args:
         order: draws the indices, the same on all ranks.
-        rank: whose indices are given.
-        division: of rounds among ranks.
+        division: of rounds among ranks; those of all may be given, one after the other.
 
     Attributes:
         start: the pass that begins with the next iteration; torch begins it twice for workers.
@@ -154,14 +193,12 @@ class Indices:
         first: the indices of rank 0 in the latest pass's first round, as they are loaded.
         has_more: whether a round follows the one that was given last.
         can_miss: whether this rank may have no part of the last round.
-        whole: how many batches belong together; the only rank drops a last group of fewer.
     """
 
     start: Pass
-    whole = 1
 
-    def __init__(self, order: Order, rank: int, division: Division) -> None:
-        self._order, self._rank, self._division = order, rank, division
+    def __init__(self, order: Order, division: Division) -> None:
+        self._order, self._division = order, division
         self.given = deque[GlobalBatch]()
         self.first: Any = None
         self.has_more = False
@@ -175,11 +212,8 @@ class Indices:
 
     def __len__(self) -> int:
         """Return the number of rounds of which this rank has a part."""
-        division, batches, rank = self._division, self._order.source, self._rank
-        if division.split and not division.even and type(batches) is BatchSampler:
-            samples = len(batches.sampler)  # type: ignore[arg-type]
-            return division.num_rounds(samples, self._size, rank, self._drop_last)
-        return division.num_rounds(len(batches), division.num_batches, rank, self._drop_last)
+        division, batches = self._division, len(self._order.source)
+        return division.num_rounds(batches, division.num_ranks, self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         self.given = deque()
@@ -188,8 +222,6 @@ class Indices:
     def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of the only rank, without the cost of dividing them."""
         batches = self._order.draw(start.place, start.sums)
-        if self.whole > 1:
-            batches = _in_whole(self.whole, batches)
         size, to_load, is_batched = self._size, self._order.loading(), self.is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
@@ -201,126 +233,127 @@ class Indices:
             yield one if to_load is None else to_load(one)
 
     def _rounds(self, start: Pass) -> Iterator[Round]:
-        num_batches = self._division.num_batches
-        drawn = self._order.draw(start.place, start.sums, num_batches)
+        num_ranks = self._division.num_ranks
+        drawn = self._order.draw(start.place, start.sums, num_ranks)
         if self._order.counts_samples:
-            return map(partial(self._division.of_samples, full=num_batches * self._size), drawn)
+            return map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
         return self._of_batches(drawn if self.is_batched else ([one] for one in drawn))
 
     def _of_batches(self, source: Iterator[list[Any]]) -> Iterator[Round]:
-        num_batches = self._division.num_batches
-        while batches := list(islice(source, num_batches)):
-            if self._drop_last and len(batches) < num_batches:
+        num_ranks = self._division.num_ranks
+        while batches := list(islice(source, num_ranks)):
+            if self._drop_last and len(batches) < num_ranks:
                 return
             yield self._division.of_batches(batches, self._size)
 
     def _ahead(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
-        rounds, rank = self._rounds(start), self._rank  # drawn when the first one is asked for
+        rounds = self._rounds(start)  # drawn when the first one is asked for
         to_load, is_first = self._order.loading(), True
         following = next(rounds, None)
         while following is not None:
             (samples, slices, batch), following = following, next(rounds, None)
             self.has_more = following is not None
-            given.append(batch)
+            parts = self._division.read(slices)
+            given.extend([batch] * (len(parts) or 1))
             if is_first:
                 self.first, is_first = self._loaded(samples[slices[0]], to_load), False
-            if rank < len(slices):
-                yield self._loaded(samples[slices[rank]], to_load)
+            for part in parts:
+                yield self._loaded(samples[part], to_load)
 
     def _loaded(self, indices: list[Any], to_load: Callable[[Any], Any] | None) -> Any:
         drawn = indices if self.is_batched else indices[0]
         return drawn if to_load is None else to_load(drawn)
 
 
-def _in_whole(number: int, batches: Iterator[Any]) -> Iterator[Any]:
-    while len(group := [*islice(batches, number)]) == number:
-        yield from group
-
-
 class StreamShare(Share):
     """Every rank reads the whole stream, and collates its own samples."""
 
-    def __init__(self, loader: Any, rank: int, division: Division) -> None:
-        self._stream, self._num_batches = StreamParts(loader, division, rank), division.num_batches
+    def __init__(self, loader: Any, division: Division) -> None:
+        self._stream, self._division = StreamRounds(loader, division), division
         collate = loader.collate_fn
         if loader.batch_size is None:
             collate = partial(_collate_only, collate)
         single: dict[str, Any] = {"batch_size": None, "batch_sampler": None, "drop_last": False}
-        single["collate_fn"] = partial(_collate_part, collate)
+        single["collate_fn"] = partial(_collate_parts, collate)
         super().__init__(changed(loader, dataset=self._stream, **single))
 
-    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
-        parts = self._parts(self.read(start, self._num_batches))
-        return parts, start.left_out.batches // self._num_batches
+    def rounds(self, start: Pass) -> Iterator[Parts]:
+        read = self.read(start, self._division.num_ranks)
+        return _rest(((parts, batch) for parts, batch, _ in self._compared(read)), start)
 
-    def _parts(self, parts: Iterator[_Part]) -> Iterator[Item]:
-        for part in parts:
-            require_same(lengths=True, samples=part.mark)
-            yield part.samples, part.batch
+    def _compared(self, rounds: Iterator[_Round]) -> Iterator[_Round]:
+        """Yield rounds, and require that all ranks have read the same samples."""
+        if self._division.reads_all:
+            yield from rounds
+            return
+        for one in rounds:
+            require_same(lengths=True, samples=one.mark)
+            yield one
         require_same(lengths=False, samples=None)
 
     def __len__(self) -> int:
         return self._stream.count()
 
 
-class _Part(NamedTuple):
-    """One rank's samples of a round, and the `mark` of samples that all ranks have read."""
+class _Round(NamedTuple):
+    """The parts of a round that are read here, and the `mark` of what all ranks have read."""
 
-    samples: Any
+    parts: list[Any]
     batch: GlobalBatch
     mark: int
 
 
-class StreamParts(IterableDataset[_Part]):
-    """One rank's parts of the rounds of a stream."""
+class StreamRounds(IterableDataset[_Round]):
+    """The rounds of a stream, with one rank's part of each, or with all."""
 
-    def __init__(self, loader: DataLoader[Any], division: Division, rank: int) -> None:
-        self._division, self._rank = division, rank
+    def __init__(self, loader: DataLoader[Any], division: Division) -> None:
+        self._division = division
         self._stream: Any = loader.dataset
-        self._full = (loader.batch_size or 1) * division.num_batches
+        self._full = (loader.batch_size or 1) * division.num_ranks
         self._drop_last = bool(loader.drop_last)
 
-    def __iter__(self) -> Iterator[_Part]:
+    def __iter__(self) -> Iterator[_Round]:
         stream, num_marked = iter(self._stream), self._full
         while read := list(islice(stream, self._full)):
             if self._drop_last and len(read) < self._full:
                 return
             samples, slices, batch = self._division.of_samples(read, self._full)
-            mine = samples[slices[self._rank]] if self._rank < len(slices) else NoBatch
-            yield _Part(mine, batch, mark(read[:num_marked]))
+            parts = [samples[one] for one in self._division.read(slices)]
+            yield _Round(parts or [NoBatch], batch, mark(read[:num_marked]))
             num_marked = 1  # of later rounds the first sample
 
     def count(self) -> int:
         """Return the number of rounds of which this rank has a part, if the stream has a length."""
         # no __len__: torch would warn when workers, each with a last batch, give more batches
-        samples = len(self._stream)
-        return self._division.num_rounds(samples, self._full, self._rank, self._drop_last)
+        return self._division.num_rounds(len(self._stream), self._full, self._drop_last)
 
 
-def _collate_part(collate: Callable[[list[Any]], Any], part: _Part) -> _Part:
-    return part if part.samples is NoBatch else part._replace(samples=collate(part.samples))
+def _collate_parts(collate: Callable[[list[Any]], Any], one: _Round) -> _Round:
+    return one._replace(parts=[part if part is NoBatch else collate(part) for part in one.parts])
 
 
-class ReadBySelf(Share):
-    """What one rank reads by itself; in each round it exchanges with the others what they need."""
+def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
+    """Collate the single sample of a loader without batch size."""
+    return collate(samples[0])
 
-    def __init__(self, loader: Any, order: Order | None) -> None:
-        self._source = Share(loader) if order is None else MapShare(loader, order, 0, Division(1))
-        self.loader, self.indices = self._source.loader, self._source.indices
+
+class ExchangedShare(Share):
+    """A share for which the ranks exchange something in each round.
+
+    Attributes:
+        has_more: whether a round follows the one that was given last, if `lookahead` is this.
+    """
+
+    def __init__(self, source: Share) -> None:
+        self._source, self.loader, self.indices = source, source.loader, source.indices
         self.has_more = False
 
     @property
     def lookahead(self) -> Any:
-        return None if super().lookahead is None else self
-
-    def batches(self, start: Pass) -> Iterator[Any]:
-        """Return the batches of a pass."""
-        items, left_out = self._source.begin(start)
-        leave_out(items, left_out, start)
-        return (batch for batch, _ in items)
+        return None if self._source.lookahead is None else self
 
 
-class OwnShare(ReadBySelf):
+class OwnShare(ExchangedShare):
     """Every rank reads a loader of its own: one that is sharded already, or a part of a stream.
 
     In each round the ranks exchange how many samples they have. A rank whose data have come to
@@ -328,19 +361,18 @@ class OwnShare(ReadBySelf):
     """
 
     def __init__(self, loader: Any, order: Order | None, num_ranks: int) -> None:
-        super().__init__(loader, order)
+        super().__init__(Share(loader) if order is None else MapShare(loader, order, Division()))
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
 
-    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
-        return self._rounds(self.batches(start), start), 0
+    def begin(self, start: Pass) -> Iterator[Item]:
+        return self._with_others(self._source.begin(start), start)
 
-    def _rounds(self, batches: Iterator[Any], start: Pass) -> Iterator[Item]:
-        taken = start.place.taken.batches
-        first: Any = NoBatch
+    def _with_others(self, items: Iterator[Item], start: Pass) -> Iterator[Item]:
+        taken, first = start.place.taken.batches, NoBatch
         length = len(self.loader) if self._repeats else 0
         for number in count(taken + 1):
-            batch = next(batches, NoBatch)
+            batch, _ = next(items, (NoBatch, None))
             size = new = 0 if batch is NoBatch else size_of(batch)
             if number == length:
                 new -= self._repeats
@@ -359,97 +391,46 @@ class OwnShare(ReadBySelf):
         """Return the first batch of an epoch whose data a resumed run has come to the end of."""
         again = copy.copy(start)
         again.place, again.left_out = start.place._replace(taken=Offset()), Offset()
-        return next(self.batches(again), NoBatch)
+        return next(self._source.begin(again), (NoBatch, None))[0]
 
     def _exchange(self, new: int, has_batch: bool) -> tuple[int, ...]:
         """Return how many new samples each rank has in this round; empty if none has a batch."""
-        has_more = self.indices is not None and self.indices.has_more
-        own = f"{new} {has_batch} {has_more}"
-        told = [one.split() for one in meet(LOOP, own) or [own] * self._num_ranks]
-        self.has_more = any(one[2] == "True" for one in told)
-        if not any(one[1] == "True" for one in told):
-            return ()
-        return tuple(int(one[0]) for one in told)
+        own = f"{new} {has_batch:d} {getattr(self.indices, 'has_more', False):d}"
+        told = [[*map(int, one.split())] for one in meet(LOOP, own) or [own] * self._num_ranks]
+        self.has_more = any(one[2] for one in told)
+        return tuple(one[0] for one in told) if any(one[1] for one in told) else ()
 
 
-class DispatchedShare(ReadBySelf):
-    """The rank's part of what rank 0 reads; the others read nothing."""
+class DispatchedShare(ExchangedShare):
+    """The rank's part of what rank 0 reads for all; the others read nothing."""
 
-    can_check = False
+    def __init__(self, source: Share, rank: int, num_ranks: int) -> None:
+        super().__init__(source)
+        self.reads, self._num_ranks = rank == 0, num_ranks
 
-    def __init__(self, loader: Any, order: Order | None, rank: int, division: Division) -> None:
-        super().__init__(loader, order)
-        self._rank, self._division, self.reads = rank, division, rank == 0
-        self._drop_last = is_plain(loader) and bool(loader.drop_last)
-        self._size = batch_size_of(loader)
-        if self._drop_last and self.indices is not None:
-            self.indices.whole = division.num_batches
+    def begin(self, start: Pass) -> Iterator[Item]:
+        return self._received(self._source.rounds(start) if self.reads else iter(()))
 
-    def begin(self, start: Pass) -> tuple[Iterator[Item], int]:
-        rounds = self._rounds(self.batches(start)) if self.reads else iter(())
-        return self._received(rounds), 0
-
-    def _received(self, rounds: Iterator[list[Item]]) -> Iterator[Item]:
+    def _received(self, rounds: Iterator[Parts]) -> Iterator[Item]:
         """Yield this rank's part of every round; rank 0 gives the rounds."""
         while True:
             sent: Any = None
             if self.reads:
-                parts = next(rounds, [None] * self._division.num_ranks)
-                sent = [(part, getattr(self.indices, "has_more", False)) for part in parts]
+                parts, batch = next(rounds, ([], None))
+                ready = [for_each_tensor(torch.Tensor.cpu, one) for one in parts]
+                ready += [NoBatch] * (self._num_ranks - len(ready))
+                has_more = getattr(self.indices, "has_more", False)
+                sent = [(one, batch, has_more) for one in ready]
             meet(LOOP)
             received: list[Any] = [None]
             dist.scatter_object_list(received, sent)
-            part, self.has_more = received[0]
-            if part is None:
+            part, batch, self.has_more = received[0]
+            if batch is None:
                 return
-            yield part
-
-    def _rounds(self, batches: Iterator[Any]) -> Iterator[list[Item]]:
-        """Yield rounds of ready batches, which keep their sizes, each with one for every rank.
-
-        Ranks without a batch in the last round get one of that round again, if all must have one.
-        """
-        division, full = self._division, self._size
-        while taken := list(islice(batches, division.num_batches)):
-            if self._drop_last and len(taken) < division.num_batches:
-                return
-            if division.split:
-                full = max(full, samples_in(taken[0]))
-                parts, batch = _cut(taken[0], division, full)
-            else:
-                parts = [*islice(cycle(taken), division.num_ranks)] if division.even else taken
-                sizes = tuple(map(size_of, parts))
-                batch = GlobalBatch(sum(sizes[: len(taken)]), sum(sizes), full * len(sizes), sizes)
-            missing = [NoBatch] * (division.num_ranks - len(parts))
-            yield [(for_each_tensor(torch.Tensor.cpu, one), batch) for one in (*parts, *missing)]
+            yield part, batch
 
     def __len__(self) -> int:
-        num_batches = self._division.num_batches
-        return self._division.num_rounds(len(self.loader), num_batches, self._rank, self._drop_last)
-
-
-def _cut(batch: Any, division: Division, full: int) -> tuple[list[Any], GlobalBatch]:
-    """Divide one batch, of usually `full` samples, among the ranks."""
-    size = samples_in(batch)
-    if not size:
-        raise UsageError(
-            f"split_batches=True, but a batch is a {type(batch).__name__} without tensors, which"
-            " cannot be split",
-            where=LOOP,
-            fix="let the loader yield tensors, alone or nested in lists, tuples and mappings; or"
-            " remove split_batches=True",
-        )
-    indices, slices, global_batch = division.of_samples([*range(size)], full)
-    return [_rows_of(batch, indices[one], size) for one in slices], global_batch
-
-
-def _rows_of(batch: Any, rows: list[int], size: int) -> Any:
-    """Return these rows of every tensor that has one for each of the batch's `size` samples."""
-
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[rows] if tensor.ndim and len(tensor) == size else tensor
-
-    return for_each_tensor(take, batch)
+        return len(self._source)
 
 
 def size_of(batch: Any) -> int:
@@ -461,18 +442,6 @@ def size_of(batch: Any) -> int:
             fix="give each rank a part of the data, or prepare the whole data set on each",
         )
     return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
-
-
-def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
-    """Collate the single sample of a loader without batch size."""
-    return collate(samples[0])
-
-
-def leave_out(items: Iterator[Item], number: int, start: Pass) -> None:
-    """Read the first batches of a pass again, and compute their checksum if there is another."""
-    for batch, _ in islice(items, number):
-        if start.place.checksum:
-            start.checksum = crc32(b"%d" % mark(batch), start.checksum)
 
 
 VALUES = 64  # of each tensor that are compared
@@ -537,11 +506,14 @@ def share_of(
     `order` draws the indices of a map data set; None: it is none. `is_own`: the loader gives this
     rank's share already.
     """
-    division = Division(num_ranks, config.split_batches, config.even_batches)
     if is_own and num_ranks > 1:
         return OwnShare(loader, order, num_ranks)
-    if num_ranks > 1 and (config.dispatch_batches or not is_plain(loader)):
-        return DispatchedShare(loader, order, rank, division)
+    reads_all = num_ranks > 1 and bool(config.dispatch_batches or not is_plain(loader))
+    division = Division(num_ranks, rank, config.even_batches, reads_all)
     if order is not None:
-        return MapShare(loader, order, rank, division)
-    return Share(loader) if num_ranks == 1 else StreamShare(loader, rank, division)
+        share: Share = MapShare(loader, order, division)
+    elif num_ranks == 1:
+        share = Share(loader)
+    else:
+        share = (StreamShare if is_plain(loader) else WholeShare)(loader, division)
+    return DispatchedShare(share, rank, num_ranks) if reads_all else share

@@ -16,7 +16,6 @@ from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
     micro_batch_of,
-    with_micro_batch,
 )
 from headway.data.loader import PreparedDataLoader
 from headway.data.samplers import as_plain
@@ -174,17 +173,16 @@ class Preparer:
     def make_loader(self, loader: Any, device: torch.device | None) -> None:
         """Prepare a data loader, whose batches go to `device`."""
         if isinstance(loader, DataLoader):
-            strategy, size = self.training.strategy, self.training.global_batch_size
-            inner = as_plain(loader)
-            if size is not None:
+            strategy, micro_batch = self.training.strategy, self.training.global_batch_size
+            if micro_batch is not None:
                 steps = self.training.accumulation.steps
-                micro_batch = micro_batch_of(size, strategy.data_size, steps)
-                inner = with_micro_batch(inner, micro_batch)
+                micro_batch = micro_batch_of(micro_batch, strategy.data_size, steps)
             prepared = PreparedDataLoader(
-                inner,
+                as_plain(loader),
                 strategy.data_rank,
                 strategy.data_size,
                 config=self._data,
+                micro_batch=micro_batch,
                 device=device,
                 before_pass=self._before_pass(),
                 seed=self._seed,
