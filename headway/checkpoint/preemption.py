@@ -29,7 +29,7 @@ from headway.contract.notes import say
 from headway.contract.paths import is_absent
 from headway.contract.progress import Progress
 from headway.contract.run import LATEST, NEWEST, is_restart
-from headway.data.due import DueCheckpoint
+from headway.data.passes import DueCheckpoint
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.trackers.tracking import RUNS_FILE, Tracking

@@ -25,7 +25,6 @@ from headway.checkpoint.manifest import take_another
 from headway.checkpoint.saving import State
 from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
-from headway.data.active_loader import TrainingLoader
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import (
     are_generator_states,
@@ -440,7 +439,7 @@ class OtherLoaders(_Part):
     name = "other loaders"
 
     @property
-    def _loaders(self) -> list[TrainingLoader]:
+    def _loaders(self) -> list[Any]:
         loaders = self._training.all_loaders
         return [one for one in loaders if one not in self._training.loaders]
 

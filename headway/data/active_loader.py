@@ -5,7 +5,6 @@ The loops belong to the process, not to an Accelerator: each of several finds th
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
@@ -14,31 +13,14 @@ from headway.distributed.world import rank_and_size
 
 
 class TrainingLoader(DataLoader[Any]):
-    """What a training asks of each loader that it has prepared, of whichever class.
+    """A loader that a training has prepared, of whichever class.
 
-    One that resumes at its position by itself is a PreparedDataLoader.
+    Each has `epoch`, the number of the epoch that has begun and is not complete, or else of the
+    next one, `without_first` for `skip_first_batches`, and `sharing_evenly(even_batches)`, which
+    is in force in its block; see `DataLoaderConfiguration.even_batches`.
     """
 
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch that has begun and is not complete, or else of the next one."""
-        raise NotImplementedError
-
-    def sharing_evenly(self, even_batches: bool) -> AbstractContextManager[None]:
-        """Share out evenly in the block, or not; see `DataLoaderConfiguration.even_batches`."""
-        raise NotImplementedError
-
-    def without_first(self, batches: int) -> Any:
-        """Return this loader without the first batches of each pass; see `skip_first_batches`."""
-        raise NotImplementedError
-
-    def position(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it."""
-        raise NotImplementedError
-
-    def seek(self, position: dict[str, Any]) -> None:
-        """Take over a position that another run has saved."""
-        raise NotImplementedError
+    without_first: Any
 
 
 class GlobalBatch(NamedTuple):

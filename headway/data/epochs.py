@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headway.data.order import Draws, Place
@@ -16,35 +15,25 @@ if TYPE_CHECKING:
 
 
 class Pass:
-    """One pass over a loader, from its place on.
-
-    Attributes:
-        depth: how many other passes over its loader were open when it began.
-        line: of the script, where its iterator was made.
-        ordinal: its number among the loader's passes in an epoch of `run.epochs`; 0 in a loop.
-        left_out: what is read and dropped; nothing, if the data set goes on by its state.
-        rounds: global batches that the script was given; `samples` are the samples in them.
-        is_complete: whether the last one was given.
-        is_exhausted: whether the script has asked for a batch after that.
-        has_trained: whether something was trained in it.
-        has_led: whether it was the first to ask in a step.
-        seen: how much had been trained when it gave its latest batch.
-        sums: numbers for the batches up to each, of a sampler that is not one of torch's.
-        checksum: such a number for the batches of a stream without state.
-        stream: the state of the data set after the batches that were given.
-        generators: the states of the loader's own ones as it began, where what was given is read
-            again by a run that resumes.
-    """
+    """One pass over a loader, from its place on."""
 
     def __init__(self, owner: Epochs, place: Place, depth: int, line: str) -> None:
-        self.owner, self.place, self.depth = owner, place, depth
-        self.line, self.ordinal, self.left_out = line, 0, place.taken
-        self.rounds = self.samples = self.checksum = 0
-        self.is_complete = self.is_exhausted = self.is_over = False
-        self.has_trained = self.has_led = False
-        self.seen = -1
-        self.sums = array("L")
-        self.stream: Any = None
+        self.owner, self.place = owner, place
+        self.depth = depth  # how many other passes over its loader were open when it began
+        self.line = line  # of the script, where its iterator was made
+        self.ordinal = 0  # among the loader's passes in an epoch of `run.epochs`; 0: in a loop
+        self.left_out = place.taken  # is read and dropped, unless the data set has a state
+        self.rounds = self.samples = 0  # global batches that the script was given, and in them
+        self.is_complete = False  # whether the last one was given
+        self.is_exhausted = False  # whether the script has asked for a batch after that
+        self.is_over = False
+        self.has_trained = False  # whether something was trained in it
+        self.has_led = False  # whether it was the first to ask in a step
+        self.seen = -1  # how much had been trained when it gave its latest batch
+        self.sums = array("L")  # for the batches up to each, of a sampler that is not torch's
+        self.checksum = 0  # of the batches of a stream without state
+        self.stream: Any = None  # the state of the data set after the batches that were given
+        # the loader's own, as it began, where a run that resumes reads again what was given
         self.generators: list[Any] | None = None
 
     @property
@@ -60,22 +49,19 @@ class Pass:
 class Epochs:
     """The epochs of a loader.
 
-    Attributes:
+    Args:
         num_batches: batches of the script's loader in one of all ranks.
-        stream: a data set with a state of its own, or None.
-        place: where its next pass begins.
-        has_trained: whether something was trained in a pass, in earlier runs as well.
-        num_begun: how many passes have begun in the epoch of `run.epochs`, outside of loops.
-        over: which of these are epochs that are over; those to come are empty.
+        batch_size: samples in each; 0 if that is not known.
     """
 
-    def __init__(self, run: Run, draws: Draws, num_batches: int) -> None:
-        self.run, self.draws, self.num_batches = run, draws, num_batches
-        self.stream: Any = None
-        self.place = Place()
-        self.has_trained = False
-        self.num_begun = 0
-        self.over: list[int] = []
+    def __init__(self, run: Run, draws: Draws, num_batches: int, batch_size: int) -> None:
+        self.run, self.draws = run, draws
+        self.num_batches, self.batch_size = num_batches, batch_size
+        self.stream: Any = None  # a data set with a state of its own
+        self.place = Place()  # where the next pass begins
+        self.has_trained = False  # whether something was trained in one, in earlier runs as well
+        self.num_begun = 0  # passes outside of loops, in the epoch of `run.epochs`
+        self.over: list[int] = []  # which of these are epochs that are over; others will be empty
         self._samples = 0  # in epochs that are over
         self._is_left_within = False  # whether the latest epoch was left before its end
         self._left_after = 0  # batches, where the latest epoch that was left early was left
@@ -144,11 +130,17 @@ class Epochs:
         current = self.current
         return self._samples + (0 if current is None else current.samples)
 
-    def stand(self, taken: Callable[[Pass], Offset]) -> dict[str, Any]:
+    def taken_in(self, rounds: int) -> Offset:
+        """Return what global batches take of the script's loader."""
+        batches = rounds * self.num_batches
+        return Offset(batches, batches * self.batch_size)
+
+    def stand(self) -> dict[str, Any]:
         """Return where the next pass of a run that resumes from here begins."""
         current, place = self.current, self._next
         if current is not None and not current.is_complete:
-            place, given = current.place, taken(current)
+            place = current.place
+            given = Offset(*map(sum, zip(place.taken, self.taken_in(current.rounds), strict=True)))
             sums = [0, *current.sums[given.batches - 1 : given.batches]]
             first = self.draws.first if place.is_new else place.first
             checksum = sums[-1] or current.checksum

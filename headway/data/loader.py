@@ -109,39 +109,35 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             loader.pin_memory = False
         refuse_what_cannot_be_shared(loader, config, num_ranks)
         loader = with_batches_of_ranks(loader, micro_batch, config, num_ranks)
-        part = split_by_rank(loader, rank, num_ranks, config.split_streams)
-        loader = loader if part is None else part
+        whole, loader = loader, split_by_rank(loader, rank, num_ranks, config.split_streams)
         self._inside, self._data = loader, getattr(loader, "dataset", None)
-        self.is_of_rank = num_ranks > 1 and (config.already_sharded or part is not None)
+        self.is_of_rank = num_ranks > 1 and (config.already_sharded or loader is not whole)
         self._of_rank = (rank, num_ranks, config)
         self._num_shares = num_ranks if self.is_of_rank else None  # of data of their own
         self._before_pass = before_pass
         self.run = run or Run(process_progress())
-        is_stream = isinstance(self._data, IterableDataset)
-        self._is_map = is_plain(loader) and not is_stream
-        self._is_seeded = is_plain(loader)  # torch draws a seed, which is for workers and pipes
-        self._has_workers = bool(getattr(loader, "num_workers", 0))
+        self._is_plain = is_plain(loader)  # torch draws a seed, which is for workers and pipes
+        self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
         self._seeds = None if seed is None else SampleSeeds(seed, rank if self.is_of_rank else 0)
         self._sources = _sources_of(loader)
         self._own = Generators(self._sources, only_torch=False)
         del self._own.all[:3]  # which are global
         self.draws = self._draws(seed, number)
         self._order = self.draws if isinstance(self.draws, Order) else None
-        self.epochs = Epochs(self.run, self.draws, self._taken(1).batches)
+        num_batches = 1 if self.is_of_rank else num_ranks  # of the script's in one of all ranks
+        self.epochs = Epochs(self.run, self.draws, num_batches, batch_size_of(loader))
         self._set_epochs = [
             _noted_epoch(one, self.epochs)
             for one in self._sources[1:]
             if callable(getattr(one, "set_epoch", None))
         ]
         self._read = with_lasting_workers(loader, notes_draws=self._is_map and seed is None)
-        if self._seeds is not None and is_plain(loader):
+        if self._seeds is not None and self._is_plain:
             self._read = self._seeds.seed_loader(self._read)
         self._share = self._share_of(config)
-        stream: Any = self._data if is_plain(loader) and is_stream else None
-        has_state = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
-        self._stream: Any = None  # a data set that has a state of its own
-        if has_state and self._share.reads and not loader.num_workers:
-            self._stream = self.epochs.stream = stream
+        if self._is_plain and not self._is_map and self._share.reads and not loader.num_workers:
+            has_state = hasattr(self._data, "state_dict") and hasattr(self._data, "load_state_dict")
+            self.epochs.stream = self._data if has_state else None
         is_cpu = device is not None and device.type == "cpu"
         has_others = torch.accelerator.current_accelerator(check_available=False) is not None
         self._moves_to = None if is_cpu and not has_others else device
@@ -157,10 +153,10 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             if seed is None:  # every rank prepares the loader
                 [seed] = broadcast_object_list([torch.random.initial_seed()])
         seed = seed if seed is None else mixed(seed, number)
-        is_alike = num_ranks > 1 and is_plain(loader) and not config.dispatch_batches
+        is_alike = num_ranks > 1 and self._is_plain and not config.dispatch_batches
         agree: Agree = _of_rank_0 if is_alike and not self.is_of_rank else list
         if not self._is_map:
-            return Draws([loader] if is_plain(loader) else [], agree, only_torch=False, seed=seed)
+            return Draws([loader] if self._is_plain else [], agree, only_torch=False, seed=seed)
         return Order(loader, agree, seed, self._seeds)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -172,7 +168,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
                 self._before_pass()
-        epochs, run, state, stream = self.epochs, self.run, vars(self), self._stream
+        epochs, run, state, stream = self.epochs, self.run, vars(self), self.epochs.stream
         if epochs.skip_empty():
             return
         num_ranks, progress = self._of_rank[1], run.progress
@@ -235,7 +231,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _begin_pass(self, line: str) -> Pass:
         """Begin the next pass; all that depends on the epoch is told its number."""
-        skipped = self._taken(self._skipped) if self._skipped else None
+        skipped = self.epochs.taken_in(self._skipped) if self._skipped else None
         current = self.run.begin(self.epochs, skipped, line)
         place = current.place
         if not any(place.taken):  # a stream's state is that of the epoch before
@@ -243,7 +239,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._tell_epoch(place.epoch)
         if any(place.taken):
             self._load_stream(current)
-        if not self._is_map and self._stream is None:
+        if not self._is_map and self.epochs.stream is None:
             current.generators = self._own.states()
             if current.depth and current.generators:  # which a pass that is open also draws from
                 self.run.tell(_STREAM_NOTE)
@@ -251,19 +247,20 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
             self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else max(place.taken))
-        if self._is_seeded and not place.is_new:
+        if self._is_plain and not place.is_new:
             vars(self._share.loader)["generator"] = self.draws.for_workers(place, self._of_rank[0])
         return current
 
     def _load_stream(self, current: Pass) -> None:
-        if current.place.stream is not None and self._stream is not None:
-            self._stream.load_state_dict(copy.deepcopy(current.place.stream))
+        if current.place.stream is not None and self.epochs.stream is not None:
+            self.epochs.stream.load_state_dict(copy.deepcopy(current.place.stream))
             current.left_out = Offset()
 
     def _begin_reading(self, current: Pass) -> tuple[Iterator[Item], Any]:
         """Return the items of a pass, and what knows whether one follows."""
         place, share = current.place, self._share
-        with starting_workers(self._inside) if self._has_workers else nullcontext():
+        has_workers = getattr(self._inside, "num_workers", 0)
+        with starting_workers(self._inside) if has_workers else nullcontext():
             items = share.begin(current)
         if place.checksum:
             items, taken = chain([*islice(items, 1)], items), place.taken.batches  # read again
@@ -278,7 +275,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     @property
     def total_batch_size(self) -> int:
         """The number of samples in a full batch of all ranks together; 0 if that is not known."""
-        return batch_size_of(self._inside) * self._of_rank[1]
+        return self.epochs.batch_size * self._of_rank[1]
 
     def _share_of(self, config: DataLoaderConfiguration) -> Share:
         rank, num_ranks, _ = self._of_rank
@@ -306,7 +303,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             >>> [batch.tolist() for batch in loader]
             [[2, 3]]
         """
-        stands, current = self.epochs.stand(self._given), self.epochs.current
+        stands, current = self.epochs.stand(), self.epochs.current
         at_begin = None if current is None or current.is_complete else current.generators
         init = getattr(self._read, "worker_init_fn", None)
         lasts = getattr(self._inside, "persistent_workers", False)
@@ -319,9 +316,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             "order": self.draws.seed,
             "generators": at_begin or self._own.states(),
             "seed": None if self._seeds is None else self._seeds.seed,
-            "size": batch_size_of(self._inside),
+            "size": self.epochs.batch_size,
             "total": self.total_batch_size,
-            "together": self._taken(1).batches,
+            "together": self.epochs.num_batches,
             "ranks": self._num_shares,
             "length": len_of(self._data),
         }
@@ -334,7 +331,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         place, seed = _place(position), None if self._seeds is None else self._seeds.seed
         if not place.taken.batches:
             return False
-        together, same = max(self._taken(1).batches, 1), "prepare the same loader"
+        together, same = self.epochs.num_batches, "prepare the same loader"
         facts: list[tuple[str, Any, Any, str]] = [
             ("seed", position["seed"], seed, f"pass Accelerator(seed={position['seed']})"),
             ("number of ranks", position["ranks"], self._num_shares, "use as many ranks"),
@@ -343,8 +340,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             facts.append(("number of samples", position["length"], len_of(self._data), same))
             total, is_counted = self.total_batch_size, self._order and self._order.counts_samples
             if not (is_counted or (not self._is_map and total and total == position["total"])):
-                size = batch_size_of(self._inside)
-                facts.append(("batch size", position["size"], size, same))
+                facts.append(("batch size", position["size"], self.epochs.batch_size, same))
                 if not self._is_map and place.taken.batches % together:
                     what = "number of batches that the ranks read together"
                     facts.append((what, f"{place.taken.batches} were read", together, same))
@@ -367,16 +363,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self.require_position(state_dict, "the script's load_state_dict(...)")
         self.seek(state_dict)
 
-    position = state_dict
-
     def seek(self, position: dict[str, Any]) -> None:
         """Let the next pass begin at a position that `require_position` has accepted."""
         place = _place(position)
         if self._has_no_rest(place):
             place = Place(place.epoch + 1, depth=place.depth)
-        samples, size = place.taken.samples, batch_size_of(self._inside)
+        samples = place.taken.samples
         if samples and not self._is_map:  # of which another number of ranks makes other batches
-            place = place._replace(taken=Offset(samples // size, samples))
+            place = place._replace(taken=Offset(samples // self.epochs.batch_size, samples))
         self.epochs.resume(place, position)
         if position["order"] is not None:
             self.draws.seed = position["order"]
@@ -384,7 +378,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if place.before is not None and not place.taken.batches:
             self._draw_again(place.epoch - 1, *place.before)
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
-        if is_read_again and position["together"] != self._taken(1).batches:
+        if is_read_again and position["together"] != self.epochs.num_batches:
             self.run.tell(_STREAM_NOTE)
             self.epochs.place = place._replace(checksum=0)
 
@@ -406,15 +400,6 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if order is None or not order.counts_samples or not (taken and order.source.drop_last):
             return False
         return len(order.source.sampler) - taken < self.total_batch_size
-
-    def _given(self, current: Pass) -> Offset:
-        """Return what a pass has given, with what was left out of it."""
-        taken, since = current.place.taken, self._taken(current.rounds)
-        return Offset(taken.batches + since.batches, taken.samples + since.samples)
-
-    def _taken(self, rounds: int) -> Offset:
-        batches = rounds * (1 if self.is_of_rank else self._of_rank[1])
-        return Offset(batches, batches * batch_size_of(self._inside))
 
     def follow(self, run: Run) -> None:
         """Belong to the training of another Accelerator from now on."""

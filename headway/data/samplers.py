@@ -127,7 +127,7 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with this rank's part of its stream; None if the stream is read in full.
+    """Return `loader` with this rank's part of its stream; `loader` if that is read in full.
 
     A stream with `num_shards` and `shard(num_shards=, index=)`, as those of Hugging Face's
     `datasets`, is split if its shards can be divided evenly by the ranks, or with `split`.
@@ -135,7 +135,7 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
     stream: Any = getattr(loader, "dataset", None)
     is_stream = is_plain(loader) and isinstance(stream, IterableDataset)
     if split is False or num_ranks == 1 or not is_stream:
-        return None
+        return loader
     num_shards = getattr(stream, "num_shards", 0) if hasattr(stream, "shard") else 0
     if (num_shards and num_shards % num_ranks == 0) or (split and num_shards >= num_ranks):
         return changed(loader, dataset=stream.shard(num_shards=num_ranks, index=rank))
@@ -147,4 +147,4 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
             fix="give the stream `shard(num_shards=, index=)` and at least as many shards as ranks,"
             " or leave split_streams out: each rank then reads the whole stream",
         )
-    return None
+    return loader

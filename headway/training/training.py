@@ -123,7 +123,8 @@ class Training:
         return self._all(PreparedScheduler)
 
     @property
-    def all_loaders(self) -> list[TrainingLoader]:
+    def all_loaders(self) -> list[Any]:
+        """Those of class TrainingLoader."""
         return self._all(TrainingLoader)
 
     @property

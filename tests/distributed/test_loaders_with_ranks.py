@@ -135,7 +135,7 @@ def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out() -> None:
             DataLoader(Numbers(8), batch_size=WORLD + 1),
             f"multiple of {WORLD}",
         ),
-        (Accelerator(split_batches=True), Loops(Numbers(8), WORLD), "of 1 samples: .* of the Loops"),
+        (Accelerator(split_batches=True), Loops(Numbers(8), WORLD), "size of the Loops"),
         (
             Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False)),
             Loops(Numbers(8), batch_size=2),
