@@ -91,6 +91,12 @@ class Terminal:
         """Wait until `text` stands on the screen."""
         self.wait_until(lambda: text in self.text)
 
+    def answer(self, *answers: tuple[str, str]) -> None:
+        """Press keys each time that a text stands on the screen."""
+        for text, keys in answers:
+            self.wait_for(text)
+            self.press(keys)
+
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Wait until something is so on the screen."""
         end = time.monotonic() + PATIENCE_S

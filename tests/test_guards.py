@@ -125,12 +125,8 @@ def test_a_test_that_fails_leaves_no_process_to_fail_the_next_one() -> None:
     Path("test_failing.py").write_text(FAILING)
     options = ["-q", "-p", "tests.conftest", "-W", "error", "-p", "no:cacheprovider"]
     options += ["-p", "no:randomly", "--basetemp", "base", "-o", "markers=processes"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--rootdir", ".", "test_failing.py"],
-        env=launching.environment(),
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", ".", "test_failing.py"]
+    done = launching.execute(command)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert [line.split(" - ")[0] for line in lines] == [
         "FAILED test_failing.py::test_that_fails_beside_its_processes",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.distributed.launching import environment, free_port, is_alive
+from tests.distributed.launching import environment, execute, free_port, is_alive
 
 NODES = ("127.0.0.2", "127.0.0.3")
 SPARE = "127.0.0.4"
@@ -183,20 +183,11 @@ class Slurm:
 
     def ask(self, *words: str) -> str:
         """Return what one of SLURM's programs prints; empty if it fails."""
-        return subprocess.run(
-            words, env=self.environment(), capture_output=True, text=True, timeout=60
-        ).stdout
+        return self.run(*words, timeout_s=60).stdout
 
     def run(self, *words: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Run one of SLURM's programs to its end, in the working directory."""
-        return subprocess.run(
-            words,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
+        return execute([*words], self.environment(), timeout_s=timeout_s, typed="")
 
     def submit(self, body: str, *options: str) -> Job:
         """Submit a batch script whose output goes to `out-JOB.txt` in the working directory."""

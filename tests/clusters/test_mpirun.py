@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.slurm import launch
-from tests.distributed.launching import environment, executed, run, script
+from tests.distributed.launching import execute, executed, script
 from tests.distributed.networks import needs_namespaces, network
 
 pytestmark = [
@@ -34,8 +34,7 @@ dist.destroy_process_group()
 def test_the_processes_of_mpirun_on_one_machine_are_the_ranks() -> None:
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     words = launch("-q", "--cpu", script(PLACE)).split()
-    with executed():
-        done = run([*mpirun, *words], environment(), timeout_s=300)
+    done = execute([*mpirun, *words], timeout_s=300)
     here = f"{socket.gethostname()} 1 0"
     assert sorted(done.stdout.splitlines()) == [f"0 0 2 2 3 {here}", f"1 1 2 2 3 {here}"], (
         done.stderr

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import environment, script
+from tests.distributed.launching import environment, execute, script
 
 pytest.importorskip("ray.train")
 pytestmark = [pytest.mark.distributed, pytest.mark.long, pytest.mark.timeout(900)]
@@ -67,13 +66,8 @@ def test_an_accelerator_in_workers_of_ray_train_shares_out_the_samples_and_train
 ) -> None:
     usual = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
     with tempfile.TemporaryDirectory(prefix="hwr-", ignore_cleanup_errors=True) as folder:
-        done = subprocess.run(  # paths of sockets are short
-            [sys.executable, script(TRAIN), str(tmp_path)],
-            env=environment(**usual, RAY_TMPDIR=folder),
-            capture_output=True,
-            text=True,
-            timeout=800,
-        )
+        environ = environment(**usual, RAY_TMPDIR=folder)  # paths of sockets are short
+        done = execute([sys.executable, script(TRAIN), str(tmp_path)], environ, timeout_s=800)
     if done.returncode == NOT_STARTED:
         pytest.skip(f"Ray does not start here: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr

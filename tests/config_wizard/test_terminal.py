@@ -34,8 +34,7 @@ QUESTIONS = [
 def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
         for question in QUESTIONS:
-            terminal.wait_for(question)
-            terminal.press("\r")
+            terminal.answer((question, "\r"))
         assert terminal.exit_code() == 0
         assert profile() == CUDA
         screen = terminal.text
@@ -46,62 +45,43 @@ def test_enter_alone_writes_the_best_profile_and_prints_the_next_command() -> No
 
 def test_arrows_and_numbers_move_through_a_menu() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("down")
-        terminal.wait_for("❯ cpu")
-        terminal.press("up")
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("How many")
-        terminal.press("\r")
-        terminal.wait_for("❯ bf16")
-        terminal.press("3")
-        terminal.wait_for("❯ fp16")
-        terminal.press("2")
-        terminal.wait_for("❯ no")
-        terminal.press("\r")
-        terminal.wait_for("❯ user")
-        terminal.press("\r")
-        terminal.wait_for("❯ no")
-        terminal.press("2")
-        terminal.wait_for("❯ yes")
-        terminal.press("\r")
-        terminal.wait_for("Which GPUs? (for num_processes: 8) [all]")
-        terminal.press("ctrl-c")
+        terminal.answer(
+            ("❯ cuda", "down"),
+            ("❯ cpu", "up"),
+            ("❯ cuda", "\r"),
+            ("How many", "\r"),
+            ("❯ bf16", "3"),
+            ("❯ fp16", "2"),
+            ("❯ no", "\r"),
+            ("❯ user", "\r"),
+            ("❯ no", "2"),
+            ("❯ yes", "\r"),
+            ("Which GPUs? (for num_processes: 8) [all]", "ctrl-c"),
+        )
         assert terminal.exit_code() == 130
 
 
 def test_ctrl_z_suspends_and_the_question_is_there_again() -> None:
     shell = ("bash", "-mc", '"$@"; echo suspended; sleep 0.3; fg >/dev/null; sleep 0.1', "-")
     with Terminal("gpu_8_h100", "config", under=shell) as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("\x1a")
+        terminal.answer(("❯ cuda", "\x1a"))
         terminal.wait_for("suspended")
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("[8]")
-        terminal.press("\x03")
+        terminal.answer(("❯ cuda", "\r"), ("[8]", "\x03"))
         terminal.wait_for("nothing was written")
 
 
 def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
     with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("?")
+        terminal.answer(("❯ cuda", "?"))
         terminal.wait_for("device: device to run on; gpu is cuda")
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("[8]")
-        terminal.press("9\r")
+        terminal.answer(("❯ cuda", "\r"), ("[8]", "9\r"))
         terminal.wait_for("visible on this machine: 8 GPUs")
-        terminal.wait_for("[8]")
-        terminal.press("4\r")
-        terminal.wait_for("Which precision?")
-        terminal.press("<")
-        terminal.wait_for("[4]")  # the answer taken back is the default now
-        terminal.press("?")
-        terminal.wait_for("--num-processes N, or HEADWAY_NUM_PROCESSES")
-        terminal.press("esc")
+        terminal.answer(
+            ("[8]", "4\r"),
+            ("Which precision?", "<"),
+            ("[4]", "?"),  # the answer taken back is the default now
+            ("--num-processes N, or HEADWAY_NUM_PROCESSES", "esc"),
+        )
         terminal.wait_for("❯ cuda")
         for question in QUESTIONS[1:]:
             terminal.press("\r")
@@ -115,36 +95,25 @@ def test_help_and_back_work_at_once_and_a_wrong_answer_is_asked_again() -> None:
 def test_ctrl_c_leaves_the_profile_as_it_was_and_the_next_run_starts_from_it(key: str) -> None:
     main(["config", "set", "num_processes=5"])
     with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("[5]")
-        terminal.press("3\r")
-        terminal.wait_for("Which precision?")
-        terminal.press(key)
+        terminal.answer(("❯ cuda", "\r"), ("[5]", "3\r"), ("Which precision?", key))
         assert terminal.exit_code() == 130
         assert terminal.text.endswith("\nnothing was written")
     assert profile() == {"num_processes": "5"}
     with Terminal("gpu_8_h100", "config") as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
+        terminal.answer(("❯ cuda", "\r"))
         terminal.wait_for("[5]")
 
 
 def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
     with Terminal("gpu_8_h100", "config", rows=4, columns=60) as terminal:
-        terminal.wait_for("❯ cuda")
-        terminal.press("\r")
-        terminal.wait_for("[8]")
-        terminal.press("\r")
+        terminal.answer(("❯ cuda", "\r"), ("[8]", "\r"))
         for precision in ("bf16", "no", "fp16"):
-            terminal.wait_for(f"❯ {precision}")
-            terminal.press("down")
+            terminal.answer((f"❯ {precision}", "down"))
         terminal.wait_for("❯ bf16")
         for question in QUESTIONS[3:]:
             terminal.press("\r")
             terminal.wait_for(question)
-        terminal.wait_for("❯ write")
-        terminal.press("\r")
+        terminal.answer(("❯ write", "\r"))
         assert terminal.exit_code() == 0
     assert profile() == CUDA
 
@@ -152,8 +121,7 @@ def test_a_window_of_four_lines_still_shows_where_one_is() -> None:
 def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
     with Terminal("gpu_8_h100", "config", rows=24, columns=60) as terminal:
         for question in QUESTIONS[:2]:
-            terminal.wait_for(question)
-            terminal.press("\r")
+            terminal.answer((question, "\r"))
         terminal.wait_for("supports it)")
         lines = terminal.text.splitlines()
         assert "? explains, < goes back." in " ".join(map(str.strip, lines))  # no word is cut
@@ -166,10 +134,7 @@ def test_a_reason_longer_than_the_window_is_read_to_its_end() -> None:
 
 def test_a_dumb_terminal_gets_numbered_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with Terminal("mac_m2", "config", term="dumb") as terminal:
-        terminal.wait_for("1) mps  Apple silicon (Apple M2)")
-        terminal.press("2\r")
-        terminal.wait_for("[1]")
-        terminal.press("ctrl-c")
+        terminal.answer(("1) mps  Apple silicon (Apple M2)", "2\r"), ("[1]", "ctrl-c"))
         assert terminal.exit_code() == 130
         assert "\x1b" not in terminal.text
 

@@ -62,10 +62,14 @@ def launch(*words: str, timeout_s: float = 300, typed: str | None = None, **vari
 
 def start(*words: str, first: str = "", **options: Any) -> subprocess.Popen[str]:
     """Begin `headway launch` with these words, in the place of a program that does this first."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     before = f"{first}\nimport os, sys\nos.execve(sys.argv[1], sys.argv[1:], os.environ)"
-    command = [*([sys.executable, "-c", before] if first else []), *HEADWAY, *words]
-    return popen(command, text=True, **{"env": environment()} | streams | options)
+    return begin([*([sys.executable, "-c", before] if first else []), *HEADWAY, *words], **options)
+
+
+def begin(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Begin a program in environment(), whose stdout and stderr are pipes; see popen()."""
+    usual = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return popen(command, text=True, **usual | options)
 
 
 def start_in_terminal(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.distributed.launching import launch, script
 
 RANKS = 4
 NAMED = re.compile(
@@ -116,21 +116,10 @@ class Found(NamedTuple):
 def run_trial(trial: Trial, seconds: float) -> Found:
     """Train for so many seconds, and return what the launcher said of slow ranks."""
     with tempfile.TemporaryDirectory() as folder, _group(trial) as group:
-        script = Path(folder) / "train.py"
-        script.write_text(SCRIPT)
         num_ranks = min(RANKS, os.cpu_count() or 1) if trial.place == "quota" else RANKS
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "headway", "launch", "--cpu", "--quiet"),
-                *("--num-processes", str(num_ranks), str(script)),
-                *(trial.place, str(trial.rank), str(trial.nap_s), str(seconds), folder),
-            ],
-            check=False,
-            env={**os.environ, "SLOW_GROUP": group},
-            capture_output=True,
-            text=True,
-            timeout=seconds + 120,
-        )
+        words = ["-q", "--cpu", "--num-processes", str(num_ranks), script(SCRIPT)]
+        words += [trial.place, str(trial.rank), str(trial.nap_s), str(seconds), folder]
+        done = launch(*words, timeout_s=seconds + 120, SLOW_GROUP=group)
     output = done.stdout + done.stderr
     if done.returncode:
         raise RuntimeError(output)

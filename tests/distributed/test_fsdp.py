@@ -436,9 +436,7 @@ def test_several_models_and_frozen_parameters_train_as_ever() -> None:
     for is_trained in (False, True):
         models[0].layers[2].requires_grad_(is_trained)
         for model, optimizer in zip(models, (first, second), strict=True):
-            accelerator.backward(model(own_rows()))
-            optimizer.step()
-            optimizer.zero_grad()
+            train(accelerator, model, optimizer, 1)
         assert torch.equal(strategy.read_whole(frozen), before) != is_trained
 
 

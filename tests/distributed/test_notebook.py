@@ -14,7 +14,7 @@ import pytest
 from headway.errors import UsageError
 from headway.notebook import notebook_launcher
 from tests.distributed import launching
-from tests.distributed.launching import environment, is_alive, popen, script
+from tests.distributed.launching import begin, environment, is_alive, script
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.distributed
@@ -108,13 +108,7 @@ debug_launcher(train, ("bad arguments",))
 
 def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
     source = f"{TRAIN}\ndebug_launcher(train, ({str(tmp_path)!r}, 'waits'))"
-    process = popen(
-        [sys.executable, script(source)],
-        env=environment(CUDA_VISIBLE_DEVICES=""),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begin([sys.executable, script(source)], env=environment(CUDA_VISIBLE_DEVICES=""))
     wait_until(lambda: len(list(tmp_path.glob("waits*"))) == 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.distributed.launching import HEADWAY, environment, script
+from tests.distributed.launching import HEADWAY, begin, script
 from tests.distributed.networks import needs_namespaces
 from tests.waiting import wait_until
 
@@ -26,9 +25,7 @@ time.sleep(1000)
 def test_a_launch_that_is_pid_1_ends_by_sigterm_and_reaps_orphans(count: str) -> None:
     space = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child"]
     words = ["--cpu", "--num-processes", count, script(LEAVES_AN_ORPHAN)]
-    process = subprocess.Popen(
-        [*space, *HEADWAY, *words], env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    process = begin([*space, *HEADWAY, *words])
     wait_until(Path("orphan_has_ended").exists, process)
     [init] = psutil.Process(process.pid).children()
 

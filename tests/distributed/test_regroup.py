@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import environment, launch, popen, script
+from tests.distributed.launching import begin, environment, launch, script
 
 pytestmark = pytest.mark.distributed
 PLAIN = """
@@ -38,12 +37,8 @@ def test_groups_in_a_row_under_headway() -> None:
 
 def test_groups_in_a_row_under_torchrun(tmp_path: Path) -> None:
     words = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    running = popen(
-        [sys.executable, "-m", *words, script(WITH_ACCELERATOR)],
-        env=environment(TMPDIR=str(tmp_path)),  # torchrun leaves a folder behind
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", *words, script(WITH_ACCELERATOR)]
+    running = begin(command, env=environment(TMPDIR=str(tmp_path)))  # it leaves a folder behind
     try:
         _, errors = running.communicate(timeout=120)
     finally:

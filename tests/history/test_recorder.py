@@ -29,9 +29,9 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.processes  # git
 
 
-def git(*words: str) -> None:
+def git(*words: str) -> str:
     command = ["git", "-c", "user.name=n", "-c", "user.email=a@b", *words]
-    subprocess.run(command, check=True, capture_output=True)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
@@ -171,15 +171,11 @@ def test_git_that_is_slow_fails_or_is_missing_costs_the_commit_alone(
 
 @pytest.mark.parametrize("state", ["branch", "packed", "detached", "worktree"])
 def test_the_commit_is_that_of_git_however_it_is_kept(state: str, tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=a@b", *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
     git("init", "-q")
-    assert read_commit(str(tmp_path)) is None
+    assert read_commit(os.getcwd()) is None
     for message in ("one", "two"):
         git("commit", "-q", "--allow-empty", "-m", message)
-    folder = tmp_path
+    folder = Path.cwd()
     if state == "packed":
         git("pack-refs", "--all")
     elif state == "detached":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 
@@ -13,6 +11,7 @@ import torch
 from headway.contract.step_clock import DATA, FORWARD, StepClock
 from headway.devices.table import CUDA
 from headway.machine.detection import detect_machine
+from tests.distributed.launching import execute
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,14 +36,12 @@ def test_detection_makes_no_cuda_context() -> None:
         "pids = [pid for gpu in detect_machine(full=True).gpus for pid in gpu.use.pids]\n"
         "assert os.getpid() not in pids"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", text], env=environ, check=True, timeout=60)
+    done = execute([sys.executable, "-c", text])
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_smoke_test_passes_on_all_gpus() -> None:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "headway", "test", "--device", "cuda"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150)
+    done = execute([sys.executable, "-m", "headway", "test", "--device", "cuda"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on cuda" in done.stdout
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +16,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.distributed import world
 from headway.errors import MachineError
 from headway.machine.snapshot import load_machine
+from tests.distributed.launching import execute, launch
 from tests.machines.recorded import FOLDER
 
 ALONE = Ranks()
@@ -106,9 +105,7 @@ def test_a_model_learns_on_the_apple_gpu(mixed_precision: str) -> None:
 @on_a_mac
 @pytest.mark.parametrize("words", [[], ["--env", "PYTORCH_ENABLE_MPS_FALLBACK=0"]])
 def test_the_smoke_test_passes_on_the_apple_gpu(words: list[str]) -> None:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "headway", "test", *words]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    done = execute([sys.executable, "-m", "headway", "test", *words])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 rank on mps" in done.stdout
 
@@ -119,12 +116,10 @@ def test_strict_makes_a_missing_kernel_an_error(tmp_path: Path) -> None:
     (tmp_path / "missing.py").write_text(
         "import torch\ntorch.linalg.eig(torch.eye(3, device='mps'))\n"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "headway", "launch", "-q"]
-    script = str(tmp_path / "missing.py")
-    strict = [*command, "--env", "PYTORCH_ENABLE_MPS_FALLBACK=0", script]
-    assert subprocess.run(strict, env=environ, capture_output=True).returncode != 0
-    assert subprocess.run([*command, script], env=environ, capture_output=True).returncode == 0
+    strict = ("--env", "PYTORCH_ENABLE_MPS_FALLBACK=0")
+    for words, is_refused in ((strict, True), ((), False)):
+        done = launch("-q", *words, str(tmp_path / "missing.py"))
+        assert bool(done.returncode) == is_refused
 
 
 @pytest.mark.mps

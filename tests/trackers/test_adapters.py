@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headway.trackers.choice import get_available_trackers
-from tests.distributed.launching import environment
+from tests.distributed.launching import environment, execute
 
 pytestmark = pytest.mark.processes
 SCRIPT = Path(__file__).with_name("all_trackers.py")
@@ -32,24 +31,17 @@ def training() -> Iterator[Training]:
         pytest.skip("no tracker of another package is installed")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ended = subprocess.run(
-            [sys.executable, str(SCRIPT), name],
-            cwd=folder,
-            env=environment(
-                HOME=name,
-                TMPDIR=name,
-                WANDB_MODE="offline",
-                WANDB_DIR=name,
-                WANDB_SILENT="true",
-                TRACKIO_DIR=str(folder / "trackio"),
-                MLFLOW_TRACKING_URI=f"file://{folder / 'mlflow'}",
-                MLFLOW_ALLOW_FILE_STORE="true",
-                CUDA_VISIBLE_DEVICES="",
-            ),
-            capture_output=True,
-            text=True,
-            timeout=170,
-        )
+        variables = {
+            **dict.fromkeys(("HOME", "TMPDIR", "WANDB_DIR"), name),
+            "WANDB_MODE": "offline",
+            "WANDB_SILENT": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TRACKIO_DIR": str(folder / "trackio"),
+            "MLFLOW_TRACKING_URI": f"file://{folder / 'mlflow'}",
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+        }
+        command = [sys.executable, str(SCRIPT), name]
+        ended = execute(command, environment(**variables), timeout_s=170, cwd=folder)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         (line,) = [line for line in ended.stdout.splitlines() if line.startswith("SEEN ")]
         yield Training(folder, json.loads(line.removeprefix("SEEN ")), ended.stderr)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +22,7 @@ from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
 from headway.settings.setting import AUTO, Machines
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
-from tests.distributed.launching import environment, free_port, popen, script
+from tests.distributed.launching import environment, free_port, script, start
 
 POD = {
     "PET_NNODES": "2",
@@ -278,13 +276,7 @@ def test_the_machines_of_a_cluster_start_one_run_without_a_flag() -> None:
     name = script("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     port = str(free_port())
     machines = [
-        popen(
-            [sys.executable, "-m", "headway", "launch", "--cpu", name],
-            env=environment(**{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        start("--cpu", name, env=environment(**{**TOY, "TOY_INDEX": rank, "TOY_PORT": port}))
         for rank in ("0", "1")
     ]
     outputs = [machine.communicate(timeout=120) for machine in machines]

@@ -8,22 +8,10 @@ import pytest
 
 from headway.contract.records import Figures
 from headway.launcher.figures.figures import RunFigures
+from tests.history.runs import figures
 
-USUAL = Figures(
-    step=100,
-    num_steps=20,
-    seconds=2.0,
-    data_s=0.2,
-    forward_s=0.6,
-    backward_s=0.9,
-    sync_s=0.1,
-    save_s=0.0,
-    samples=640,
-    rss_bytes=3 * 2**30,
-    device_bytes=None,
-    total=1000,
-    loss=0.5,
-)
+PASSES = {"forward_s": 0.6, "backward_s": 0.9}
+USUAL = figures(100, num_steps=20, seconds=2.0, sync_s=0.1, samples=640, loss=0.5, **PASSES)
 WAITING = USUAL._replace(seconds=2.6, sync_s=0.7)  # for one that is slow by 0.6 s
 SLOW = USUAL._replace(seconds=2.6, data_s=0.8)
 

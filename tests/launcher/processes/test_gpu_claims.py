@@ -24,7 +24,7 @@ from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from headway.settings.table import Settings
 from tests.another_user import NOBODY, fork_as, needs_root
-from tests.distributed.launching import environment
+from tests.distributed.launching import begin
 from tests.waiting import wait_until
 
 IDLE = GpuUse(0, 0, ())
@@ -65,14 +65,8 @@ def asking_for(devices: str) -> Settings:
 
 
 def run_code(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", OF_THE_TEST + code, gpu_claims.NAMES, *arguments],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", OF_THE_TEST + code, gpu_claims.NAMES, *arguments]
+    return begin(command, stdin=subprocess.PIPE)
 
 
 def start(devices: str, wait_s: float = 0) -> subprocess.Popen[str]:

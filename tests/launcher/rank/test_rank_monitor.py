@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from headway.contract.records import Answer, Ready, RecordReader
-from tests.distributed.launching import environment
+from tests.distributed.launching import begin
 
 pytestmark = [
     pytest.mark.processes,
@@ -60,15 +60,8 @@ class Rank:
 def rank(script: str) -> Iterator[Rank]:
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    process = subprocess.Popen(
-        [sys.executable, "-c", START + script, str(theirs.fileno())],
-        env=environment(),
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", START + script, str(theirs.fileno())]
+    process = begin(command, pass_fds=[theirs.fileno()], stdin=subprocess.PIPE)
     theirs.close()
     try:
         yield Rank(process, ours)
