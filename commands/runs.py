@@ -19,8 +19,8 @@ RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without o
 UNKNOWN = "unknown"
 """How a run ended that nobody saw."""
 _LEAST_STEPS = 20  # of a run in which a rank can be called slow
-_OPTIONAL = ("samples/s", "steps", "began", "ranks")  # a narrow terminal does without
-_HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "took")
+_OPTIONAL = ("training", "samples/s", "steps", "began", "ranks")  # a narrow terminal does without
+_HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "training", "took")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,6 +66,7 @@ def as_json(record: RunRecord) -> dict[str, object]:
         "exit_code": None if end is None else end.exit_code,
         "steps": record.num_steps or None,
         "samples_per_s": record.samples_per_s,
+        "time": record.shares,
         "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
         "path": record.path,
         "command": command_line(record),
@@ -106,6 +107,7 @@ def _row(record: RunRecord, script: str) -> tuple[str, ...]:
         ended(record),
         str(record.num_steps or "-"),
         "-" if speed is None else f"{speed:.4g}",
+        "-" if (parts := record.shares) is None else f"{parts['training'] * 100:.0f} %",
         took(record),
     )
 
@@ -132,6 +134,12 @@ def took(record: RunRecord) -> str:
         return f"{seconds:.1f} s"
     hours, minutes = divmod(int(seconds) // 60, 60)
     return f"{hours}:{minutes:02}:{int(seconds) % 60:02}"
+
+
+def time_shares(record: RunRecord) -> str:
+    """Return what the wall time of a run was spent on; empty if unknown."""
+    parts = (record.shares or {}).items()
+    return ", ".join(f"{part * 100:.1f} % {name}" for name, part in parts if part >= 0.0005)
 
 
 def slow_rank(record: RunRecord) -> str:

@@ -15,6 +15,7 @@ from headway.commands.runs import (
     ended,
     print_changes,
     slow_rank,
+    time_shares,
     took,
 )
 from headway.commands.tables import when
@@ -74,6 +75,8 @@ def _print(record: RunRecord) -> None:
     ranks = start.num_processes * start.num_machines
     print(f"run {record.name}: {shown(start.program)} on {ranks} rank{'s' * (ranks > 1)}")
     print(f"began {when(start.began_at)}, took {took(record)}, ended: {ended(record)}")
+    if spent := time_shares(record):
+        print(f"time: {spent}")
     for kept in record.kept:
         print(f"{kept.what}: {shown(kept.path)}")
     if slow := slow_rank(record):

@@ -79,6 +79,7 @@ class Progress:
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
         *("passes", "uses", "kept", "own_threads", "channel", "_beat_at"),
+        *("_figures", "_saved"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
@@ -97,6 +98,8 @@ class Progress:
         self.own_threads: set[int] = set()
         self.channel: Channel | None = None
         self._beat_at = float("inf")  # the next heartbeat, on the clock
+        self._figures: Figures | None = None  # the last ones
+        self._saved = (0, 0.0)  # after which step, and for how many seconds
 
     # ------------------------------------------------------------------ the launcher
 
@@ -172,11 +175,17 @@ class Progress:
     def calling(self, name: str) -> Iterator[None]:
         """Make one of `records.CALLED_BY_ALL_RANKS` the phase in the block."""
         before, self._call = self._call, name
+        clock = self.clock
         try:
-            with self.clock.counting(SAVE if name in _SAVING else self.clock.phase):
+            with clock.counting(SAVE if name in _SAVING else clock.phase):
+                began_at = clock.mark
                 yield
         finally:
             self._call = before
+            if name in _SAVING:
+                step, saved_s = self._saved
+                saved_s = saved_s * (step == self.step) + clock.mark - began_at
+                self._saved = (self.step, saved_s)
 
     def note_use(self, **used: Any) -> None:
         self.uses = self.uses._replace(**used)
@@ -189,6 +198,15 @@ class Progress:
 
     # ------------------------------------------------------------------ reports
 
+    def finish(self) -> None:
+        """Report, at the program's end, the last steps, and the saves after them."""
+        if (figures := self.clock.take(self.total, self.loss)) is not None:
+            self._report(figures)
+        step, saved_s = self._saved
+        if self._figures is not None and step == self.step:
+            self._report(self._figures.moved_to(step, self.loss)._replace(save_s=saved_s))
+            self._saved = (0, 0.0)
+
     def _report_figures(self) -> None:
         """Report the figures since the last time, or a heartbeat if there are none yet.
 
@@ -199,10 +217,14 @@ class Progress:
             if self.clock.mark > self._beat_at:
                 self._beat()
             return
-        for listener in self.listeners:
-            listener(figures)
+        self._report(figures)
         if self.channel is not None:
             self._beat_at = self.clock.mark + 2 * _BEAT_EVERY_S
+
+    def _report(self, figures: Figures) -> None:
+        self._figures = figures
+        for listener in self.listeners:
+            listener(figures)
 
     def _beat(self) -> None:
         self._beat_at = self.clock.mark + _BEAT_EVERY_S

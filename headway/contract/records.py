@@ -121,6 +121,11 @@ class Figures(NamedTuple):
     num_workers: int | None = None  # of the loader that gave the last batch; None: not known
     stolen_s: float = 0.0  # of `seconds`, ready to compute without a core; 0: not known
 
+    @property
+    def counts_training(self) -> bool:
+        """Whether its steps are numbered over the whole training, and not in this process only."""
+        return bool(self.total or self.data_s or self.forward_s or self.backward_s)
+
     def moved_to(self, step: int, loss: float | None) -> Figures:
         """Return a record without steps, with the current position."""
         spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))

@@ -49,13 +49,14 @@ class Tally:
     Steps of several optimizers with the same number are one step.
     """
 
-    __slots__ = ("num_steps", "samples", "spent", "step")
+    __slots__ = ("num_steps", "samples", "settled", "spent", "step")
 
     def __init__(self, step: int = -1) -> None:
         self.step = step  # the number of the last one
         self.num_steps = 0
         self.samples = 0
         self.spent = [0.0] * len(NAMES)  # seconds of each phase
+        self.settled = self.spent  # without those of a running step
 
     def end_step(self, number: int, samples: int) -> None:
         self.num_steps += number != self.step
@@ -194,6 +195,7 @@ class StepClock:
         samples, self.num_samples = self.num_samples, 0
         if self.queue is None:
             self.tally.end_step(step, samples)
+            self.tally.settled = self.spent[:]
         else:
             self.queue.end_step(step, samples, self.tally)
         if not self._is_warm:
@@ -211,7 +213,7 @@ class StepClock:
         tally = self._begin_tally()
         waited_s, self._waited_s = self._waited_s, _waited_s() or self._waited_s
         self.due_at = self.mark + _EVERY_S
-        spent = tally.spent
+        spent = tally.settled
         return Figures(
             step=tally.step,
             num_steps=tally.num_steps,

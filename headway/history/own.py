@@ -10,17 +10,17 @@ import atexit
 import os
 import sys
 import time
-from functools import partial
 
 from headway.contract.notes import say
 from headway.contract.progress import Progress
-from headway.contract.records import Kept
+from headway.contract.records import Figures, Kept
 from headway.contract.run import RECORD_VARIABLE
 from headway.contract.secrets import masked_output, secrets_among
 from headway.contract.signals import shell_code
 from headway.contract.typed import plain
 from headway.errors import ConfigError
 from headway.history import store
+from headway.history.attempts import Attempts
 from headway.history.record import MAX_TEXT, Outcome, Series, read_record
 
 
@@ -29,6 +29,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.series = Series()
+        self.attempts = Attempts(0.0)
         self.has_joined = False
         self.has_trained = False
         self.has_ended = False
@@ -52,7 +53,12 @@ def join(progress: Progress) -> None:
         return
     _process.has_joined = True
     atexit.register(_end_of_python, progress)
-    progress.report_to(partial(_process.series.note, 0))
+    progress.report_to(_note)
+
+
+def _note(figures: Figures) -> None:
+    _process.series.note(0, figures)
+    _process.attempts.note(0, figures, time.time())
 
 
 def note_end_of_training() -> None:
@@ -78,12 +84,16 @@ def end(code: int | None, report: str, progress: Progress) -> None:
         return
     _process.has_ended = True
     exit_code = None if code is None else shell_code(code)
+    progress.finish()
     report = masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
     try:
         record = read_record(folder)
         record = record._replace(
             kept=tuple(Kept(what, path) for what, path in progress.kept.items()),
             ranks=_process.series.ranks({}),
+            attempts=tuple(
+                one._replace(began_at=record.start.began_at) for one in _process.attempts.rows
+            ),
             end=Outcome(time.time(), exit_code, report, progress.step),
         )
         store.write(folder, plain(record))

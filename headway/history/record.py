@@ -17,6 +17,7 @@ from headway.contract.secrets import masked_output
 from headway.contract.typed import Misfit, plain, read
 from headway.errors import ConfigError, did_you_mean
 from headway.history import store
+from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
 
 _FIX = "`headway runs` lists the runs that have a record"
@@ -59,6 +60,7 @@ class RunRecord(NamedTuple):
     commit: Commit | None  # None: the script is in no git repository
     kept: tuple[Kept, ...]
     ranks: tuple[RankRecord, ...]
+    attempts: tuple[Attempt, ...]
     end: Outcome | None
 
     @property
@@ -76,6 +78,11 @@ class RunRecord(NamedTuple):
     @property
     def tails(self) -> Mapping[int, Sequence[str]]:
         return {one.rank: one.lines for one in self.ranks if one.lines}
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """What the wall time was spent on, in parts of 1; None if unknown."""
+        return shares(self.attempts, self.end.time) if self.end is not None else None
 
     @property
     def num_steps(self) -> int:
@@ -149,6 +156,7 @@ class Recorder:
         self.report = ""  # why the run has failed, as it is printed
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
         self.kept: Callable[[], Iterable[Kept]] = tuple  # by the ranks
+        self.attempts: Callable[[], Sequence[Attempt]] = tuple
         self.step: Callable[[], int] = int  # the last one that a rank has reported; 0: none has
         self._secrets = secrets
         self._series = Series()
@@ -188,6 +196,7 @@ class Recorder:
                 self._has_news.clear()
                 record["end"] = plain(self._end)  # set after all the rest
                 record["kept"] = plain(self._kept)
+                record["attempts"] = plain(tuple(self.attempts()))
                 record["ranks"] = plain(self._series.ranks(self._tails))
                 store.write(self.path, record)
         except OSError as error:

@@ -21,7 +21,7 @@ from headway.contract.typed import plain, read
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
-FORMAT = 1
+FORMAT = 2
 """Of records: raised with every change of their classes, as no other format is read."""
 
 MAX_RUNS = 200
@@ -75,6 +75,7 @@ def begin(path: str, start: Launch, diff_within_s: float = 20.0) -> dict[str, An
         "packages": packages(sys.path),
         "kept": [],
         "ranks": [],
+        "attempts": [],
         "end": None,
     }
     write(path, record)

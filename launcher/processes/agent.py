@@ -23,9 +23,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.contract import signals
 from headway.contract.notes import say
-from headway.contract.records import PROJECT, CrashSite
+from headway.contract.records import PROJECT, CrashSite, Figures
 from headway.contract.run import CPUS_VARIABLE
 from headway.errors import ConfigError
+from headway.history.attempts import Attempts
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,
@@ -128,7 +129,8 @@ class Agent(LocalElasticAgent):
         self.handler = handler
         handler.word = watch.last_word
         handler.note_steps, handler.note_loss = figures.note, figures.lose
-        figures.listeners.append(handler.tell_steps)
+        figures.listeners += [handler.tell_steps, self._note_cost]
+        self.attempts = Attempts(plan.began_at)
         handler.end_grace_period = self.end_grace_period
         self.output = output
         self.watch = watch
@@ -311,6 +313,10 @@ class Agent(LocalElasticAgent):
             self._repeats.pass_by(self.watch.step(), has_ended_well=not is_stopped)
         return False
 
+    def _note_cost(self, rank: int, figures: Figures) -> None:
+        if cost := self.attempts.note(rank, figures, time.time()):
+            say(cost)
+
     def _project(self) -> str:
         return next((one.path for one in self.watch.kept() if one.what == PROJECT), "")
 
@@ -320,6 +326,7 @@ class Agent(LocalElasticAgent):
         made_progress = lasted_s > _MAX_DELAY_S or self.watch.step() > 0
         if (ordered := self.handler.restart) is not None:
             cause, number, where = ordered.cause, ordered.number, " on all machines"
+            failed_at = time.time()
         else:
             failure = self.find_failure()
             assert failure is not None, "nobody else restarts ranks"
@@ -327,9 +334,12 @@ class Agent(LocalElasticAgent):
             if self._is_repeated:
                 raise RunEnded
             cause, where = failure.cause, ""
+            failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
             number = worker_group.spec.max_restarts - self._remaining_restarts
         line, delay_s = self._restarts.after(cause, number, made_progress, where=where)
         say(line)
+        most = self.plan.settings.max_restarts
+        self.attempts.begin(failed_at, f"restart {number} of {most}" if number else "restart")
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
 

@@ -215,6 +215,7 @@ def _tell(last_word: End | Crash) -> None:
     _last_word = last_word
     progress = process_progress()
     if progress.step:  # the record before may be a second old
+        _attempt(progress.finish, None)
         progress.send(Heartbeat(progress.snapshot()))
     progress.send(last_word)
 

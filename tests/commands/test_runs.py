@@ -18,6 +18,7 @@ import pytest
 from headway.commands.main import main
 from headway.contract.records import METRICS, Kept
 from headway.history import store
+from headway.history.attempts import Attempt
 from headway.history.store import runs_folder
 from tests.commands.running import python, run
 from tests.distributed import launching
@@ -100,6 +101,20 @@ def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
     assert said in (tmp_path / "run.html").read_text()
     write_run(rows=[row for row in rows if row[1].step == 10], num_processes=3)
     assert "makes all others wait" not in run("why")[1]  # too few steps to tell
+
+
+def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
+    began_at = write_run().start.began_at + 60  # of the next one, which takes 30 s
+    attempts = [Attempt(began_at, 1, began_at + 3, 9, began_at + 29, 21.0, 1.5, 4.5)]
+    write_run(attempts=attempts)
+    said = "70.0 % training, 10.0 % start, 5.0 % saving, 15.0 % waiting for data"
+    assert f"time: {said}" in run("why")[1]
+    run("why", "--html", str(tmp_path / "run.html"))
+    assert said in (tmp_path / "run.html").read_text()
+    assert [row[-4:-2] for row in rows_listed()] == [["-", "-"], ["70", "%"]]
+    known = json.loads(run("why", "--json")[1])["time"]
+    assert (known["training"], known["other"]) == (0.7, 0)
+    assert [one["time"] for one in json.loads(run("runs", "--json")[1])] == [None, known]
 
 
 def test_two_runs_are_compared() -> None:

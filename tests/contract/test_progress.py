@@ -10,8 +10,15 @@ import pytest
 
 from headway.contract import step_clock
 from headway.contract.progress import Channel, Progress, process_progress
-from headway.contract.records import Heartbeat, ProgressSnapshot, RecordReader, Uses, WillSave
-from headway.contract.step_clock import BACKWARD, DATA, SAVE
+from headway.contract.records import (
+    Figures,
+    Heartbeat,
+    ProgressSnapshot,
+    RecordReader,
+    Uses,
+    WillSave,
+)
+from headway.contract.step_clock import BACKWARD, DATA, SAVE, SCRIPT
 
 
 def sent(reading: int) -> list[object]:
@@ -62,6 +69,31 @@ def test_a_call_that_all_ranks_make_is_the_phase_and_saving_counts_as_such() -> 
         assert progress.snapshot().phase == "save_state"
         assert progress.clock.phase == SAVE
     assert progress.snapshot().phase == "data"
+
+
+def test_at_the_end_the_last_steps_and_saves_after_them_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, told, progress = [100.0], list[Figures](), Progress()
+    monkeypatch.setattr(step_clock, "_now", lambda: now[0])
+    progress.report_to(told.append)
+
+    def save(seconds: float) -> None:
+        with progress.calling("save_state"):
+            now[0] += seconds
+
+    progress.clock.enter(SCRIPT)
+    for step in range(1, 4):  # the second is reported at once
+        now[0] += 0.25
+        progress.end_step(step)
+        save(0.25)
+    now[0] += 8  # an evaluation
+    progress.clock.enter(SCRIPT)
+    save(2.0)
+    progress.finish()
+    progress.finish()
+    of_steps = [(one.step, one.num_steps, one.seconds, one.save_s) for one in told]
+    assert of_steps == [(2, 1, 0.5, 0.25), (3, 1, 0.5, 0.25), (3, 0, 0.0, 2.25)]
 
 
 def test_what_the_program_uses_adds_up() -> None:

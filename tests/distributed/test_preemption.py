@@ -169,7 +169,7 @@ def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_wei
         one_rank(job, victim, signal.SIGKILL)
     code, text = ended(process)
     assert code == 0, text
-    assert text.count("restart ") == count
+    assert text.count("; restart ") == count
     assert job.done["steps"] == STEPS
     assert job.done["weights"] == undisturbed(*TWO)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 
+from headway.history.record import find
 from tests.distributed.families import survivors
 from tests.distributed.launching import launch, on_linux, script, start
 from tests.waiting import wait_for_lines, wait_until
@@ -145,3 +149,76 @@ def test_a_run_that_progresses_between_failures_has_all_its_restarts() -> None:
 def test_two_connections_refused_at_the_start_are_retried() -> None:
     done = train("refused")
     assert (done.returncode, done.stdout.count("tried 0")) == (0, 3), done.stderr
+
+
+KNOWN = """
+import json, os, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+from headway import Accelerator
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+class Slow(Dataset):
+    def __len__(self):
+        return 70
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.ones(1)
+time.sleep(0.5)
+accelerator = Accelerator(cpu=True, project_dir="project")
+accelerator.register_save_state_pre_hook(lambda *_: time.sleep(0.8))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Slow()))
+spent = {"saving": 0.0, "waiting for data": 0.0, "ends": []}
+begins = {0: 0, 1: 20}[attempt]
+if attempt:
+    accelerator.load_state("saved")
+def timed(name, call):
+    began = time.monotonic()
+    call()
+    if len(spent["ends"]) >= 1 and not 20 <= begins + len(spent["ends"]) < 30 * attempt:
+        spent[name] += time.monotonic() - began
+batches = iter(loader)
+for step in range(begins, 60):
+    timed("waiting for data", lambda: next(batches))
+    optimizer.zero_grad()
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    time.sleep(0.03)
+    optimizer.step()
+    spent["ends"].append(time.time())
+    with open(f"spent-{attempt}", "w") as file:
+        json.dump(spent, file)
+    if step == 19:
+        timed("saving", lambda: accelerator.save_state("saved"))
+    if step == 29 and not attempt:
+        raise ValueError("boom")
+timed("saving", lambda: accelerator.save_state("end"))
+with open(f"spent-{attempt}", "w") as file:
+    json.dump(spent, file)
+"""
+
+
+def test_the_shares_of_the_wall_time_are_those_of_known_sleeps_and_a_restart_says_its_cost() -> (
+    None
+):
+    done = launch("--cpu", "--supervise", "--max-restarts", "1", *NO_DELAY, script(KNOWN))
+    assert done.returncode == 0, done.stderr
+    (cost,) = re.findall(r"restart 1 of 1: (.*) s to step 31, 10 steps repeated", done.stderr)
+    record = find(None)
+    assert record.shares is not None
+    assert record.end is not None
+    wall_s = record.end.time - record.start.began_at
+    before, after = (json.loads(Path(f"spent-{one}").read_text()) for one in (0, 1))
+    known = {name: before[name] + after[name] for name in ("saving", "waiting for data")}
+    known["start"] = before["ends"][0] - record.start.began_at
+    known["recovery"] = after["ends"][0] - before["ends"][-1]
+    known["repeated steps"] = after["ends"][9] - after["ends"][0]
+    known["training"] = (
+        before["ends"][-1] - before["ends"][0] + after["ends"][-1] - after["ends"][9]
+    )
+    known["training"] -= known["saving"] + known["waiting for data"] - 0.8  # the last save
+    assert sum(record.shares.values()) == pytest.approx(1)
+    for name, seconds in known.items():
+        near = pytest.approx(seconds / wall_s, abs=0.02 + 0.3 / wall_s)  # a report may come late
+        assert record.shares[name] == near, name
+    assert float(cost) == pytest.approx(after["ends"][10] - before["ends"][-1], abs=1)

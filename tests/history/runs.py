@@ -11,6 +11,7 @@ from typing import Any
 from headway.contract.records import Figures, Kept
 from headway.contract.typed import plain
 from headway.history import store
+from headway.history.attempts import Attempt
 from headway.history.record import Outcome, RunRecord, Series
 from headway.history.store import Commit, Launch
 
@@ -53,6 +54,7 @@ def write_run(
     kept: Sequence[Kept] = (),
     rows: Iterable[tuple[int, Figures]] = (),
     tails: Mapping[int, Sequence[str]] = {},
+    attempts: Sequence[Attempt] = (),
     has_ended: bool = True,
     **start: Any,
 ) -> RunRecord:
@@ -71,6 +73,7 @@ def write_run(
         commit=commit,
         kept=tuple(kept),
         ranks=series.ranks(tails),
+        attempts=tuple(attempts),
         end=Outcome(began_at + 30, code, report, 0) if has_ended else None,
     )
     store.write(record.path, plain(record))

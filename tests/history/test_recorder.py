@@ -213,6 +213,8 @@ def test_a_single_process_records_its_end_without_a_secret_that_it_was_given(
     assert record.end is not None
     assert record.end.report == "no access with *** and ***"
     assert record.figures[0] == (figures(10),)
+    (attempt,) = record.attempts
+    assert (attempt.began_at, attempt.last) == (START.began_at, 10)
 
 
 SCRIPT = """

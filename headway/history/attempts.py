@@ -1,0 +1,101 @@
+"""What the wall time of a run was spent on, by the attempts of its ranks. Pure.
+
+Rank 0 stands for all ranks. A step that an earlier attempt had done is a repeated one, with its
+saves and its waiting for data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headway.contract.records import Figures
+
+SHARES = (
+    *("training", "start", "recovery", "repeated steps", "saving", "waiting for data", "other"),
+)
+_REPORT_EVERY_S = 1.0
+
+
+class Attempt(NamedTuple):
+    began_at: float  # when the run did, or when the attempt before it failed; since the epoch
+    first: int = 0  # the number of its first step; 0: none is known
+    first_at: float = 0.0  # when that was done
+    last: int = 0
+    last_at: float = 0.0  # the last report of rank 0
+    training_s: float = 0.0  # of new steps after the first one, as the next two
+    saving_s: float = 0.0
+    data_s: float = 0.0
+    repeated_s: float = 0.0
+
+
+class Attempts:
+    """The attempts of a run so far, from the figures of its steps."""
+
+    def __init__(self, began_at: float) -> None:
+        self.rows = [Attempt(began_at)]
+        self._furthest = 0  # step of all earlier attempts
+        self._restart = ""  # whose cost is not known yet
+
+    def begin(self, at: float, restart: str) -> None:
+        """Begin an attempt, the ranks having failed then; `restart` names it in a sentence."""
+        self._furthest = max(self._furthest, self.rows[-1].last)
+        self.rows.append(Attempt(at))
+        self._restart = restart
+
+    def note(self, rank: int, figures: Figures, now: float) -> str:
+        """Add figures of a rank; return what a restart has cost, once a new step is done."""
+        if rank != 0:
+            return ""
+        row, count = self.rows[-1], figures.num_steps
+        if not count:
+            saving_s = row.saving_s + figures.save_s
+            self.rows[-1] = row._replace(last=figures.step, last_at=now, saving_s=saving_s)
+            return ""
+        before = figures.step - count
+        if not row.first:
+            row = row._replace(first=max(before, 1), first_at=now - figures.seconds)
+        furthest = self._furthest if figures.counts_training else 0
+        repeated = min(max(furthest - before, 0), count) / count
+        training_s = figures.seconds - figures.save_s - figures.data_s
+        self.rows[-1] = row = row._replace(
+            last=figures.step,
+            last_at=now,
+            training_s=row.training_s + training_s * (1 - repeated),
+            saving_s=row.saving_s + figures.save_s * (1 - repeated),
+            data_s=row.data_s + figures.data_s * (1 - repeated),
+            repeated_s=row.repeated_s + figures.seconds * repeated,
+        )
+        if not self._restart or figures.step <= furthest:
+            return ""
+        restart, self._restart = self._restart, ""
+        new = max(row.first, furthest + 1)
+        repeats = new - row.first
+        new_at = now - (figures.step - new) * figures.seconds / count
+        cost = f"{restart}: {new_at - row.began_at:.1f} s to step {new}"
+        return f"{cost}, {repeats} step{'s' * (repeats != 1)} repeated" if furthest else cost
+
+
+def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:
+    """Return the parts of a run's wall time, which sum to 1; None without a known step.
+
+    An attempt that was killed has not reported its last moments, which count as training.
+    """
+    if not any(one.first for one in attempts):
+        return None
+    spent = dict.fromkeys(SHARES, 0.0)
+    ends = [*(one.began_at for one in attempts[1:]), ended_at]
+    for number, (one, end) in enumerate(zip(attempts, ends, strict=True)):
+        begun_at = one.first_at if one.first else end
+        spent["recovery" if number else "start"] += begun_at - one.began_at
+        spent["training"] += one.training_s
+        spent["saving"] += one.saving_s
+        spent["waiting for data"] += one.data_s
+        spent["repeated steps"] += one.repeated_s
+        if end != ended_at and one.first:
+            step_s = (one.last_at - one.first_at) / max(one.last - one.first, 1)
+            spent["training"] += min(max(end - one.last_at, 0.0), max(step_s, _REPORT_EVERY_S))
+    wall_s = ended_at - attempts[0].began_at
+    spent["other"] = max(wall_s - sum(spent.values()), 0.0)
+    whole = sum(spent.values()) or 1.0
+    return {name: seconds / whole for name, seconds in spent.items()}
