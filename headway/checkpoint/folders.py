@@ -4,7 +4,7 @@ A checkpoint is there once the folder has its name, and never before. Names that
 are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
 of the same name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
 A project has checkpoints in its folder, and in `checkpoints` below it; one run at a time saves to
-it, the one that has locked `.lock` there.
+it, the one that has locked `.lock` in its folder.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ def claim(project: Path) -> Claim:
 
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        fd = os.open(project / FOLDER / LOCK, flags, 0o666)
+        fd = os.open(project / LOCK, flags, 0o666)
     except OSError:  # nothing has been saved yet, or this user may not save here
         return Claim(None)
     try:

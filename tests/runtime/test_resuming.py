@@ -151,16 +151,6 @@ def test_a_save_in_an_evaluation_is_told_once(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("evaluation") == 1
 
 
-def test_two_runs_in_one_project_folder_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    Training().train_to(2, every=1)
-    one, other = Training(), Training()
-    runs = [training.accelerator.resume() for training in (one, other)]
-    one.train_to(4, runs[0], every=1)
-    assert "another run" not in capsys.readouterr().err
-    other.train_to(5, runs[1], every=1)
-    assert capsys.readouterr().err.count("another run") == 1
-
-
 def test_a_clock_that_is_set_back_makes_no_other_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
