@@ -29,11 +29,10 @@ def with_mps(machine: Machine, source: Source) -> Machine:
     machine = machine._replace(
         macos=answers.get("kern.osproductversion", ""), gpus_reason="a Mac has no CUDA"
     )
-    obstacle, fix = find_obstacle(machine, answers)
-    if obstacle is not None:
-        return machine._replace(mps=False, mps_reason=obstacle, mps_fix=fix)
+    obstacle, fix = _obstacle(machine, answers)
     chip = answers.get("machdep.cpu.brand_string", "chip unknown")
-    return machine._replace(mps=True, mps_reason=f"Apple silicon ({chip})")
+    reason = obstacle or f"Apple silicon ({chip})"
+    return machine._replace(mps=not obstacle, mps_reason=reason, mps_fix=fix)
 
 
 def ask_sysctl(source: Source) -> dict[str, str]:
@@ -46,8 +45,8 @@ def ask_sysctl(source: Source) -> dict[str, str]:
     return dict(line.partition(": ")[::2] for line in lines)
 
 
-def find_obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return why MPS is not available, None if it is, and the fix."""
+def _obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str, str]:
+    """Return why MPS is not available, and the fix; both empty if it is."""
     if machine.architecture != "arm64":
         if answers.get("sysctl.proc_translated") == "1":
             return "this Python is an Intel build, emulated by Rosetta on this Mac", _REINSTALL
@@ -59,4 +58,4 @@ def find_obstacle(machine: Machine, answers: Mapping[str, str]) -> tuple[str | N
         return reason, f"update macOS to {OLDEST_MACOS} or newer"
     if answers.get("kern.hv_vmm_present") == "1":
         return "this is a virtual machine, where torch cannot use the Apple GPU", ""
-    return None, ""
+    return "", ""

@@ -1,7 +1,5 @@
 """The snapshot of a machine: every fact with its reason, every missing one with its cause."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -83,7 +81,7 @@ class Gpu(NamedTuple):
             return "it is in MIG mode without slices"
         return None
 
-    def parts(self) -> tuple[Gpu, ...]:
+    def parts(self) -> "tuple[Gpu, ...]":
         """Return the devices that CUDA shows for this GPU: itself, or its MIG slices."""
         if not self.slices:
             return (self,)
@@ -244,17 +242,13 @@ class Machine(NamedTuple):
         """Why CUDA_VISIBLE_DEVICES shows some, but not all, of the GPUs that it lists, or None."""
         if self.mask is None or self.is_by_torch or not kind_of(self.gpu_kind).mask_is_ordered:
             return None
-        shown = len(self.visible_gpus)
-        texts = [text.strip() for text in self.mask.split(",")]
-        mask = f"{self.mask_variable}={self.mask}"
-        odd = [text for text in texts[:shown] if text[:1] not in "GM" and not text.isdecimal()]
-        if odd:
-            return f"{mask}: of {odd[0]!r}, CUDA reads only the number at the beginning"
+        shown, texts = len(self.visible_gpus), [text.strip() for text in self.mask.split(",")]
         if not shown or not {*texts[shown:]} - {*_END_OF_MASK}:
             return None
+        entry = texts[shown] or "the empty entry"
         return (
-            f"{mask} shows no GPU from {texts[shown] or 'the empty entry'} on: CUDA ignores an "
-            "entry that is none of its GPUs, and all after it"
+            f"{self.mask_variable}={self.mask} shows no GPU from {entry} on: CUDA ignores an entry "
+            "that is none of its GPUs, and all after it"
         )
 
     def best_device(self) -> tuple[str, str]:
@@ -340,10 +334,8 @@ def shown_by_level_zero(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]
 def is_on(environ: Mapping[str, str], name: str) -> bool:
     """Return a boolean variable; "0", "false", "no", "off" and "" are false, as is an unset one."""
     word = environ.get(name, "").strip().lower()
-    if word in YES:
-        return True
-    if word in ("", "0", "false", "f", "no", "n", "off"):
-        return False
+    if word in (*YES, "", "0", "false", "f", "no", "n", "off"):
+        return word in YES
     raise ConfigError(
         f"{name} is {environ[name]!r}, not a boolean",
         where=f"environment {name}",

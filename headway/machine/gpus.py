@@ -21,7 +21,7 @@ from headway.machine.facts import (
     MigSlice,
     shown_by_cuda,
 )
-from headway.machine.source import HANGS, Source, memory_facts
+from headway.machine.source import Source, memory_facts
 
 _UNIFIED = ((7, 2), (8, 7), (11, 0), (12, 1))
 """Capabilities of GPUs that share the CPU's memory: Xavier, Orin, Thor, GB10.
@@ -39,14 +39,10 @@ _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 INDEX = "https://download.pytorch.org/whl"
 # texts of nvidia-smi, which may change with a new version of it
 _SMI_MIG_IS_ON = "Enabled"
-"""--query-gpu=mig.mode.current. Source: its manual page, driver 525 and later."""
-
-_SMI_IS_EXCLUSIVE = "exclusive"
-"""Prefix of --query-gpu=compute_mode, in lower case: Exclusive_Process, and before driver 418
-Exclusive_Thread. Source: its manual page."""
+_SMI_IS_EXCLUSIVE = "exclusive_process"
+"""Of mig.mode.current, and of compute_mode in lower case. Source: its manual page, driver 525."""
 
 _SMI_UUID = r"UUID: (\S+)\)"
-_SMI_GPU = rf"GPU \d+: (.*) \({_SMI_UUID}"
 _SMI_SLICE = r"\s+MIG (\S+)"
 """A line of nvidia-smi -L, for a GPU and for a slice below it, with the profile's name.
 
@@ -102,8 +98,6 @@ def of_machine(command: str) -> str:
 def _matching_torch(machine: Machine) -> list[str]:
     if machine.is_rocm:
         return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
-    if machine.driver is None:
-        return ["install torch for the CUDA version of the driver: https://pytorch.org"]
     install = [*filter(None, [_install(machine)])]
     if (machine.torch is not None and machine.torch.cuda is not None) or not install:
         return ["update the NVIDIA driver", *install]
@@ -141,9 +135,6 @@ class _NvidiaSmi:
     def ask(self) -> dict[str, Any]:
         """Return the fields of the machine that nvidia-smi reports, or why it reports none."""
         answers, fault = self._query()
-        if not answers and not fault.startswith(HANGS):
-            found = [re.match(_SMI_GPU, line) for line in self._lines("-L")[0]]
-            answers = [{"name": one[1], "uuid": one[2]} for one in found if one is not None]
         gpus = tuple(self._gpu(answer, fault) for answer in answers)
         fault = fault or next((gpu.unknown["uuid"] for gpu in gpus if not gpu.uuid), "")
         versions = [answer.get("driver_version", "") for answer in answers]
@@ -189,7 +180,7 @@ class _NvidiaSmi:
         name, uuid = answer.get("name", ""), answer.get("uuid", "")
         version = re.fullmatch(r"(\d+)\.(\d+)", answer.get("compute_cap", ""))
         word = answer.get("compute_mode", "").lower()
-        mode = EXCLUSIVE if word.startswith(_SMI_IS_EXCLUSIVE) else word
+        mode = EXCLUSIVE if word == _SMI_IS_EXCLUSIVE else word
         gpu = Gpu(
             name="NVIDIA GPU" if name[:1] in ("", "[") else name,
             uuid=uuid if uuid.startswith("GPU-") else "",
@@ -200,7 +191,8 @@ class _NvidiaSmi:
         place = f"sys/bus/pci/devices/{answer.get('pci.bus_id', '').lower()[4:]}"
         gpu = gpu._replace(local_cpus=self._source.read(f"{place}/local_cpulist").strip())
         if gpu.memory_bytes is None and gpu.capability in _UNIFIED:
-            gpu = gpu._replace(memory_bytes=_host_memory(self._source), shares_memory=True)
+            memory_bytes = memory_facts(self._source).get("MemTotal")
+            gpu = gpu._replace(memory_bytes=memory_bytes, shares_memory=True)
         if answer.get("mig.mode.current") == _SMI_MIG_IS_ON:
             gpu = self._with_slices(gpu)
         if self._full or gpu.compute_mode == EXCLUSIVE:
@@ -280,18 +272,14 @@ def _amd_gpu(source: Source, node: str) -> Gpu | None:
         major, minor, step = version // 10000, version // 100 % 100, version % 100
         name, capability = f"AMD gfx{major}{minor:x}{step:x}", (major, minor)
     shares = version in _UNIFIED_AMD  # the driver reports what firmware has set aside
-    sizes = [max(sum(sizes), _host_memory(source) or 0)] if shares else sizes
+    of_host = memory_facts(source).get("MemTotal", 0) if shares else 0
     return Gpu(
         name=name,
         uuid=f"GPU-{unique:016x}" if unique else f"GPU-XX-{node}",
-        memory_bytes=sum(sizes) or None,
+        memory_bytes=max(sum(sizes), of_host) or None,
         shares_memory=shares,
         capability=capability,
     )
-
-
-def _host_memory(source: Source) -> int | None:
-    return memory_facts(source).get("MemTotal")
 
 
 def _number(text: str) -> int | None:

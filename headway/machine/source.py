@@ -15,9 +15,6 @@ from typing import Any
 
 from headway.contract.signals import held
 
-HANGS = "no answer"
-"""How the error about a tool that hangs begins."""
-
 
 class Source:
     """Access to this machine below a root folder; recordings in tests override the methods."""
@@ -80,7 +77,7 @@ class Source:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(tool.pid, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
-                    raise OSError(f"{HANGS} after {limit_s} s") from None
+                    raise OSError(f"no answer after {limit_s} s") from None
                 raise
         if tool.returncode and not output.strip():
             last = errors.strip().splitlines() or [f"exit code {tool.returncode}"]
@@ -104,21 +101,24 @@ class Source:
 
 def physical_cores(source: Source) -> int:
     """Return how many cores Linux lists, each with one or more hardware threads; 0 if unknown."""
-    pairs = r"^physical id\s*: (\d+)$.*?^core id\s*: (\d+)$"
-    return len(set(re.findall(pairs, source.read("proc/cpuinfo"), re.M | re.S)))
+    package, cores = "", set()
+    for line in source.read("proc/cpuinfo").splitlines():  # of each thread, in this order
+        if line.startswith("physical id"):
+            package = line
+        elif package and line.startswith("core id"):
+            cores.add((package, line))
+    return len(cores)
 
 
 def cpu_quota(source: Source) -> float | None:
     """Return the smallest CPU quota, in cores, of this process's cgroup and its ancestors."""
     quotas = []
-    for version, folder in _folders(source, "cpu"):
-        if version == 2:
-            limit, _, period = source.read(f"{folder}/cpu.max").strip().partition(" ")
-        else:
-            limit = source.read(f"{folder}/cpu.cfs_quota_us").strip()
-            period = source.read(f"{folder}/cpu.cfs_period_us").strip()
-        if limit.isdecimal() and period.isdecimal():
-            quotas.append(int(limit) / int(period))
+    limits = _texts(source, "cpu", "cpu.max", "cpu.cfs_quota_us")
+    periods = _texts(source, "cpu", "cpu.max", "cpu.cfs_period_us")
+    for limit, period in zip(limits, periods, strict=True):
+        words = [*limit.split()[:1], *period.split()[-1:]]
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
 
 
@@ -130,40 +130,34 @@ def memory_facts(source: Source) -> dict[str, int]:
 
 def memory_limit(source: Source) -> int | None:
     """Return the smallest memory limit, in bytes, of this process's cgroup and its ancestors."""
-    limits = []
-    for version, folder in _folders(source, "memory"):
-        name = "memory.max" if version == 2 else "memory.limit_in_bytes"
-        limit = source.read(f"{folder}/{name}").strip()
-        if limit.isdecimal() and int(limit) < 2**60:  # v1 writes "no limit" as a huge number
-            limits.append(int(limit))
-    return min(limits, default=None)
+    texts = _texts(source, "memory", "memory.max", "memory.limit_in_bytes")
+    limits = [int(text) for text in texts if text.strip().isdecimal()]
+    # v1 writes "no limit" as a huge number
+    return min((limit for limit in limits if limit < 2**60), default=None)
 
 
 def count_memory_kills(root: str = "/") -> int:
     """Return how many processes of this process's cgroup the kernel's OOM killer has killed."""
-    source = Source(root)
     counts = [0]
-    for version, folder in _folders(source, "memory"):
-        name = "memory.events" if version == 2 else "memory.oom_control"
-        words = source.read(f"{folder}/{name}").split()
-        if "oom_kill" in words[:-1]:
-            counts.append(int(words[words.index("oom_kill") + 1]))
+    for text in _texts(Source(root), "memory", "memory.events", "memory.oom_control"):
+        facts = dict(line.split()[:2] for line in text.splitlines())
+        counts.append(int(facts.get("oom_kill", 0)))
     return max(counts)
 
 
-def _folders(source: Source, controller: str) -> Iterator[tuple[int, str]]:
-    """Yield (cgroup version, folder) for this process's cgroups and their ancestors.
+def _texts(source: Source, controller: str, of_v2: str, of_v1: str) -> Iterator[str]:
+    """Yield a file's text in each of this process's cgroups and their ancestors.
 
     In a container only the mount point exists.
     """
     for line in source.read("proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
-            version, mount = 2, "sys/fs/cgroup"
+            mount, name = "sys/fs/cgroup", of_v2
         elif controller in controllers.split(","):
-            version, mount = 1, f"sys/fs/cgroup/{controller}"
+            mount, name = f"sys/fs/cgroup/{controller}", of_v1
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for end in range(len(parts), -1, -1):
-            yield version, "/".join([mount, *parts[:end]])
+            yield source.read("/".join([mount, *parts[:end], name]))
