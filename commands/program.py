@@ -122,16 +122,19 @@ def _missing(script: str, error: OSError, fix: str) -> ConfigError:
 
 def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
     """Return the fix, which names the flag before the script where the word may belong to it."""
-    spelling, _, value = own[-1].partition("=") if own else ("--help", "", "")
+    usual = "check the path; a module is run with -m"
+    if not own:
+        return usual
+    spelling, _, value = own[-1].partition("=")
     flag = parser.known[spelling]
     if flag.takes_value and value == flag.default_value:
         written = f"{spelling}={flag.options['metavar']}"
         return f"check the path; a value of {spelling} is written after '=': {written}"
-    row = TABLE.get(flag.options.get("dest", ""))
+    row = TABLE.get(flag.options["dest"])
     is_duration = row is not None and isinstance(row.kind, Seconds) and value.isdecimal()
     if is_duration and script.lower() in _UNITS:
         return f"write the duration as one word: {spelling} {value}{script[0].lower()}"
-    return "check the path; a module is run with -m"
+    return usual
 
 
 def _similar_file(script: str) -> str | None:
