@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
-from headway.commands.flags import Parsed, Parser, bad_words
+from headway.commands.flags import Parsed, bad_words
 from headway.errors import ConfigError, MachineError
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
@@ -19,8 +19,8 @@ from headway.settings.profile import Entries
 from headway.settings.setting import SET
 from headway.settings.table import OF_JOBS, OF_MACHINES
 
-SCHEDULERS = ("slurm",)
-"""That --submit knows."""
+SCHEDULER = "slurm"
+"""The only one that --submit knows."""
 
 
 class Request(NamedTuple):
@@ -34,28 +34,19 @@ class Request(NamedTuple):
     environ: Mapping[str, str]
 
 
-def submit_flag(parser: Parser) -> None:
-    parser.flag(
-        "--submit",
-        heading="jobs",
-        metavar="{" + ",".join(SCHEDULERS) + "}",
-        help="run as a job of this scheduler, not here",
-    )
-
-
 def refuse_flags_of_jobs(parsed: Parsed, flags: Entries) -> None:
     """Without --submit, refuse flags that only apply to jobs; a profile may hold them for jobs."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
             raise bad_words(
                 f"{', '.join(map(str, given))} is for jobs of a scheduler, and this launch is none",
-                fix=f"add --submit {SCHEDULERS[0]}, or leave it out",
+                fix=f"add --submit {SCHEDULER}, or leave it out",
             )
-    elif parsed.submit not in SCHEDULERS:
+    elif parsed.submit != SCHEDULER:
         raise ConfigError(
-            f"--submit is {parsed.submit!r}, but it must be {', '.join(SCHEDULERS)}",
+            f"--submit is {parsed.submit!r}, but it must be {SCHEDULER}",
             where="flag --submit",
-            fix=f"pass --submit {SCHEDULERS[0]}",
+            fix=f"pass --submit {SCHEDULER}",
         )
 
 

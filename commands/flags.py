@@ -1,7 +1,5 @@
 """Flags: derived from the settings table, strict, with `-` or `_` between words."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import SETTING_OF
 from headway.settings.profile import Entries, Entry
-from headway.settings.setting import SET, Shape
+from headway.settings.setting import SET
 from headway.settings.table import TABLE, TOPICS
 
 Parsed = SimpleNamespace
@@ -136,7 +134,7 @@ class Parser:
                 options: dict[str, Any] = {"metavar": row.metavar, "help": row.help}
                 if row.choices:
                     options["choices"] = row.choices
-                if row.shape is Shape.MAP:
+                if row.shape == "map":
                     options |= {"action": "append", "help": f"{row.help} (repeatable)"}
                 self.flag(
                     row.flag,

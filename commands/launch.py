@@ -10,14 +10,8 @@ from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
 
-from headway.commands.elsewhere import (
-    Request,
-    refuse_flags_of_jobs,
-    submit_flag,
-)
 from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
 from headway.commands.program import other_environment, program_from
-from headway.commands.tables import escape_unencodable
 from headway.contract import signals
 from headway.contract.notes import say, shown
 from headway.contract.origin import Layer, Origin
@@ -34,7 +28,7 @@ from headway.settings.problems import problems as settings_problems
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import resolve, try_resolve
 from headway.settings.setting import Seconds
-from headway.settings.table import ON, TABLE, TOPICS, Settings
+from headway.settings.table import OF_JOBS, ON, TABLE, TOPICS, Settings
 
 FOREVER = "forever"  # --wait without a number
 _PLACING = [
@@ -114,7 +108,10 @@ def _lay_settings(launch: _Launch) -> None:
         parsed, launch.here, layers=launch_layers(launch.profiles, launch.here)
     )
     flags = flag_layer(parsed)
-    refuse_flags_of_jobs(parsed, flags)
+    if parsed.submit is not None or not flags.keys().isdisjoint(OF_JOBS):
+        from headway.commands.elsewhere import refuse_flags_of_jobs
+
+        refuse_flags_of_jobs(parsed, flags)
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
     launch.layers = launch_layers(launch.profiles, launch.environ, flags)
@@ -123,18 +120,22 @@ def _lay_settings(launch: _Launch) -> None:
 def _go_elsewhere(launch: _Launch) -> int | None:
     """Submit a job or run on other hosts, if requested."""
     layers, machine, environ = launch.layers, launch.machine, launch.environ
+    is_job = launch.parsed.submit is not None
+    if not is_job and not any("hosts" in layer for layer in layers):
+        return None
+    from headway.commands.elsewhere import Request
+
     request = Request(launch.parsed, launch.own, launch.program, layers, machine, environ)
-    if launch.parsed.submit is not None:
+    if is_job:
         from headway.commands.submit import submit
 
         return submit(request)
-    if any("hosts" in layer for layer in layers):
-        settings = resolve(layers, machine, environ)
-        if settings.hosts:
-            from headway.commands.over_ssh import launch_over_ssh
+    settings = resolve(layers, machine, environ)
+    if not settings.hosts:
+        return None
+    from headway.commands.over_ssh import launch_over_ssh
 
-            return launch_over_ssh(request, settings.hosts, settings)
-    return None
+    return launch_over_ssh(request, settings.hosts, settings)
 
 
 def _become_step(launch: _Launch) -> int | None:
@@ -168,7 +169,7 @@ def _wait_for_gpus(launch: _Launch) -> None:
 def _make_plan(launch: _Launch) -> None:
     """Make the plan, or raise all problems at once."""
     settings, parsed, problems = launch.settings, launch.parsed, launch.problems
-    if launch.is_here:
+    if launch.is_here and settings.log_dir is not None:
         from headway.launcher.processes.log_folder import log_dir_problems
 
         problems += log_dir_problems(settings)
@@ -204,6 +205,7 @@ def _print_plan(launch: _Launch) -> int | None:
     """Print the plan for a dry run, or a line about it."""
     plan, parsed = launch.plan, launch.parsed
     if parsed.dry_run:
+        from headway.commands.tables import escape_unencodable
         from headway.launcher.plan.describe import describe
 
         escape_unencodable()
@@ -275,6 +277,7 @@ def _became_step(
     command = [*interpreter(), "-m", "headway", "launch", *words]
     step = step_of(environ, settings, command, has_terminal=os.isatty(1))
     if step is not None and parsed.dry_run:
+        from headway.commands.tables import escape_unencodable
         from headway.launcher.plan.describe import describe_step
 
         escape_unencodable()
@@ -365,7 +368,12 @@ def make_parser() -> Parser:
         help="run a single process in this interpreter, for an IDE's debugger",
     )
     parser.setting_flags()
-    submit_flag(parser)
+    parser.flag(
+        "--submit",
+        heading="jobs",
+        metavar="{slurm}",
+        help="run as a job of this scheduler, not here",
+    )
     parser.brief = BRIEF
     return parser
 

@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from headway._version import __version__
-from headway.commands.tables import escape_unencodable
 from headway.contract import signals
 from headway.contract.notes import flush_streams, say
 from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
@@ -112,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
     """Print an error on the first of these streams that is writable."""
+    from headway.commands.tables import escape_unencodable
+
     flush_streams()
     escape_unencodable()
     for stream in streams:
@@ -165,6 +166,8 @@ def _dispatch(words: list[str]) -> int:
             else f"`headway launch {name}`",
         )
     if name != "launch":  # its script may inherit the stream
+        from headway.commands.tables import escape_unencodable
+
         escape_unencodable()
     try:
         exit_code: int = _imported(name).main(words[1:])
@@ -183,10 +186,10 @@ def _dispatch(words: list[str]) -> int:
 
 def _imported(name: str) -> ModuleType:
     """Import a subcommand without garbage collection: what an import creates stays."""
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return import_module(f"headway.commands.{name}")
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.freeze()
+        gc.unfreeze()  # into the oldest generation, which the next collection leaves out
+        gc.enable()

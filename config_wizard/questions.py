@@ -18,7 +18,7 @@ from headway.errors import Problem
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.setting import AUTO, Raw, Shape, as_words
+from headway.settings.setting import AUTO, Raw, as_words
 from headway.settings.table import NO, TABLE, YES, Settings
 
 PLACE, MORE, FINISH = "place", "more", "finish"
@@ -180,7 +180,7 @@ def _help(name: str) -> str:
 def is_optional(name: str) -> bool:
     if name not in TABLE:
         return False
-    return name in _REQUIRED or TABLE[name].default is None or TABLE[name].shape is Shape.MAP
+    return name in _REQUIRED or TABLE[name].default is None or TABLE[name].shape == "map"
 
 
 def _sharded(state: State) -> bool:
@@ -341,7 +341,7 @@ def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
             continue
         if raw == NONE and is_optional(name):
             values.pop(name, None)
-        elif TABLE[name].shape is Shape.MAP:
+        elif TABLE[name].shape == "map":
             values[name] = TABLE[name].kind(raw)
         elif (
             name in weaker

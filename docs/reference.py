@@ -8,13 +8,13 @@ from types import ModuleType
 
 import headway
 import headway.utils
-from headway.settings.setting import AUTO, Count, Setting, Shape
+from headway.settings.setting import AUTO, Count, Setting
 from headway.settings.table import TABLE
 
 _SHAPES = {
-    Shape.ONE: "one value",
-    Shape.LIST: "one value, or a list",
-    Shape.MAP: "a map of names to values; sources are merged",
+    "one": "one value",
+    "list": "one value, or a list",
+    "map": "a map of names to values; sources are merged",
 }
 
 

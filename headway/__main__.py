@@ -1,11 +1,13 @@
 """`python -m headway`, and the `headway` command."""
 
+import gc
 import os
 import sys
 
 
 def run() -> None:
     """Run this process's command line; Ctrl-C is reported also while the imports take place."""
+    gc.disable()  # until the subcommand is imported
     try:
         from headway.commands.main import run_command
     except KeyboardInterrupt:

@@ -9,8 +9,6 @@ In addition: ranges (`0-3`, `0-6/2`), `^2` (all but GPU 2), a prefix of a UUID (
 `MIG-a1b2`), and `idle:2` (two idle GPUs).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.contract.secrets import is_secret, masked
-from headway.machine.apple import ask_sysctl
 from headway.machine.facts import Host, Machine
 from headway.machine.source import (
     Source,
@@ -107,6 +106,8 @@ def _linux(source: Source) -> dict[str, Fact]:
 
 
 def _mac(machine: Machine, source: Source) -> dict[str, Fact]:
+    from headway.machine.apple import ask_sysctl
+
     answers = ask_sysctl(source)
     absent = ("cpu_quota", "numa_nodes", "memory_limit_bytes", "shm_bytes")
     return {

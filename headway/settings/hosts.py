@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import NamedTuple
 
 from headway.settings.setting import Count, Raw, read_text
@@ -69,8 +68,8 @@ def read_hosts(raw: Raw) -> Hosts:
     hosts = [_read_host(word.strip()) for word in words]
     if not hosts:
         raise ValueError("which names no host")
-    counts = Counter(host.name for host in hosts)
-    if twice := [name for name, count in counts.items() if count > 1]:
+    names = [host.name for host in hosts]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"in which {', '.join(twice)} is named twice")
     return Hosts(hosts)
 

@@ -4,8 +4,6 @@ A profile is one flat YAML map of settings. Every value keeps its line, every sc
 that the user wrote (`no` is not a boolean here), and no tag, alias or deep nesting is accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 A profile that no path names must be trusted: its `env` can make this user's processes load code.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping

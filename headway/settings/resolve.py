@@ -26,7 +26,6 @@ from headway.settings.setting import (
     VARIABLE_PREFIX,
     Machines,
     Setting,
-    Shape,
     Value,
 )
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
@@ -149,7 +148,7 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     from headway.contract.secrets import masked_value
 
     masked = masked_value(row.name, entry.raw)
-    raw = " ".join(masked) if row.shape is Shape.MAP and isinstance(masked, list) else str(masked)
+    raw = " ".join(masked) if row.shape == "map" and isinstance(masked, list) else str(masked)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
     example, *others = row.choices or dict.fromkeys((row.example, str(row.default or row.example)))
     is_optional = row.default is None

@@ -1,13 +1,13 @@
 """What a setting is, and the parsers of its values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from headway.contract.origin import Origin
+
+if TYPE_CHECKING:
+    from headway.settings.table import Settings
 
 T = TypeVar("T")
 
@@ -32,33 +32,15 @@ class Value(NamedTuple):
     origin: Origin
 
 
-class Shape(Enum):
-    """How a value may be written in a profile."""
+Shape = Literal["one", "list", "map"]
+"""How a value may be written in a profile: maps are merged across layers."""
 
-    ONE = auto()  # one value
-    LIST = auto()  # or a list of values
-    MAP = auto()  # or a map of values, merged across layers
+Obeyer = Literal["launcher", "machines", "gpus", "accelerator", "ranks", "hsdp", "shards", "blocks"]
+"""What obeys a setting; if a launch has none, a note reports that the setting has no effect.
 
-
-class Obeyer(Enum):
-    """What obeys a setting; if a launch has none, a note reports that the setting has no effect."""
-
-    LAUNCHER = auto()  # beside the script
-    MACHINES = auto()  # several of them
-    GPUS = auto()
-    ACCELERATOR = auto()  # made by the script
-    # an Accelerator with several ranks, with copies of shards, with shards, or with shards or
-    # recomputed activations
-    RANKS = auto()
-    HSDP = auto()
-    SHARDS = auto()
-    BLOCKS = auto()
-
-
-class HasValues(Protocol):
-    """The table, as an instance."""
-
-    values: Mapping[str, Value]
+The launcher beside the script; those of several machines; GPUs; the Accelerator that the script
+makes; one with several ranks, copies of shards, shards, or shards or recomputed activations.
+"""
 
 
 class Setting(Generic[T]):
@@ -71,7 +53,7 @@ class Setting(Generic[T]):
         help: str,  # one line for `--help` and the documentation
         *,
         metavar: str = "",  # how the value is written in `--help`
-        shape: Shape = Shape.ONE,
+        shape: Shape = "one",
         needs_launcher: bool = False,  # to supervise the script, for other values than the default
         obeyed_by: Obeyer | None = None,  # None: every launch
         has_flag: bool = True,  # else it is set by --set NAME=VALUE, as any setting
@@ -88,17 +70,17 @@ class Setting(Generic[T]):
         self.obeyed_by = obeyed_by
         self.has_flag = has_flag
         self.bare = bare
-        has_default = default is not None and shape is not Shape.MAP
+        has_default = default is not None and shape != "map"
         self.example = example or (str(default) if has_default else metavar)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    def __get__(self, settings: None, owner: type) -> "Setting[T]": ...
     @overload
-    def __get__(self, settings: HasValues, owner: type) -> T: ...
-    def __get__(self, settings: HasValues | None, owner: type) -> Setting[T] | T:
+    def __get__(self, settings: "Settings", owner: type) -> T: ...
+    def __get__(self, settings: "Settings | None", owner: type) -> "Setting[T] | T":
         if settings is None:
             return self
         value: T = settings.values[self.name].value
@@ -123,7 +105,7 @@ class Setting(Generic[T]):
 
         The message of a ValueError continues "<name> is <raw>, ".
         """
-        if isinstance(raw, Mapping) and self.shape is not Shape.MAP:
+        if isinstance(raw, Mapping) and self.shape != "map":
             raise ValueError("which is a map, not a value")
         if self.default == AUTO and isinstance(raw, str) and raw.strip().lower() == AUTO:
             return AUTO
@@ -222,7 +204,7 @@ class Machines(int):
 
     least: int
 
-    def __new__(cls, most: int, least: int | None = None) -> Machines:
+    def __new__(cls, most: int, least: int | None = None) -> "Machines":
         self = super().__new__(cls, most)
         self.least = most if least is None else least
         return self

@@ -9,7 +9,7 @@ takes a fifth of the time that a whole launch may take.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
 from headway.contract.numbering import ALONE
@@ -20,7 +20,6 @@ from headway.devices.table import is_kind
 from headway.extensions import CLUSTERS as EXTENSIONS
 from headway.extensions import extensions
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
-from headway.settings.hosts import Hosts, read_host, read_hosts
 from headway.settings.setting import (
     AUTO,
     Choice,
@@ -28,15 +27,18 @@ from headway.settings.setting import (
     MachineCount,
     Machines,
     Obeyer,
+    Raw,
     Seconds,
     Setting,
-    Shape,
     Value,
     read_options,
     read_path,
     read_ranks,
     read_variables,
 )
+
+if TYPE_CHECKING:
+    from headway.settings.hosts import Hosts
 
 YES, NO = "yes", "no"
 _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
@@ -63,6 +65,18 @@ def _switch(help: str, *, obeyed_by: Obeyer | None = None) -> Setting[str]:
     return Setting(choice, NO, help, bare=YES, obeyed_by=obeyed_by)
 
 
+def _host(raw: Raw) -> str:
+    from headway.settings.hosts import read_host  # few launches name a host
+
+    return read_host(raw)
+
+
+def _hosts(raw: Raw) -> Hosts:
+    from headway.settings.hosts import read_hosts
+
+    return read_hosts(raw)
+
+
 class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
@@ -71,14 +85,14 @@ class Settings:
         AUTO,
         "device to run on; gpu is cuda, xpu, or mps on a Mac",
     )
-    devices = Setting[DeviceSpec](
+    devices: Setting[DeviceSpec] = Setting(
         parse_devices,
         ALL,
         "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
         metavar="SPEC",
         example="0,",
-        shape=Shape.LIST,
-        obeyed_by=Obeyer.GPUS,
+        shape="list",
+        obeyed_by="gpus",
     )
     num_processes = Setting(
         Count(1),
@@ -92,49 +106,49 @@ class Settings:
         Choice(*PRECISIONS, same={"false": "no", "off": "no"}),
         "no",
         "precision of the forward pass",
-        obeyed_by=Obeyer.ACCELERATOR,
+        obeyed_by="accelerator",
     )
     gradient_accumulation_steps = Setting(
         Count(1),
         1,
         "micro-batches for each optimizer step",
         metavar="N",
-        obeyed_by=Obeyer.ACCELERATOR,
+        obeyed_by="accelerator",
     )
     strategy = Setting(
         Choice(*STRATEGIES, or_auto=True),
         AUTO,
         "how ranks share a model: a copy each (ddp), a part of each parameter (fsdp), or parts on "
         "shard_size ranks, and copies of those (hsdp); auto is ddp",
-        obeyed_by=Obeyer.RANKS,
+        obeyed_by="ranks",
     )
-    shard_size = Setting[int | None](
+    shard_size: Setting[int | None] = Setting(
         Count(2),
         None,
         "ranks that hold the parts of one copy of the model, with hsdp; by default those of one "
         "machine",
         metavar="N",
         example="8",
-        obeyed_by=Obeyer.HSDP,
+        obeyed_by="hsdp",
     )
-    wrap = Setting[str](
+    wrap: Setting[str] = Setting(
         read_wrap,
         AUTO,
         "what is gathered at a time with fsdp and hsdp, and computed again with "
         "activation_checkpointing: the model's repeated blocks (auto), modules of these classes "
         "(Block,Head), or with so many parameters (1000000)",
         metavar="auto|CLASSES|N",
-        shape=Shape.LIST,
-        obeyed_by=Obeyer.BLOCKS,
+        shape="list",
+        obeyed_by="blocks",
     )
     activation_checkpointing = _switch(
         "compute the activations of each block again in the backward pass, instead of keeping them",
-        obeyed_by=Obeyer.ACCELERATOR,
+        obeyed_by="accelerator",
     )
     cpu_offload = _switch(
         "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
         "CPU",
-        obeyed_by=Obeyer.SHARDS,
+        obeyed_by="shards",
     )
     replace_accelerate = _switch(
         "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
@@ -146,34 +160,34 @@ class Settings:
         "CPU threads of each process: a number, or auto (physical cores / processes)",
         metavar="N",
     )
-    num_machines = Setting[Machines](
+    num_machines: Setting[Machines] = Setting(
         MachineCount(1),
         AUTO,
         "machines in this run: a number, a range (2:4) of which some may come later or be lost, or "
         "auto (from the cluster's variables, else 1)",
         metavar="M",
     )
-    machine_rank = Setting[int | None](
+    machine_rank: Setting[int | None] = Setting(
         Count(0),
         AUTO,
         "rank of this machine, from 0 (auto: from the cluster's variables, else given when the "
         "machines meet, and 0 to the one that has main_address)",
         metavar="R",
     )
-    main_address = Setting[str | None](
-        read_host,
+    main_address: Setting[str | None] = Setting(
+        _host,
         AUTO,
         "host name or IP address of machine 0, without a port (auto: from the cluster's variables)",
         metavar="HOST",
-        obeyed_by=Obeyer.MACHINES,
+        obeyed_by="machines",
     )
-    main_port = Setting[int | None](
+    main_port: Setting[int | None] = Setting(
         Count(1, 65535),
         AUTO,
         "port on machine 0 (auto: from the cluster's variables, else 29500; on one machine any "
         "free port)",
         metavar="PORT",
-        obeyed_by=Obeyer.MACHINES,
+        obeyed_by="machines",
     )
     cluster = Setting(
         Choice(
@@ -189,7 +203,7 @@ class Settings:
         "seconds without a sign of life from another machine's launcher, after which that machine "
         "is lost, and the run ends or goes on without it",
         metavar="S",
-        obeyed_by=Obeyer.MACHINES,
+        obeyed_by="machines",
         has_flag=False,
     )
     max_restarts = Setting(
@@ -202,7 +216,7 @@ class Settings:
     restart_anyway = _switch(
         "restart also after a failure that is the one before it again: the same exception, line of "
         f"the script and step, which otherwise ends the run with exit code {REPEATED}",
-        obeyed_by=Obeyer.LAUNCHER,
+        obeyed_by="launcher",
     )
     restart_delay = Setting(
         Seconds(0, 60),
@@ -210,7 +224,7 @@ class Settings:
         "seconds before the first restart; doubled with every failure up to 60, until the run "
         "makes progress",
         metavar="S",
-        obeyed_by=Obeyer.LAUNCHER,
+        obeyed_by="launcher",
         has_flag=False,
     )
     grace_period_s = Setting(
@@ -220,9 +234,9 @@ class Settings:
         "set, 5 at most for those that stop because another one failed. After a success, how long "
         "to wait for processes that the ranks have left",
         metavar="S",
-        obeyed_by=Obeyer.LAUNCHER,
+        obeyed_by="launcher",
     )
-    hang_timeout = Setting[int | None](
+    hang_timeout: Setting[int | None] = Setting(
         Seconds(1),
         None,
         "end the run, with the stacks of all ranks, after this many seconds without progress "
@@ -231,7 +245,7 @@ class Settings:
         example="600",
         needs_launcher=True,
     )
-    resume = Setting[str | None](
+    resume: Setting[str | None] = Setting(
         read_path,
         None,
         "checkpoint that the script's accelerator.resume(), or the Trainer of a library, goes on "
@@ -240,7 +254,7 @@ class Settings:
         metavar="PATH",
         example="latest",
     )
-    time_limit = Setting[int | None](
+    time_limit: Setting[int | None] = Setting(
         Seconds(1),
         None,
         "save and leave with exit code 75 so many seconds after the launch (600, or 3h55m); for "
@@ -260,25 +274,25 @@ class Settings:
         AUTO,
         "how the run is doing, where ranks tell of optimizer steps: a line below the output of a "
         "terminal, and elsewhere one each minute (auto); or off",
-        obeyed_by=Obeyer.LAUNCHER,
+        obeyed_by="launcher",
     )
-    log_dir = Setting[str | None](
+    log_dir: Setting[str | None] = Setting(
         read_path, None, "folder for one log file per process", metavar="DIR", needs_launcher=True
     )
-    ranks = Setting[tuple[int, ...] | None](
+    ranks: Setting[tuple[int, ...] | None] = Setting(
         read_ranks,
         None,
         "ranks whose output is shown on the console: 0,3 or 0-3 or all",
         metavar="0,3",
-        shape=Shape.LIST,
-        obeyed_by=Obeyer.LAUNCHER,
+        shape="list",
+        obeyed_by="launcher",
     )
     output = Setting(
         Choice(LINES, RAW),
         LINES,
         "what ranks print: whole lines that start with the rank (lines), where a progress bar in "
         "a file is a line every 10 s; or every byte as it comes (raw)",
-        obeyed_by=Obeyer.LAUNCHER,
+        obeyed_by="launcher",
     )
     record = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
@@ -286,7 +300,7 @@ class Settings:
         "keep a record of the run below your state folder, for `headway runs`, `headway why` and "
         "`headway logs`",
     )
-    debug_rank = Setting[int | None](
+    debug_rank: Setting[int | None] = Setting(
         Count(0),
         None,
         "rank that gets the terminal and no log file, for breakpoint() and pdb; the others' output "
@@ -306,22 +320,22 @@ class Settings:
         AUTO,
         "how ranks start: forked from a process that has imported torch (fork), or each in a new "
         "interpreter (exec)",
-        obeyed_by=Obeyer.LAUNCHER,
+        obeyed_by="launcher",
         has_flag=False,
     )
-    hosts = Setting[Hosts | None](
-        read_hosts,
+    hosts: Setting[Hosts | None] = Setting(
+        _hosts,
         None,
         "run on these hosts, over ssh from here; a:2 is host a with 2 processes; none: only here",
         metavar="a,b:2",
-        shape=Shape.LIST,
+        shape="list",
     )
-    sbatch = Setting[dict[str, str]](
+    sbatch: Setting[dict[str, str]] = Setting(
         read_options,
         {},
         "with --submit slurm: options of sbatch, such as 'partition=gpu time=2h exclusive'",
         metavar="KEY=VALUE",
-        shape=Shape.MAP,
+        shape="map",
         example="partition=gpu",
     )
     snapshot = Setting(
@@ -331,12 +345,12 @@ class Settings:
         "ignore (on), or what is there when the job starts (off)",
         has_flag=False,
     )
-    env = Setting[dict[str, str]](
+    env: Setting[dict[str, str]] = Setting(
         read_variables,
         {},
         "environment variable to set for the script",
         metavar="NAME=VALUE",
-        shape=Shape.MAP,
+        shape="map",
     )
 
     def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:

@@ -39,20 +39,20 @@ def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
     is_moved = not kind.is_numbered and settings.is_overridden("devices", "device")
-    absent = {
-        Obeyer.LAUNCHER: (plan.supervised is None, "on one process without --supervise"),
-        Obeyer.MACHINES: (plan.is_one_machine, "on one machine"),
-        Obeyer.GPUS: (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
-        Obeyer.RANKS: (
+    absent: dict[Obeyer | None, tuple[bool, str]] = {
+        "launcher": (plan.supervised is None, "on one process without --supervise"),
+        "machines": (plan.is_one_machine, "on one machine"),
+        "gpus": (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
+        "ranks": (
             settings.strategy in SHARDED and plan.is_alone,
             "with one process: the model is not sharded",
         ),
-        Obeyer.HSDP: (
+        "hsdp": (
             settings.strategy != HSDP or plan.is_alone,
             "without strategy hsdp and several processes",
         ),
-        Obeyer.SHARDS: (not is_sharded, "where the model is not sharded"),
-        Obeyer.BLOCKS: (
+        "shards": (not is_sharded, "where the model is not sharded"),
+        "blocks": (
             not (is_sharded or recomputes),
             "without sharding or activation_checkpointing",
         ),
@@ -178,9 +178,9 @@ def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
     """Name what only Headway's Accelerator obeys; a reader may have read Accelerate's variables."""
     is_alone = settings.num_processes * int(settings.num_machines) == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
-    obeyers = {Obeyer.ACCELERATOR}
+    obeyers: set[Obeyer | None] = {"accelerator"}
     if is_sharded:  # otherwise a note before the start says that they have no effect
-        obeyers |= {Obeyer.RANKS, Obeyer.HSDP, Obeyer.SHARDS, Obeyer.BLOCKS}
+        obeyers |= {"ranks", "hsdp", "shards", "blocks"}
     names = [
         name
         for name, row in TABLE.items()

@@ -1,7 +1,5 @@
 """What one launch will be: a frozen value, its summary in one line, and what a record has of it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The user's program, the training libraries that can be hooked, and the Python that runs it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import suppress

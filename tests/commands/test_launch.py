@@ -409,14 +409,15 @@ def test_a_launch_of_one_process_imports_nothing_that_only_errors_help_or_ranks_
     text = (
         "import os, sys\n"
         "heavy = {'argparse', 'gettext', 'dataclasses', 'logging', 'pathlib', 'subprocess',\n"
-        "         'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch', 'inspect',\n"
-        "         'socket', 'threading',\n"
-        "         'headway.launcher.clusters.table', 'headway.launcher.plan.describe'}\n"
+        "         'yaml', 'psutil', 'shlex', 'difflib', 'rich', 'torch', 'inspect', 'shutil',\n"
+        "         'socket', 'threading', *(f'headway.{name}' for name in (\n"
+        "         'commands.elsewhere', 'commands.tables', 'launcher.clusters.table',\n"
+        "         'launcher.plan.describe', 'launcher.processes', 'machine.apple',\n"
+        "         'settings.hosts'))}\n"
         "os.execve = lambda *words: sys.exit(f'imported: {sorted(heavy & sys.modules.keys())}')\n"
         "from headway.commands.main import main\n"
         "main(['launch', '--cpu', 'script.py'])\n"
     )
     script("pass")
     # -S: site would import what editable installs need
-    done = python("-S", "-c", text)
-    assert done.stderr.splitlines()[-1] == "imported: []"
+    assert python("-S", "-c", text).stderr.splitlines()[-1] == "imported: []"

@@ -16,7 +16,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
-from headway.settings.setting import AUTO, MachineCount, Shape
+from headway.settings.setting import AUTO, MachineCount
 from headway.settings.table import TABLE, Settings
 
 CPU = Machine(cores=8, cores_reason="8 usable cores")
@@ -45,7 +45,7 @@ def two_values(name: str) -> Sequence[str]:
     row = TABLE[name]
     if row.choices:
         return [word for word in row.choices if word != AUTO][:2]
-    if row.shape is Shape.MAP:
+    if row.shape == "map":
         return ["aa=1", "aa=2"]
     return ["20", "30"] if row.reads("20") else ["2h", "3h"]
 
