@@ -416,7 +416,6 @@ class Positions(_Part):
         training, saved = self._training, checkpoint.shared[self.name]
         for loader, position in zip(training.loaders, self._positions(checkpoint), strict=True):
             loader.seek(position)
-        training.run.resume_epochs(saved["epochs"], [one.epochs for one in training.loaders])
         states, device = checkpoint.own["generators"], training.world.device
 
         def restore() -> None:
@@ -424,7 +423,8 @@ class Positions(_Part):
                 set_generator_states(states, device)
 
         has_led = any(one.epochs.has_trained for one in training.loaders)
-        training.run.resume(restore, has_trained=has_led or training.steps_done > 0)
+        has_trained = has_led or training.steps_done > 0
+        training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
     def _positions(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
         """Return where loaders stood: this rank's own where each rank reads its own data."""

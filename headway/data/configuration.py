@@ -87,38 +87,25 @@ def check_configuration(config: DataLoaderConfiguration) -> None:
 def merged_configuration(
     config: DataLoaderConfiguration | None, split_batches: bool, global_batch_size: int | None
 ) -> DataLoaderConfiguration:
-    """Return `config`, or that of `Accelerator(split_batches=...)`; the script may not give both.
-
-    With `global_batch_size` the batches of loaders are those of all ranks together.
-    """
-    if config is not None and split_batches and not config.split_batches:
-        raise UsageError(
-            "split_batches=True contradicts DataLoaderConfiguration(split_batches=False)",
-            where="the script's Accelerator(...)",
-            fix="set split_batches in dataloader_config only",
-        )
-    config = config or DataLoaderConfiguration(split_batches=split_batches)
+    """Return `config` with what `Accelerator(split_batches=, global_batch_size=)` adds to it."""
+    config, size = config or DataLoaderConfiguration(), global_batch_size
     check_configuration(config)
-    if global_batch_size is None:
-        return config
-    _check_global_batch_size(global_batch_size, config)
-    return replace(config, split_batches=True)
-
-
-def _check_global_batch_size(size: int, config: DataLoaderConfiguration) -> None:
+    if size is None:
+        return replace(config, split_batches=True) if split_batches else config
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise UsageError(
             f"global_batch_size is {size!r}, not a whole number of at least 1",
             where="the script's Accelerator(...)",
             fix="pass how many samples all ranks together have in an optimizer step",
         )
-    if config.split_batches:
+    if split_batches or config.split_batches:
         raise UsageError(
             f"both global_batch_size={size} and split_batches=True say what a loader's batch size"
             " is",
             where="the script's Accelerator(...)",
             fix="pass global_batch_size alone",
         )
+    return replace(config, split_batches=True)
 
 
 def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:

@@ -60,6 +60,7 @@ class Epochs:
         self.stream: Any = None  # a data set with a state of its own
         self.place = Place()  # where the next pass begins
         self.has_trained = False  # whether something was trained in one, in earlier runs as well
+        self.leads = False  # whether passes over it have been the first to ask in a step
         self.num_begun = 0  # passes outside of loops, in the epoch of `run.epochs`
         self.over: list[int] = []  # which of these are epochs that are over; others will be empty
         self._samples = 0  # in epochs that are over
@@ -103,6 +104,7 @@ class Epochs:
         """Stand where a run was saved."""
         self.place, self._samples = place, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
+        self.leads, self.over = position["leads"], [*position["over"]]
         self._num_compared = 0 if place.taken.batches else 2
 
     @property
@@ -154,6 +156,8 @@ class Epochs:
             "samples": self.samples,
             "has_trained": self.has_trained,
             "left_after": self._left_after,
+            "leads": self.leads,
+            "over": [*self.over],
         }
 
 

@@ -6,7 +6,7 @@ import copy
 import sys
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -56,13 +56,11 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     Rank r of w gets batches r, r + w, ...; with `split_batches` they have a w-th of the samples.
     All ranks get equally many batches of equally many samples: the last global batch, if it is
-    not full, is shared out evenly, and up to w - 1 of its samples are repeated.
-    So the mean over ranks of mean losses is the mean over the samples. `gather_for_metrics` leaves
-    the repeated samples out again. `drop_last` drops that batch instead, for models that cannot use
-    a small share of it, such as a BatchNorm that gets a single sample. With `even_batches=False`
-    nothing is repeated: the last global batch gives each rank a batch while there are some.
-
-    The batches of a batch sampler without `batch_size` keep the sizes that it gave them.
+    not full, is shared out evenly, and up to w - 1 of its samples are repeated, which
+    `gather_for_metrics` leaves out again. So the mean over ranks of mean losses is the mean over
+    the samples. `drop_last` drops that batch instead, for models that cannot use a small share of
+    it. With `even_batches=False` nothing is repeated: it gives each rank a batch while there are
+    some. The batches of a batch sampler without `batch_size` keep the sizes that it gave them.
 
     Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as one
     process would with the same seed. Another sampler that has a `generator` attribute draws from an
@@ -122,8 +120,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._sources = _sources_of(loader)
         self._own = Generators(self._sources, only_torch=False)
         del self._own.all[:3]  # which are global
-        self.draws = self._draws(seed, number)
-        self._order = self.draws if isinstance(self.draws, Order) else None
+        self.draws: Any = self._draws(seed, number)  # an Order for a map data set
         num_batches = 1 if self.is_of_rank else num_ranks  # of the script's in one of all ranks
         self.epochs = Epochs(self.run, self.draws, num_batches, batch_size_of(loader))
         self._set_epochs = [
@@ -248,7 +245,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if self._seeds is not None:
             self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else max(place.taken))
         if self._is_plain and not place.is_new:
-            vars(self._share.loader)["generator"] = self.draws.for_workers(place, self._of_rank[0])
+            number = mixed(self.draws.seed or 0, place.epoch, self._of_rank[0] + 2)
+            vars(self._share.loader)["generator"] = torch.Generator().manual_seed(number)
         return current
 
     def _load_stream(self, current: Pass) -> None:
@@ -259,8 +257,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     def _begin_reading(self, current: Pass) -> tuple[Iterator[Item], Any]:
         """Return the items of a pass, and what knows whether one follows."""
         place, share = current.place, self._share
-        has_workers = getattr(self._inside, "num_workers", 0)
-        with starting_workers(self._inside) if has_workers else nullcontext():
+        with starting_workers(self._inside):
             items = share.begin(current)
         if place.checksum:
             items, taken = chain([*islice(items, 1)], items), place.taken.batches  # read again
@@ -268,7 +265,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                 current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
             if current.checksum != place.checksum and share.reads:
                 self.run.tell(_OTHER_ORDER.format(taken))
-        return items, share.lookahead
+        return items, share.ahead
 
     # ------------------------------------------------------------------ where its passes stand
 
@@ -279,7 +276,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _share_of(self, config: DataLoaderConfiguration) -> Share:
         rank, num_ranks, _ = self._of_rank
-        return share_of(self._read, rank, num_ranks, config, self._order, is_own=self.is_of_rank)
+        order = self.draws if self._is_map else None
+        return share_of(self._read, rank, num_ranks, config, order, is_own=self.is_of_rank)
 
     @property
     def epoch(self) -> int:
@@ -338,8 +336,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         ]
         if place.stream is None:
             facts.append(("number of samples", position["length"], len_of(self._data), same))
-            total, is_counted = self.total_batch_size, self._order and self._order.counts_samples
-            if not (is_counted or (not self._is_map and total and total == position["total"])):
+            is_same = not self._is_map and 0 < self.total_batch_size == position["total"]
+            if not (is_same or self.draws.counts_samples):
                 facts.append(("batch size", position["size"], self.epochs.batch_size, same))
                 if not self._is_map and place.taken.batches % together:
                     what = "number of batches that the ranks read together"
@@ -375,7 +373,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if position["order"] is not None:
             self.draws.seed = position["order"]
         self._own.restore(position["generators"])
-        if place.before is not None and not place.taken.batches:
+        if place.before is not None and not place.taken.batches and self._share.reads:
             self._draw_again(place.epoch - 1, *place.before)
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
         if is_read_again and position["together"] != self.epochs.num_batches:
@@ -384,22 +382,19 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
         """Draw an epoch of a sampler that is not one of torch's, which may count its epochs."""
-        order = self._order
-        if order is None or not self._share.reads:
-            return
         self._tell_epoch(epoch)
         sums = array("L")
-        for _ in islice(order.draw(Place(epoch, first=first), sums), batches):
+        for _ in islice(self.draws.draw(Place(epoch, first=first), sums), batches):
             pass
         if not sums or sums[-1] != checksum:
             self.run.tell(_OTHER_ORDER.format(batches))
 
     def _has_no_rest(self, place: Place) -> bool:
         """Return whether what is left of an epoch is dropped, as it is less than a batch."""
-        order, taken = self._order, place.taken.samples
-        if order is None or not order.counts_samples or not (taken and order.source.drop_last):
+        draws, taken = self.draws, place.taken.samples
+        if not (draws.counts_samples and taken and draws.source.drop_last):
             return False
-        return len(order.source.sampler) - taken < self.total_batch_size
+        return len(draws.source.sampler) - taken < self.total_batch_size
 
     def follow(self, run: Run) -> None:
         """Belong to the training of another Accelerator from now on."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader
 
-from headway.data.generators import Generators, mixed
+from headway.data.generators import Generators
 from headway.data.rounds import Offset
 from headway.data.samplers import source_of
 from headway.data.seeds import Drawn, SampleSeeds, numbered
@@ -52,14 +52,11 @@ class Draws:
     """The random numbers that reading a loader takes.
 
     The first pass takes them from the script's generators, as they are on rank 0. Their states then
-    are the seed for all other draws, before and after which the generators are the same.
-
-    Args:
-        owners: samplers and loaders, whose generators are set, too.
-        only_torch: whether draws are from generators of torch only.
-        seed: takes the place of those states.
-        agree: returns the states that rank 0 has.
+    are the seed for all other draws, before and after which the generators are the same, those of
+    `owners` among them. `agree` returns the states that rank 0 has.
     """
+
+    counts_samples = False  # whether batches are consecutive samples of a sampler of torch's
 
     def __init__(
         self, owners: Iterable[Any], agree: Agree, *, only_torch: bool, seed: int | None
@@ -106,15 +103,6 @@ class Draws:
             yield item
             number += 1
 
-    def for_workers(self, place: Place, rank: int) -> torch.Generator:
-        """Return what torch draws the seed of workers from, but in a new first pass."""
-        own = torch.Generator()
-        if place.first is not None and isinstance(place.first[-1], torch.Tensor):
-            own.set_state(place.first[-1])
-        else:
-            own.manual_seed(mixed(self.seed or 0, place.epoch, rank + 2))
-        return own
-
 
 class Order(Draws):
     """Draws the indices of a map data set, the same on all ranks.
@@ -127,25 +115,17 @@ class Order(Draws):
         self, loader: DataLoader[Any], agree: Agree, seed: int | None, samples: SampleSeeds | None
     ) -> None:
         self.source: Any = source_of(loader)  # the batch sampler, or else the sampler
-        samplers = [
-            one for one in (self.source, getattr(self.source, "sampler", None)) if one is not None
-        ]
-        kinds = [type(one) for one in samplers]
-        self.is_torchs = all(one.__module__.startswith("torch.utils.data") for one in kinds)
-        self._draws_nothing = all(one in (SequentialSampler, BatchSampler) for one in kinds)
-        if self._draws_nothing:
-            agree = list
+        inner = getattr(self.source, "sampler", None)
+        samplers = [self.source] if inner is None else [self.source, inner]
+        modules = [type(one).__module__ for one in samplers]
+        self.is_torchs = all(one.startswith("torch.utils.data") for one in modules)
         super().__init__(samplers, agree, only_torch=self.is_torchs, seed=seed)
         own = (getattr(one, "generator", None) for one in samplers)
         # with one of their own, torch's samplers also draw while they go on
         self._draws_on = self.is_torchs and any(isinstance(one, torch.Generator) for one in own)
         self.is_batched = loader.batch_sampler is not None
+        self.counts_samples = self.is_torchs and type(self.source) is BatchSampler
         self._samples = samples
-
-    @property
-    def counts_samples(self) -> bool:
-        """Whether batches are consecutive samples of a sampler of torch's."""
-        return self.is_torchs and type(self.source) is BatchSampler
 
     def draw(self, place: Place, sums: array[int], num_batches: int = 1) -> Iterator[Any]:
         """Return the batches after those taken; where samples are counted, `num_batches` in one.
@@ -175,11 +155,6 @@ class Order(Draws):
 
     def _drawn(self, source: Iterable[Any], place: Place) -> Iterator[Any]:
         """Return what a source gives, drawn with the generators of the place."""
-        if self._draws_nothing:
-            if place.is_new:
-                self.begin_first(self.generators.states())
-                self.first = None  # which nothing needs
-            return iter(source)
         with self.at(place, 0):
             items = iter([*source] if self._draws_on else source)
             first = [*islice(items, 1)]

@@ -39,8 +39,7 @@ class DueCheckpoint:
         self.is_before_pass = False
         self.was_before_pass = False  # whether the run was resumed from such a one
         self.asked: dict[Epochs, Pass] = {}  # the latest passes that asked since `mark`, in order
-        self.leaders: set[Epochs] = set()  # whose passes have led a step
-        self.lines: set[str] = set()  # of the script, where the iterators of those were made
+        self.lines: set[str] = set()  # of the script: iterators of passes that have led a step
         self._leader: Pass | None = None
         self._step: list[Pass] = []  # those that have asked in its latest step
         self._waiting: set[Pass] = set()  # those that have led since it is due
@@ -52,17 +51,14 @@ class DueCheckpoint:
         """
         is_asked = bool(self.asked)
         self.note_leader()
-        leader = self._leader
+        leader, is_due = self._leader, self.action is not None
+        self.action = None
         if leader is None or leader.is_over:
-            self.action = None
             return False
         if not is_asked and leader.rounds < 2:  # several steps with one batch, and no loop so far
             self._tell(_KEPT)
-            self.action = None
             return False
-        if self.action is None:
-            self._waiting.clear()
-        self._waiting.add(leader)
+        self._waiting = {leader, *(self._waiting if is_due else ())}
         self.action = action
         return True
 
@@ -78,8 +74,7 @@ class DueCheckpoint:
         if any(one.has_led and one not in same for one in asked):
             self._tell(_TURNS)
         if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
-            self._leader.has_led = True
-            self.leaders.add(self._leader.owner)
+            self._leader.has_led = self._leader.owner.leads = True
             self.lines.add(self._leader.line)
 
     def ask(self, one: Pass) -> None:
@@ -210,8 +205,14 @@ class Run:
 
     # ------------------------------------------------------------------ a resumed run
 
-    def resume(self, restore: Callable[[], object], *, has_trained: bool) -> None:
-        """Resume where a run was saved; `restore` gives generators the states that they had."""
+    def resume(
+        self, restore: Callable[[], object], counted: list[Any], *, has_trained: bool
+    ) -> None:
+        """Resume where a run was saved: in its epoch of `counted_epochs`.
+
+        `restore` gives generators the states that they had.
+        """
+        self.epoch, self.checkpoint.was_before_pass = counted
         self._restore = restore if has_trained else int
         self.checkpoint.action = self.checkpoint.again = None
         self._is_counting = False
@@ -241,22 +242,14 @@ class Run:
                 open_.ordinal = 0  # which are not over in the next epoch
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
-        """Return the epoch of `count_epochs`, which passes are over in it, and which have led."""
+        """Return the epoch of `count_epochs`, and whether a pass begins that may be a look."""
         self.attribute()
-        checkpoint, over = self.checkpoint, [[*one.over] for one in epochs]
-        led = [one in checkpoint.leaders for one in epochs]
-        if self.epoch is None and (sum(led) > 1 or len(checkpoint.lines) > 1):
+        num_leaders = max(sum(one.leads for one in epochs), len(self.checkpoint.lines))
+        if self.epoch is None and num_leaders > 1:
             self.tell(_SEVERAL)
         if self.keeps_batches and self.has_begun:
             self.tell(_KEPT)
-        return [self.epoch, over, led, checkpoint.is_before_pass]
-
-    def resume_epochs(self, saved: list[Any], epochs: Sequence[Epochs]) -> None:
-        """Resume in the epoch of `counted_epochs`: its passes that are over are empty."""
-        self.epoch, all_over, led, self.checkpoint.was_before_pass = saved
-        self.checkpoint.leaders = {one for one, leads in zip(epochs, led, strict=True) if leads}
-        for one, over in zip(epochs, all_over, strict=True):
-            one.over = [*over]
+        return [self.epoch, self.checkpoint.is_before_pass]
 
     def tell(self, text: str) -> None:
         """Report once, on rank 0, what cannot resume exactly."""

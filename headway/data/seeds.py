@@ -25,13 +25,12 @@ class Drawn(NamedTuple):
 class SampleSeeds:
     """Seeds for every sample of a loader, by a seed, the epoch and the sample's number in it.
 
-    `rank` is that of the data, if each rank has some of its own. `first_item` is the number of the
-    item with which the next pass over a stream begins.
+    `rank` is that of the data, if each rank has some of its own.
     """
 
     def __init__(self, seed: int, rank: int = 0) -> None:
         self.seed, self._rank = seed, rank
-        self.first_item = 0
+        self.first_item = 0  # with which the next pass over a stream begins
         # loader workers that live for several epochs read it, too
         self._epoch = torch.zeros((), dtype=torch.int64)
 
@@ -93,32 +92,27 @@ class SeededSamples(_Inside, Dataset[Any]):
         if not self._is_random:
             with generators_kept() if self._is_random is None else nullcontext():
                 before = snapshot()
-                batch = self._collated(self._load_plainly(drawn), drawn)
+                indices = [index for index, _ in drawn.samples]
+                batch = self._collated(self._load(indices, drawn.is_single), drawn)
                 is_random = vars(self)["_is_random"] = snapshot() != before
                 if is_random:
                     put_back(before)
             if not is_random:
                 return batch
         with generators_kept():
-            seeded = (self._load(*one, drawn.key) for one in drawn.samples)
-            return self._collated([*seeded], drawn)
+            return self._collated([*self._seeded(drawn)], drawn)
 
     __getitems__ = __getitem__
 
-    def _load_plainly(self, drawn: Drawn) -> Any:
+    def _load(self, indices: list[Any], is_single: bool) -> Any:
         """Load as torch does."""
-        indices = [index for index, _ in drawn.samples]
-        getitems = getattr(self._inside, "__getitems__", None)
-        if callable(getitems) and not drawn.is_single:
-            return getitems(indices)
-        return [self._inside[one] for one in indices]
+        getitems = None if is_single else getattr(self._inside, "__getitems__", None)
+        return getitems(indices) if getitems else [self._inside[one] for one in indices]
 
-    def _load(self, index: Any, number: int, key: int) -> Any:
-        seed_generators(mixed(key, number))
-        getitems = getattr(self._inside, "__getitems__", None)
-        if callable(getitems) and not isinstance(index, list):
-            return getitems([index])[0]
-        return self._inside[index]
+    def _seeded(self, drawn: Drawn) -> Iterator[Any]:
+        for index, number in drawn.samples:
+            seed_generators(mixed(drawn.key, number))
+            yield self._load([index], drawn.is_single or isinstance(index, list))[0]
 
     def _collated(self, samples: Any, drawn: Drawn) -> Any:
         return self._collate(samples[0] if drawn.is_single else samples)

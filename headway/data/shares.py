@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, count, cycle, islice
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -27,6 +27,7 @@ from headway.errors import UsageError
 
 Item = tuple[Any, GlobalBatch]  # one rank's batch
 Parts = tuple[list[Any], GlobalBatch]  # those of all ranks that are read here
+_Read = tuple[list[Any], GlobalBatch, int]  # with the `mark` of what all ranks have read
 LOOP = "a loop over a prepared DataLoader"
 
 
@@ -35,24 +36,19 @@ class NoBatch:
 
 
 class Share:
-    """All of a stream, or of a loader with a loop of its own: the share of the only rank.
+    """The batches of a stream, for the only rank, or of a loader with a loop of its own.
 
-    Attributes:
-        loader: what is read.
-        reads: whether this rank loads samples.
-        indices: what draws the indices of a map data set, if this rank does.
+    These keep their sizes. Ranks without a batch in the last round get one of that round again, if
+    all must have one.
     """
 
-    reads = True
-    indices: Any = None
+    reads = True  # whether this rank loads samples
+    ahead: Any = None  # has `has_more`, if it is known whether a batch follows before it is loaded
+    has_more = False
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = changed(loader) if is_plain(loader) else loader
-
-    @property
-    def lookahead(self) -> Any:
-        """What knows if an item follows the one taken last; None: that one has to be loaded."""
-        return None if getattr(self.loader, "num_workers", 0) else self.indices
+    def __init__(self, loader: Any, division: Division) -> None:
+        self.loader = changed(loader) if is_plain(loader) else loader  # what is read
+        self._division = division
 
     def begin(self, start: Pass) -> Iterator[Item]:
         """Begin a pass; return this rank's batches and what all ranks have together."""
@@ -63,10 +59,20 @@ class Share:
         return _rest(self._rounds(self.read(start)), start)
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
-        full = batch_size_of(self.loader)
-        for batch in batches:
-            samples = full and samples_in(batch)
-            yield [batch], GlobalBatch(samples, samples, full)
+        num_ranks, full = self._division.num_ranks, batch_size_of(self.loader)
+        while taken := [*islice(batches, num_ranks)]:
+            if num_ranks == 1:
+                samples = full and samples_in(taken[0])
+                yield taken, GlobalBatch(samples, samples, full)
+                continue
+            parts = [*islice(cycle(taken), num_ranks)] if self._division.even else taken
+            sizes = tuple(map(size_of, parts))
+            new = sum(sizes[: len(taken)])
+            yield parts, GlobalBatch(new, sum(sizes), full * len(sizes), sizes)
+
+    def __len__(self) -> int:
+        """Return the number of rounds of which this rank has a part."""
+        return self._division.num_rounds(len(self.loader), self._division.num_ranks, False)
 
     def opened(self, start: Pass) -> Iterator[Any]:
         """Begin the loader; within another pass over it, with workers that do not last."""
@@ -76,13 +82,10 @@ class Share:
     def read(self, start: Pass, num_batches: int = 1) -> Iterator[Any]:
         """Return what the loader gives; `num_batches` of the script's batches make one item."""
         items = self.opened(start)
-        if self.indices is not None or (is_plain(self.loader) and self.loader.num_workers):
+        if is_plain(self.loader) and self.loader.num_workers:
             return items
         given = start.place.taken.batches - start.left_out.batches
         return start.owner.draws.each(items, start.place, given // num_batches)
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
 
 def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
@@ -93,44 +96,23 @@ def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
     yield from rounds
 
 
-class WholeShare(Share):
-    """The batches of a loader with a loop of its own, for several ranks: they keep their sizes.
-
-    Ranks without a batch in the last round get one of that round again, if all must have one.
-    """
-
-    def __init__(self, loader: Any, division: Division) -> None:
-        super().__init__(loader)
-        self._division = division
-
-    def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
-        num_ranks, full = self._division.num_ranks, batch_size_of(self.loader)
-        while taken := [*islice(batches, num_ranks)]:
-            parts = [*islice(cycle(taken), num_ranks)] if self._division.even else taken
-            sizes = tuple(map(size_of, parts))
-            new = sum(sizes[: len(taken)])
-            yield parts, GlobalBatch(new, sum(sizes), full * len(sizes), sizes)
-
-    def __len__(self) -> int:
-        return self._division.num_rounds(len(self.loader), self._division.num_ranks, False)
-
-
 class MapShare(Share):
     """The ranks draw the same samples of a map data set, and each loads its own."""
 
     def __init__(self, loader: Any, order: Order, division: Division) -> None:
-        self._num_ranks, self.indices = division.num_ranks, Indices(order, division)
+        self._division, self._indices = division, Indices(order, division)
         self._is_checked = division.num_ranks == 1 or division.reads_all
-        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._name = "batch_sampler" if order.is_batched else "sampler"
         # ranks whose batches come in different orders would mix them up
         options = {} if division.num_ranks == 1 else {"in_order": True}
-        self.loader = changed(loader, **{self._name: self.indices}, **options)
+        self.loader = changed(loader, **{self._name: self._indices}, **options)
+        self.ahead = None if loader.num_workers else self._indices
 
     def begin(self, start: Pass) -> Iterator[Item]:
-        self.indices.start = start
-        batches = _unlabelled(self.opened(start))
-        given = self.indices.given  # those of the pass that has just begun
-        items = chain(batches, _left(given)) if self.indices.can_miss else batches
+        self._indices.start = start
+        items, given = _unlabelled(self.opened(start)), self._indices.given
+        if self._division.num_ranks > 1:  # and this one may have no part of the last round
+            items = chain(items, iter(lambda: NoBatch if given else None, None))
         if not self._is_checked:
             self._is_checked, items = True, self._checked(items)
         return zip(items, iter(given.popleft, None), strict=False)  # no frame for each batch
@@ -138,13 +120,13 @@ class MapShare(Share):
     def rounds(self, start: Pass) -> Iterator[Parts]:
         items = self.begin(start)
         for part, batch in items:
-            others = islice(items, (len(batch.shares) or self._num_ranks) - 1)
+            others = islice(items, (len(batch.shares) or self._division.num_ranks) - 1)
             yield [part, *(one for one, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield items, once the ranks have compared their data sets."""
         first = [*islice(items, 1)]
-        length, indices = len_of(self.loader.dataset), self.indices.first
+        length, indices = len_of(self.loader.dataset), self._indices.first
         require_same(lengths=length, indices=mark(indices), samples=self._mark_of(indices))
         yield from chain(first, items)
 
@@ -157,6 +139,9 @@ class MapShare(Share):
         with generators_kept():
             marks = [*map(mark, changed(self.loader, **options, **own))]
         return marks[0] if len({*marks}) == 1 else None
+
+    def __len__(self) -> int:
+        return len(self._indices)
 
 
 def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
@@ -173,56 +158,38 @@ def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
         return
 
 
-def _left(given: deque[GlobalBatch]) -> Iterator[type[NoBatch]]:
-    while given:  # of which one is taken with each item
-        yield NoBatch
-
-
 class Indices:
     """Gives a loader the indices of each round, in the order of the script's sampler.
 
     One round is drawn ahead, so that the last one is known.
-
-    Args:
-        order: draws the indices, the same on all ranks.
-        division: of rounds among ranks; those of all may be given, one after the other.
-
-    Attributes:
-        start: the pass that begins with the next iteration; torch begins it twice for workers.
-        given: what the global batches are whose indices were given, and whose batches were not.
-        first: the indices of rank 0 in the latest pass's first round, as they are loaded.
-        has_more: whether a round follows the one that was given last.
-        can_miss: whether this rank may have no part of the last round.
     """
 
-    start: Pass
+    start: Pass  # begins with the next iteration; torch begins it twice for workers
+    has_more = False  # whether a round follows the one that was given last
+    first: Any = None  # indices of rank 0 in the latest pass's first round, as they are loaded
 
     def __init__(self, order: Order, division: Division) -> None:
         self._order, self._division = order, division
-        self.given = deque[GlobalBatch]()
-        self.first: Any = None
-        self.has_more = False
-        self.can_miss = division.num_ranks > 1
-        source = order.source
+        self.given = deque[GlobalBatch]()  # of indices that were given, and whose batches were not
+        self._is_alone = division.num_ranks == 1
         # without a batch sampler each of the sampler's items is a batch
-        self.is_batched = order.is_batched or isinstance(source, BatchSampler)
-        size = getattr(source, "batch_size", None) if self.is_batched else 1
+        self._is_batched = order.is_batched or isinstance(order.source, BatchSampler)
+        size = getattr(order.source, "batch_size", None) if self._is_batched else 1
         self._size = size if isinstance(size, int) else 0
-        self._drop_last = bool(getattr(source, "drop_last", False)) and self.can_miss
+        self._drop_last = bool(getattr(order.source, "drop_last", False)) and not self._is_alone
 
     def __len__(self) -> int:
-        """Return the number of rounds of which this rank has a part."""
         division, batches = self._division, len(self._order.source)
         return division.num_rounds(batches, division.num_ranks, self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         self.given = deque()
-        return (self._ahead if self.can_miss else self._alone)(self.start, self.given)
+        return (self._alone if self._is_alone else self._ahead)(self.start, self.given)
 
     def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
         """Yield the batches of the only rank, without the cost of dividing them."""
         batches = self._order.draw(start.place, start.sums)
-        size, to_load, is_batched = self._size, self._order.loading(), self.is_batched
+        size, to_load, is_batched = self._size, self._order.loading(), self._is_batched
         usual = GlobalBatch(size, size, size)
         following = next(batches, None)
         while (one := following) is not None:
@@ -232,22 +199,8 @@ class Indices:
             given.append(usual if samples == size else GlobalBatch(samples, samples, size))
             yield one if to_load is None else to_load(one)
 
-    def _rounds(self, start: Pass) -> Iterator[Round]:
-        num_ranks = self._division.num_ranks
-        drawn = self._order.draw(start.place, start.sums, num_ranks)
-        if self._order.counts_samples:
-            return map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
-        return self._of_batches(drawn if self.is_batched else ([one] for one in drawn))
-
-    def _of_batches(self, source: Iterator[list[Any]]) -> Iterator[Round]:
-        num_ranks = self._division.num_ranks
-        while batches := list(islice(source, num_ranks)):
-            if self._drop_last and len(batches) < num_ranks:
-                return
-            yield self._division.of_batches(batches, self._size)
-
     def _ahead(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
-        rounds = self._rounds(start)  # drawn when the first one is asked for
+        rounds = self._drawn(start)  # when the first one is asked for
         to_load, is_first = self._order.loading(), True
         following = next(rounds, None)
         while following is not None:
@@ -260,8 +213,20 @@ class Indices:
             for part in parts:
                 yield self._loaded(samples[part], to_load)
 
+    def _drawn(self, start: Pass) -> Iterator[Round]:
+        num_ranks = self._division.num_ranks
+        drawn = self._order.draw(start.place, start.sums, num_ranks)
+        if self._order.counts_samples:
+            yield from map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
+            return
+        source = drawn if self._is_batched else ([one] for one in drawn)
+        while batches := [*islice(source, num_ranks)]:
+            if self._drop_last and len(batches) < num_ranks:
+                return
+            yield self._division.of_batches(batches, self._size)
+
     def _loaded(self, indices: list[Any], to_load: Callable[[Any], Any] | None) -> Any:
-        drawn = indices if self.is_batched else indices[0]
+        drawn = indices if self._is_batched else indices[0]
         return drawn if to_load is None else to_load(drawn)
 
 
@@ -269,41 +234,32 @@ class StreamShare(Share):
     """Every rank reads the whole stream, and collates its own samples."""
 
     def __init__(self, loader: Any, division: Division) -> None:
-        self._stream, self._division = StreamRounds(loader, division), division
+        self._stream = StreamRounds(loader, division)
         collate = loader.collate_fn
         if loader.batch_size is None:
             collate = partial(_collate_only, collate)
         single: dict[str, Any] = {"batch_size": None, "batch_sampler": None, "drop_last": False}
         single["collate_fn"] = partial(_collate_parts, collate)
-        super().__init__(changed(loader, dataset=self._stream, **single))
+        super().__init__(changed(loader, dataset=self._stream, **single), division)
 
     def rounds(self, start: Pass) -> Iterator[Parts]:
-        read = self.read(start, self._division.num_ranks)
-        return _rest(((parts, batch) for parts, batch, _ in self._compared(read)), start)
+        return _rest(self._compared(self.read(start, self._division.num_ranks)), start)
 
-    def _compared(self, rounds: Iterator[_Round]) -> Iterator[_Round]:
+    def _compared(self, rounds: Iterator[_Read]) -> Iterator[Parts]:
         """Yield rounds, and require that all ranks have read the same samples."""
-        if self._division.reads_all:
-            yield from rounds
-            return
-        for one in rounds:
-            require_same(lengths=True, samples=one.mark)
-            yield one
-        require_same(lengths=False, samples=None)
+        is_alone = self._division.reads_all
+        for parts, batch, number in rounds:
+            if not is_alone:
+                require_same(lengths=True, samples=number)
+            yield parts, batch
+        if not is_alone:
+            require_same(lengths=False, samples=None)
 
     def __len__(self) -> int:
         return self._stream.count()
 
 
-class _Round(NamedTuple):
-    """The parts of a round that are read here, and the `mark` of what all ranks have read."""
-
-    parts: list[Any]
-    batch: GlobalBatch
-    mark: int
-
-
-class StreamRounds(IterableDataset[_Round]):
+class StreamRounds(IterableDataset[_Read]):
     """The rounds of a stream, with one rank's part of each, or with all."""
 
     def __init__(self, loader: DataLoader[Any], division: Division) -> None:
@@ -312,14 +268,14 @@ class StreamRounds(IterableDataset[_Round]):
         self._full = (loader.batch_size or 1) * division.num_ranks
         self._drop_last = bool(loader.drop_last)
 
-    def __iter__(self) -> Iterator[_Round]:
+    def __iter__(self) -> Iterator[_Read]:
         stream, num_marked = iter(self._stream), self._full
         while read := list(islice(stream, self._full)):
             if self._drop_last and len(read) < self._full:
                 return
             samples, slices, batch = self._division.of_samples(read, self._full)
             parts = [samples[one] for one in self._division.read(slices)]
-            yield _Round(parts or [NoBatch], batch, mark(read[:num_marked]))
+            yield parts or [NoBatch], batch, mark(read[:num_marked])
             num_marked = 1  # of later rounds the first sample
 
     def count(self) -> int:
@@ -328,8 +284,9 @@ class StreamRounds(IterableDataset[_Round]):
         return self._division.num_rounds(len(self._stream), self._full, self._drop_last)
 
 
-def _collate_parts(collate: Callable[[list[Any]], Any], one: _Round) -> _Round:
-    return one._replace(parts=[part if part is NoBatch else collate(part) for part in one.parts])
+def _collate_parts(collate: Callable[[list[Any]], Any], read: _Read) -> _Read:
+    parts, batch, number = read
+    return [one if one is NoBatch else collate(one) for one in parts], batch, number
 
 
 def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
@@ -337,23 +294,7 @@ def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
     return collate(samples[0])
 
 
-class ExchangedShare(Share):
-    """A share for which the ranks exchange something in each round.
-
-    Attributes:
-        has_more: whether a round follows the one that was given last, if `lookahead` is this.
-    """
-
-    def __init__(self, source: Share) -> None:
-        self._source, self.loader, self.indices = source, source.loader, source.indices
-        self.has_more = False
-
-    @property
-    def lookahead(self) -> Any:
-        return None if self._source.lookahead is None else self
-
-
-class OwnShare(ExchangedShare):
+class OwnShare(Share):
     """Every rank reads a loader of its own: one that is sharded already, or a part of a stream.
 
     In each round the ranks exchange how many samples they have. A rank whose data have come to
@@ -361,7 +302,10 @@ class OwnShare(ExchangedShare):
     """
 
     def __init__(self, loader: Any, order: Order | None, num_ranks: int) -> None:
-        super().__init__(Share(loader) if order is None else MapShare(loader, order, Division()))
+        one = Division()
+        self._source = Share(loader, one) if order is None else MapShare(loader, order, one)
+        self.loader = self._source.loader
+        self.ahead = None if self._source.ahead is None else self
         self._full = batch_size_of(loader) * num_ranks
         self._num_ranks, self._repeats = num_ranks, num_repeats(loader)
 
@@ -387,6 +331,9 @@ class OwnShare(ExchangedShare):
             total = sum(shares)
             yield batch, GlobalBatch(total, total, self._full, shares, size - new)
 
+    def __len__(self) -> int:
+        return len(self._source)
+
     def _first(self, start: Pass) -> Any:
         """Return the first batch of an epoch whose data a resumed run has come to the end of."""
         again = copy.copy(start)
@@ -395,17 +342,18 @@ class OwnShare(ExchangedShare):
 
     def _exchange(self, new: int, has_batch: bool) -> tuple[int, ...]:
         """Return how many new samples each rank has in this round; empty if none has a batch."""
-        own = f"{new} {has_batch:d} {getattr(self.indices, 'has_more', False):d}"
+        own = f"{new} {has_batch:d} {getattr(self._source.ahead, 'has_more', False):d}"
         told = [[*map(int, one.split())] for one in meet(LOOP, own) or [own] * self._num_ranks]
         self.has_more = any(one[2] for one in told)
         return tuple(one[0] for one in told) if any(one[1] for one in told) else ()
 
 
-class DispatchedShare(ExchangedShare):
+class DispatchedShare(Share):
     """The rank's part of what rank 0 reads for all; the others read nothing."""
 
     def __init__(self, source: Share, rank: int, num_ranks: int) -> None:
-        super().__init__(source)
+        self._source, self.loader = source, source.loader
+        self.ahead = None if source.ahead is None else self
         self.reads, self._num_ranks = rank == 0, num_ranks
 
     def begin(self, start: Pass) -> Iterator[Item]:
@@ -419,7 +367,7 @@ class DispatchedShare(ExchangedShare):
                 parts, batch = next(rounds, ([], None))
                 ready = [for_each_tensor(torch.Tensor.cpu, one) for one in parts]
                 ready += [NoBatch] * (self._num_ranks - len(ready))
-                has_more = getattr(self.indices, "has_more", False)
+                has_more = getattr(self._source.ahead, "has_more", False)
                 sent = [(one, batch, has_more) for one in ready]
             meet(LOOP)
             received: list[Any] = [None]
@@ -512,8 +460,7 @@ def share_of(
     division = Division(num_ranks, rank, config.even_batches, reads_all)
     if order is not None:
         share: Share = MapShare(loader, order, division)
-    elif num_ranks == 1:
-        share = Share(loader)
     else:
-        share = (StreamShare if is_plain(loader) else WholeShare)(loader, division)
+        kind = StreamShare if num_ranks > 1 and is_plain(loader) else Share
+        share = kind(loader, division)
     return DispatchedShare(share, rank, num_ranks) if reads_all else share

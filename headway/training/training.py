@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -157,14 +158,8 @@ class Training:
     @property
     def loader(self) -> PreparedDataLoader | None:
         """The loader whose passes lead the steps; before that the first one that was trained on."""
-        loaders = sorted(
-            self.loaders,
-            key=lambda one: (
-                one.epochs not in self.run.checkpoint.leaders,
-                not one.epochs.has_trained,
-            ),
-        )
-        return loaders[0] if loaders else None
+        leads = attrgetter("epochs.leads", "epochs.has_trained")
+        return max(self.loaders, key=leads, default=None)
 
     @property
     def epoch(self) -> int:

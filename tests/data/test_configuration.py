@@ -23,7 +23,8 @@ def test_the_accelerator_shows_what_its_loaders_follow() -> None:
     assert accelerator.split_batches
     assert not accelerator.even_batches
     assert accelerator.dataloader_config == config
-    assert Accelerator(cpu=True, split_batches=True).split_batches
+    config = DataLoaderConfiguration(non_blocking=True)
+    assert Accelerator(cpu=True, split_batches=True, dataloader_config=config).split_batches
 
 
 def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -> None:

@@ -154,7 +154,7 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it(
 ) -> None:
     loader, taken = prepared(), list[bool]()
     run = loader.run
-    run.resume_epochs([None, [[]], [True], was_early], [loader.epochs])
+    run.resume(int, [None, was_early], has_trained=True)
     for _ in loader:
         run.progress.num_trained += 1
         run.checkpoint.mark(lambda: taken.append(run.counted_epochs([loader.epochs])[-1]))

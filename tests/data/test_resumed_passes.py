@@ -337,8 +337,7 @@ def resumed(kind: str, checkpoint: bytes) -> list[PreparedDataLoader]:
     for loader, position in zip(loaders, positions, strict=True):
         loader.require_position(position, "")
         loader.seek(position)
-    loaders[0].run.resume_epochs(counted, [one.epochs for one in loaders])
-    loaders[0].run.resume(lambda: set_generator_states(states, CPU), has_trained=True)
+    loaders[0].run.resume(lambda: set_generator_states(states, CPU), counted, has_trained=True)
     return loaders
 
 
