@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,28 +35,12 @@ def test_the_gpu_benchmark_measures_each_contender_and_says_where_a_gpu_is_missi
 
 
 @pytest.mark.long
-def test_the_benchmark_of_imports_compares_with_torch() -> None:
-    done = run("imports.py", "--repeat", "1", "--json", "result.json")
-    assert done.returncode == 0, done.stderr
-    assert {"import torch", "headway"} <= json.loads(Path("result.json").read_text()).keys()
-
-
-@pytest.mark.long
 def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
     done = run("checkpoint.py", "--megabytes", "13", "--repeat", "1", "--json", "result.json")
     assert done.returncode == 0, done.stderr
     seen = json.loads(Path("result.json").read_text())
     assert seen["save: DCP"]["ratio"] == 1
     assert {"save: headway", "save: headway, wait=False", "load: headway"} <= seen.keys()
-
-
-@pytest.mark.long
-def test_the_benchmark_of_growth_compares_with_torch() -> None:
-    done = run("growth.py", "--only", "loaders", "--repeat", "1", "--json", "result.json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(Path("result.json").read_text())
-    assert [row["contender"] for row in rows] == ["1", "50"]
-    assert all(row["seconds"] > 0 for row in rows)
 
 
 @pytest.mark.distributed
@@ -67,23 +52,22 @@ def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
     assert "2 ranks: " in done.stdout
 
 
-@pytest.mark.long
-def test_the_benchmark_of_estimates_compares_with_the_truth() -> None:
-    done = run("estimate.py", "--size", "small", "--only", "mlp sgd", "--json", "result.json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(Path("result.json").read_text())
-    assert abs(row["estimate"]) <= row["tolerance"]
+COMPARED = {  # a small form of each benchmark, and what it compares
+    "imports.py --repeat 1": ["import torch", "headway"],
+    "growth.py --only loaders --repeat 1": ["1", "50"],
+    "rendezvous.py --agents 8 --idle-s 1": ["headway's channel", "a counter in TCPStore"],
+    "estimate.py --size small --only 'mlp sgd'": ["MLP SGD"],
+}
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="forks the agents")
-def test_the_benchmark_of_meeting_compares_with_torchs_store() -> None:
-    done = run("rendezvous.py", "--agents", "8", "--idle-s", "1", "--json", "result.json")
+@pytest.mark.parametrize("words", COMPARED)
+def test_a_benchmark_measures_each_of_what_it_compares(words: str) -> None:
+    done = run(*shlex.split(words), "--json", "result.json")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(Path("result.json").read_text())
-    assert [row["by"] for row in rows] == [
-        "headway's channel",
-        "a counter in TCPStore",
-        "torch's c10d",
-    ]
-    assert all(row["seconds"] > 0 for row in rows)
+    seen = json.loads(Path("result.json").read_text())
+    rows = seen if isinstance(seen, list) else [{"by": name} for name in seen]
+    found = [row.get("by") or row.get("contender") or row["case"] for row in rows]
+    assert found[: len(COMPARED[words])] == COMPARED[words]
+    assert all(row.get("seconds", 1) > 0 for row in rows)
+    assert all(abs(row.get("estimate", 0)) <= row.get("tolerance", 0) for row in rows)

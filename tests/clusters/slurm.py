@@ -22,48 +22,7 @@ SPARE = "127.0.0.4"
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "salloc", "scancel", "squeue")
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"}
 
-_CONFIG = """\
-ClusterName=headway
-SlurmctldHost={host}(127.0.0.1)
-FirstJobId={first_job}
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SwitchType=switch/none
-MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
-ReturnToService=2
-KillWait=5
-SlurmdTimeout={node_timeout_s}
-MessageTimeout=60
-TCPTimeout=60
-MinJobAge=300
-SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,batch_sched_delay=0,sched_interval=1,sched_min_interval=0
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-JobRequeue=1
-PropagateResourceLimits=NONE
-SlurmdParameters=config_overrides
-{nodes}
-PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
-"""
+_CONFIG = Path(__file__).with_name("slurm.conf").read_text()
 
 
 def why_not() -> str:

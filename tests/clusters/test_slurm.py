@@ -11,7 +11,7 @@ import pytest
 
 from headway.launcher.clusters.slurm import read_nodelist
 from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for
-from tests.distributed.launching import is_alive, script
+from tests.distributed.launching import is_alive, script, wait_for_pids
 from tests.distributed.test_preemption import WORKER, require_exact
 from tests.distributed.test_preemption import Job as Training
 
@@ -96,16 +96,9 @@ while True:
 
 def test_scancel_leaves_nothing(slurm: Slurm) -> None:
     job = slurm.submit(launch("-q", "--cpu", script(SLEEPS)), "--nodes=2")
-    texts: list[str] = []
-
-    def are_up() -> bool:
-        texts[:] = [path.read_text() for path in Path.cwd().glob("pid_*")]
-        return len(texts) == 2 and all(texts)
-
-    assert wait_for(are_up), job.output
+    pids = wait_for_pids("pid_*", 2)
     job.cancel()
     job.wait()
-    pids = [int(pid) for text in texts for pid in text.split()]
     assert wait_for(lambda: not any(map(is_alive, pids)), within_s=300)
 
 

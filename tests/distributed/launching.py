@@ -161,6 +161,18 @@ def wait_for_end(*pids: int) -> None:
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
+def wait_for_pids(pattern: str, count: int) -> list[int]:
+    """Return the numbers in so many files of the working directory, once they are in all."""
+    texts: list[str] = []
+
+    def are_told() -> bool:
+        texts[:] = [path.read_text() for path in Path.cwd().glob(pattern)]
+        return len(texts) == count and all(texts)
+
+    wait_until(are_told)
+    return [int(pid) for text in texts for pid in text.split()]
+
+
 def script(text: str, name: str = "script.py") -> str:
     """Write a script into the working directory and return its name."""
     Path(name).write_text(text)

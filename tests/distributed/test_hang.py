@@ -173,12 +173,12 @@ def test_a_process_that_a_signal_would_end_is_left_alone() -> None:
 
 
 def test_a_launcher_that_was_stopped_itself_calls_nobody_hanging() -> None:
-    text = "import time\nfor tick in range(40):\n    print(tick, flush=True)\n    time.sleep(0.2)\n"
+    text = "import time\nfor tick in range(30):\n    print(tick, flush=True)\n    time.sleep(0.2)\n"
     running = start("-q", "--cpu", "--supervise", "--hang-timeout", "3", script(text))
     assert running.stdout is not None
     running.stdout.readline()
     running.send_signal(signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(4)
     running.send_signal(signal.SIGCONT)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors

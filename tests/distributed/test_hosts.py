@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.launching import HEADWAY, launch, script, start, wait_for_end
+from tests.distributed.launching import HEADWAY, launch, script, start, wait_for_end, wait_for_pids
 from tests.distributed.networks import needs_namespaces, network
 from tests.distributed.ssh_server import prepare, serve, ssh_server, why_no_server
 from tests.waiting import wait_until
@@ -94,25 +94,23 @@ def test_the_code_of_the_rank_that_failed_is_that_of_the_run_and_there_is_one_re
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_end_of_the_caller_is_the_end_on_all_hosts(number: signal.Signals) -> None:
     with start("-q", "--cpu", "--hosts", "a,b:2", script(WAITS)) as process:
-        ups = [Path(f"up_{rank}") for rank in range(3)]
-        wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
+        pids = wait_for_pids("up_*", 3)
         process.send_signal(number)
         process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
-    wait_for_end(*(int(up.read_text()) for up in ups))
+    wait_for_end(*pids)
 
 
 @pytest.mark.long
 def test_a_lost_connection_is_the_reason_that_is_given_and_all_hosts_end() -> None:
     with start("--cpu", "--hosts", "a,b", script(WAITS)) as process:
-        ups = [Path(f"up_{rank}") for rank in range(2)]
-        wait_until(lambda: all(up.exists() and up.read_text() for up in ups))
+        pids = wait_for_pids("up_*", 2)
         clients = psutil.Process(process.pid).children(recursive=True)
         next(one for one in clients if one.name() == "ssh" and "b" in one.cmdline()).kill()
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 4, errors
     assert "error: the connection to b was lost" in errors
-    wait_for_end(*(int(up.read_text()) for up in ups))
+    wait_for_end(*pids)
 
 
 def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts() -> None:

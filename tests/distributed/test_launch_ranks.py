@@ -29,8 +29,8 @@ from tests.distributed.launching import (
     start,
     start_in_terminal,
     wait_for_end,
+    wait_for_pids,
 )
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -200,17 +200,6 @@ while True:
 """
 
 
-def pids_of_ranks(count: int) -> list[int]:
-    texts: list[str] = []
-
-    def are_told() -> bool:
-        texts[:] = [path.read_text() for path in Path.cwd().glob("pid_*")]
-        return len(texts) == count and all(texts)
-
-    wait_until(are_told)
-    return [int(pid) for text in texts for pid in text.split()]
-
-
 @pytest.mark.parametrize(
     ("number", "code", "expected"),
     [
@@ -224,7 +213,7 @@ def test_a_signal_reaches_the_ranks_and_nothing_survives_it(
     text = WAITING.replace("SIGTERM", number.name).replace("STOPPED", str(code))
     grace = ["--grace-period-s", "0"] if number == signal.SIGUSR1 else []
     process = start("--cpu", "--num-processes", "2", *grace, script(text))
-    pids = pids_of_ranks(2)
+    pids = wait_for_pids("pid_*", 2)
     process.send_signal(number)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == expected, errors
@@ -247,7 +236,7 @@ def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_n
     text = WAITING.replace("sys.exit(STOPPED)", "pass")
     words = ["--num-processes", "2", "--grace-period-s", "1000"]
     process = start("--cpu", *words, script(text))
-    pids = pids_of_ranks(2)
+    pids = wait_for_pids("pid_*", 2)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     line = lines_to(process.stderr, "to stop")[-1]
@@ -262,7 +251,7 @@ def test_an_ignored_hangup_stays_ignored() -> None:
     text = WAITING.replace("STOPPED", "0")
     nohup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     process = start("--cpu", "--num-processes", "2", script(text), first=nohup)
-    pids_of_ranks(2)
+    wait_for_pids("pid_*", 2)
     process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     assert process.poll() is None

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import free_port, on_linux, script, start, wait_for_end
-from tests.waiting import wait_for_lines, wait_until
+from tests.distributed.launching import (
+    free_port,
+    on_linux,
+    script,
+    start,
+    wait_for_end,
+    wait_for_pids,
+)
+from tests.waiting import wait_for_lines
 
 pytestmark = on_linux
 
@@ -47,7 +54,7 @@ def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
 def two_machines_of_which_0_is_suspended() -> Iterator[subprocess.Popen[str]]:
     port = free_port()
     machines = [machine(rank, port) for rank in range(2)]
-    wait_until(lambda: len([one for one in Path.cwd().glob("up_?") if one.read_text()]) == 2)
+    wait_for_pids("up_?", 2)
     machines[0].send_signal(signal.SIGSTOP)
     yield machines[1]
     machines[0].send_signal(signal.SIGCONT)

@@ -117,12 +117,6 @@ def test_a_device_kind_that_a_profile_names_is_found_on_a_machine_with_other_gpu
     assert "2 processes on other" in planned.stdout, planned.stderr
 
 
-def test_a_device_that_no_installed_package_has_is_refused() -> None:
-    done = launch("--device", "toy", script(ON_TOYS))
-    assert "device is 'toy', but it must be one of" in done.stderr
-    assert done.returncode == 2
-
-
 WITH_OWN_PARTS = """
 import torch
 from headway import Accelerator

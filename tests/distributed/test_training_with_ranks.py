@@ -49,49 +49,6 @@ def sgd(model: torch.nn.Module, lr: float = 0.1, momentum: float = 0) -> Any:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
-@in_ranks(1, 2, 3)
-def weights() -> dict[int, list[float]]:
-    """Weights after three optimizer steps on global batches of 12 samples."""
-    result = {}
-    for accumulation in (1, 2):
-        set_seed(7)
-        accelerator = Accelerator(gradient_accumulation_steps=accumulation)
-        model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        data = TensorDataset(torch.randn(36, 5), torch.randn(36, 1))
-        loader = DataLoader(data, batch_size=12 // WORLD // accumulation, shuffle=True)
-        model, optimizer, loader = accelerator.prepare(model, sgd(model, momentum=0.9), loader)
-        for x, y in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-        result[accumulation] = values(model)
-    return result
-
-
-@each_world(2, 3)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_same_global_batch_gives_the_same_weights_with_any_number_of_ranks(
-    world: int, accumulation: int
-) -> None:
-    for rank in weights(world):
-        assert rank[accumulation] == pytest.approx(weights(1)[0][1], abs=1e-6)
-
-
-@with_ranks(2, 3)
-def test_ranks_end_alike_after_a_batch_that_cannot_be_shared_out_evenly() -> None:
-    set_seed(7)
-    accelerator = Accelerator()
-    model = torch.nn.Linear(2, 1)
-    loader = DataLoader(TensorDataset(torch.randn(7, 2)), batch_size=12 // WORLD)
-    model, optimizer, loader = accelerator.prepare(model, sgd(model), loader)
-    for (x,) in loader:
-        accelerator.backward(model(x).square().mean())
-        optimizer.step()
-    assert of_all_ranks(values(model)) == [values(model)] * WORLD
-
-
 @with_ranks(1, 2, 3)
 def test_one_scheduler_step_per_optimizer_step_also_in_an_incomplete_window() -> None:
     """In an epoch of 10 batches in each rank."""

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
 
 from headway.migration.scripts import DIFFERENCES, DIFFERS, MISSING, SAME, Row, Script, rows_of
 
-# what public scripts take from Accelerate most often
-WANTED = """
-import accelerate
-from accelerate import Accelerator, DataLoaderConfiguration, DDPCommunicationHookType, PartialState
-from accelerate import DistributedDataParallelKwargs, DistributedType, debug_launcher
-from accelerate import InitProcessGroupKwargs, notebook_launcher, skip_first_batches
-from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard
-from accelerate.data_loader import IterableDatasetShard, prepare_data_loader
-from accelerate.logging import get_logger
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.scheduler import AcceleratedScheduler
-from accelerate.state import AcceleratorState, GradientState, is_initialized
-from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker
-from accelerate.tracking import TrackioTracker, WandBTracker, on_main_process
-from accelerate.utils import AutocastKwargs, GradientAccumulationPlugin, GradScalerKwargs
-from accelerate.utils import FullyShardedDataParallelPlugin, LoggerType, ProjectConfiguration
-from accelerate.utils import ProfileKwargs, TorchDynamoPlugin, broadcast, broadcast_object_list
-from accelerate.utils import concatenate, convert_outputs_to_fp32, extract_model_from_parallel
-from accelerate.utils import find_batch_size, find_executable_batch_size, gather, gather_object
-from accelerate.utils import honor_type, is_peft_model, pad_across_processes, patch_environment
-from accelerate.utils import reduce, release_memory, send_to_device, set_seed
-from accelerate.utils import synchronize_rng_states, tqdm, wait_for_everyone, write_basic_config
-accelerate.state.is_initialized(), accelerate.__version__
-Accelerator(
-    device_placement=True, split_batches=False, mixed_precision="bf16", cpu=True,
-    gradient_accumulation_steps=2, dataloader_config=0, rng_types=["generator"], log_with="all",
-    project_dir=".", project_config=0, gradient_accumulation_plugin=0, kwargs_handlers=[],
-    step_scheduler_with_optimizer=True, dynamo_backend="no", dynamo_plugin=0, fsdp_plugin=0,
-    deepspeed_plugin=None,
-)
-"""
+WANTED = Path(__file__).with_name("wanted.txt").read_text()
+"""What public scripts take from Accelerate most often."""
 LACKING = """
 from accelerate import Accelerator, DeepSpeedPlugin, init_empty_weights, prepare_pippy
 from accelerate.utils import BnbQuantizationConfig, MegatronLMPlugin, SageMakerDistributedType

@@ -118,39 +118,29 @@ def test_jsonl_goes_on_in_no_file_of_another_folder(run_id: str, tmp_path: Path)
     assert read_metrics(tracker.path) == {}
 
 
-WANDB = """
+TWICE = """
+import sys
 from headway import Accelerator
+name = sys.argv[1]
 for _ in range(2):
-    run = Accelerator(cpu=True, log_with="wandb", project_dir="runs")
+    run = Accelerator(cpu=True, log_with=name, project_dir="runs")
     run.resume()
     run.init_trackers("project")
-    print(run.get_tracker("wandb", unwrap=True).id)
+    tracker = run.get_tracker(name, unwrap=True)
+    print(tracker.id if name == "wandb" else tracker.info.run_id)
     run.checkpoint()
     run.end_training()
 """
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
-def test_wandb_goes_on_in_its_run_without_a_network() -> None:
-    variables = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    done = run([sys.executable, "-c", WANDB], environment(**variables))  # wandb leaves a process
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_service_goes_on_in_its_run_without_a_network(name: str, tmp_path: Path) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    variables = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    environ = environment(**variables, MLFLOW_TRACKING_URI=(tmp_path / "mlruns").as_uri())
+    done = run([sys.executable, "-c", TWICE, name], environ)  # wandb leaves a process of its own
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.split()
     assert first == second
-
-
-@pytest.mark.slow
-def test_mlflow_goes_on_in_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    ids = []
-    for _ in range(2):
-        run = Accelerator(cpu=True, log_with="mlflow", project_dir="runs")
-        run.resume()
-        run.init_trackers("project")
-        ids.append(run.get_tracker("mlflow", unwrap=True).info.run_id)
-        run.checkpoint()
-        run.end_training()
-    assert ids[0] == ids[1]
