@@ -45,11 +45,12 @@ def test_the_benchmark_of_checkpoints_compares_with_dcp() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.long
-def test_the_benchmark_of_sharding_compares_with_sharding_by_hand() -> None:
+def test_the_benchmarks_of_sharding_and_of_parity_compare_with_plain_torch() -> None:
     sizes = ["--ranks", "2", "--rounds", "2", "--steps", "1", "--width", "16", "--layers", "2"]
     done = run("sharding.py", *sizes)
     assert done.returncode in (0, 1), done.stderr
     assert "2 ranks: " in done.stdout
+    assert len(json.loads(run("parity.py", "--json", "--ranks", "2").stdout)["2"]) == 8
 
 
 COMPARED = {  # a small form of each benchmark, and what it compares

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from tests.distributed.in_ranks import (
 from tests.distributed.launching import launch, script
 
 pytestmark = marks(__name__)
+PARITY = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "parity.py"))
 
 
 def values(*models: torch.nn.Module) -> list[float]:
@@ -47,6 +50,14 @@ def agree(accelerator: Accelerator, model: torch.nn.Module) -> bool:
 
 def sgd(model: torch.nn.Module, lr: float = 0.1, momentum: float = 0) -> Any:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+@with_ranks(1, 2, 3)
+def test_weights_are_those_of_plain_torch_on_the_same_global_batches() -> None:
+    """With and without bf16 and accumulation, and where the data cannot be shared out evenly."""
+    found = PARITY["compare"]()
+    for (precision, *_), difference in zip(PARITY["COMBINATIONS"], found, strict=True):
+        assert difference <= (1e-2 if precision == "bf16" else 1e-6)
 
 
 @with_ranks(1, 2, 3)
