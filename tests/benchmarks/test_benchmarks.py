@@ -72,3 +72,17 @@ def test_a_benchmark_measures_each_of_what_it_compares(words: str) -> None:
     assert found[: len(COMPARED[words])] == COMPARED[words]
     assert all(row.get("seconds", 1) > 0 for row in rows)
     assert all(abs(row.get("estimate", 0)) <= row.get("tolerance", 0) for row in rows)
+
+
+@pytest.mark.distributed
+@pytest.mark.long
+def test_the_race_measures_a_kill_and_each_part_of_a_restart() -> None:
+    sizes = ["--steps", "40", "--kills", "1", "--only", "headway"]
+    done = run("race.py", *sizes, "--json", "result.json")
+    assert done.returncode == 0, done.stderr
+    undisturbed, killed = json.loads(Path("result.json").read_text())
+    assert not undisturbed["kills"]
+    (kill,) = killed["kills"]
+    assert kill["first_s"] <= kill["new_s"]
+    assert len(kill["rows"]) == 15
+    assert sum(kill["rows"].values()) == pytest.approx(1e3 * kill["first_s"], abs=1)

@@ -1,0 +1,489 @@
+"""What a failure costs: ranks are killed, under Headway and under torchrun with its checkpoints.
+
+    python benchmarks/race.py                 # about five minutes
+    python benchmarks/race.py --full          # 600 steps, 10 kills, 3 runs of each
+    python benchmarks/race.py --json race.json
+
+A small GPT on the CPU, 2 ranks, steps of 0.2 s (0.15 to 0.25, seeded), a checkpoint every 20 steps.
+At seeded moments a random rank is killed (kill -9). The contenders take turns in each run:
+
+1. Headway: `accelerator.resume()` and `checkpoint(every=20)`, `headway launch --max-restarts`;
+2. torchrun: DDP, and torch.distributed.checkpoint as in PyTorch's tutorial, which loads the newest
+   checkpoint that has its metadata, `torchrun --max-restarts`.
+
+Both have their defaults. An undisturbed run of the first is what their wall time is divided by.
+Effective time is the part of the wall time in which rank 0 did steps that had not been done before.
+A run that does no new step within --give-up seconds after a kill is ended, and counted as stuck.
+
+The second table is one restart of Headway in milliseconds, each row from the one before it: the
+median over all kills, as rank 0 and the launcher have seen it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import psutil
+
+RANKS, EVERY, STEP_S, SPREAD_S = 2, 20, 0.2, 0.05
+POLL_S = 0.01
+
+RECORD = """\
+import json, os, time
+
+_who = os.environ.get("RANK", "launcher")
+_fd = os.open(f"events-{_who}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def log(event, step=0):
+    row = {"at": time.time(), "pid": os.getpid(), "event": event, "step": step}
+    os.write(_fd, (json.dumps(row) + "\\n").encode())
+
+def after(owner, name, event, when=lambda result: True):
+    wrapped = getattr(owner, name)
+    def wrapper(*args, **kwargs):
+        result = wrapped(*args, **kwargs)
+        if when(result):
+            log(event)
+        return result
+    setattr(owner, name, wrapper)
+"""
+LAUNCHER = """\
+import sys
+from record import after
+from headway.launcher.machines.rendezvous import Rendezvous
+from headway.launcher.processes.ranks import RankProcesses
+after(RankProcesses, "_poll", "noticed", lambda result: result is not None and result.is_failed())
+after(RankProcesses, "_stop", "others terminated")
+after(Rendezvous, "pause", "restart_delay")
+after(RankProcesses, "start", "forked")
+from headway.commands.main import main
+sys.exit(main())
+"""
+GPT = """\
+from record import log
+log("script begins")
+import random, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+STEPS, EVERY, STEP_S, SPREAD_S = int(sys.argv[1]), {every}, {step_s}, {spread_s}
+torch.manual_seed(0)
+
+class Text(Dataset):
+    def __len__(self):
+        return STEPS * 8 * {ranks}
+    def __getitem__(self, index):
+        return torch.randint(0, 256, (65,), generator=torch.Generator().manual_seed(index))
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(128), nn.LayerNorm(128)])
+        self.qkv, self.out = nn.Linear(128, 384), nn.Linear(128, 128)
+        self.mlp = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+    def forward(self, x):
+        parts = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, 4, 32).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(self.norms[1](x))
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(256, 128), nn.Embedding(64, 128)
+        self.blocks, self.head = nn.Sequential(*(Block() for _ in range(4))), nn.Linear(128, 256)
+    def forward(self, x):
+        return self.head(self.blocks(self.tokens(x) + self.places.weight))
+
+def loss_of(model, batch):
+    logits = model(batch[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+_began = 0.0
+def begin_step():
+    global _began
+    _began = time.monotonic()
+def end_step(step):
+    takes_s = STEP_S + SPREAD_S * random.Random(step).uniform(-1, 1)
+    time.sleep(max(_began + takes_s - time.monotonic(), 0))
+    log("step", step)
+"""
+HEADWAY = """\
+from gpt import *
+from record import after
+from headway import Accelerator
+log("imports")
+accelerator = Accelerator(cpu=True, project_dir="project")
+log("process group")
+from headway.checkpoint import loading, preemption, tensors
+log("checkpoint's imports")
+after(preemption, "_select_checkpoint", "checkpoint found")
+after(loading, "verify", "verified")
+after(tensors.SavedTensors, "load", "loaded")
+model = GPT()
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(Text(), 8, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+log("prepared")
+step = accelerator.resume().step
+log("resumed")
+begin_step()
+for batch in loader:
+    log("batch", step)
+    optimizer.zero_grad()
+    accelerator.backward(loss_of(model, batch))
+    optimizer.step()
+    step += 1
+    end_step(step)
+    accelerator.checkpoint(every=EVERY)
+    begin_step()
+accelerator.end_training()
+"""
+TORCHRUN = """\
+from gpt import *
+import os, shutil
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from pathlib import Path
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+log("imports")
+dist.init_process_group("gloo")
+log("process group")
+
+class AppState(Stateful):
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+    def state_dict(self):
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+    def load_state_dict(self, state):
+        set_state_dict(
+            self.model, self.optimizer,
+            model_state_dict=state["model"], optim_state_dict=state["optimizer"],
+        )
+
+model = DistributedDataParallel(GPT())
+optimizer = torch.optim.AdamW(model.parameters())
+sampler = DistributedSampler(Text())
+loader = DataLoader(Text(), 8, sampler=sampler)
+folder, step = Path("checkpoints"), 0
+whole = sorted(int(one.parent.name) for one in folder.glob("*/.metadata"))
+newest = [whole[-1] if whole else 0]
+dist.broadcast_object_list(newest)
+if newest[0]:
+    step = newest[0]
+    dcp.load({"app": AppState(model, optimizer)}, checkpoint_id=str(folder / str(step)))
+log("resumed")
+begin_step()
+for batch in loader:
+    if step == STEPS:
+        break
+    log("batch", step)
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+    step += 1
+    end_step(step)
+    if step % EVERY == 0:
+        dcp.save({"app": AppState(model, optimizer)}, checkpoint_id=str(folder / str(step)))
+        if dist.get_rank() == 0:
+            for old in whole[:-1]:
+                shutil.rmtree(folder / str(old), ignore_errors=True)
+            whole.append(step)
+    begin_step()
+dist.destroy_process_group()
+"""
+SCRIPTS = {"headway": HEADWAY, "torchrun": TORCHRUN}
+ROWS = (
+    *("noticed", "others terminated", "restart_delay", "forked", "script begins", "imports"),
+    *(
+        "process group",
+        "checkpoint's imports",
+        "prepared",
+        "checkpoint found",
+        "verified",
+        "loaded",
+        "resumed",
+    ),
+    *("batch", "step"),
+)
+
+
+class Kill(NamedTuple):
+    """What one kill has cost; None: no such step came.
+
+    Args:
+        step: the last step that was done.
+        first_s: until the first step after it.
+        new_s: until the first step that had not been done before.
+        repeated: steps that were done again.
+        rows: of a restart, the milliseconds of each row since the one before it.
+    """
+
+    step: int
+    first_s: float | None = None
+    new_s: float | None = None
+    repeated: int | None = None
+    rows: Mapping[str, float] = MappingProxyType({})
+
+
+class Run(NamedTuple):
+    contender: str
+    wall_s: float
+    effective: float
+    is_stuck: bool
+    kills: list[Kill]
+
+
+Event = dict[str, Any]
+
+
+def command_of(contender: str, steps: int) -> list[str]:
+    usual = [*("--max-restarts", "100"), "train.py", str(steps)]
+    if contender == "torchrun":
+        words = ["--standalone", "--nproc-per-node", str(RANKS), *usual]
+        return [sys.executable, "-m", "torch.distributed.run", *words]
+    words = ["launch", "--cpu", "--num-processes", str(RANKS), *usual]
+    return [sys.executable, "launcher.py", *words]
+
+
+def write_scripts(folder: Path, contender: str) -> None:
+    sizes = {"every": EVERY, "step_s": STEP_S, "spread_s": SPREAD_S, "ranks": RANKS}
+    gpt = GPT
+    for name, value in sizes.items():
+        gpt = gpt.replace(f"{{{name}}}", str(value))
+    texts = {"record": RECORD, "launcher": LAUNCHER, "gpt": gpt, "train": SCRIPTS[contender]}
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+class Events:
+    """What the processes of a run have logged so far, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[object, tuple[int, list[Event]]] = {}
+
+    def of(self, who: object) -> list[Event]:
+        """Return the events of a rank, or of the launcher."""
+        offset, known = self._known.get(who, (0, []))
+        with suppress(OSError), (self._folder / f"events-{who}").open("rb") as file:
+            file.seek(offset)
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            known += map(json.loads, whole.splitlines())
+            self._known[who] = (offset + len(whole), known)
+        return known
+
+    @property
+    def furthest(self) -> int:
+        """The last step that any rank has done."""
+        return max((one["step"] for rank in range(RANKS) for one in self.of(rank)), default=0)
+
+    @property
+    def pids(self) -> set[int]:
+        return {one["pid"] for rank in range(RANKS) for one in self.of(rank)}
+
+    def effective_s(self) -> float:
+        """Return what rank 0 has spent on steps, each the first time that it was done.
+
+        The first step of a process, of which the start is not known, counts as the median one.
+        """
+        steps = [one for one in self.of(0) if one["event"] == "step"]
+        took = {
+            index: now["at"] - before["at"]
+            for index, (before, now) in enumerate(pairwise(steps), 1)
+            if now["pid"] == before["pid"]
+        }
+        usual = statistics.median(took.values()) if took else 0.0
+        most, total = 0, 0.0
+        for index, one in enumerate(steps):
+            if one["step"] > most:
+                most = one["step"]
+                total += took.get(index, usual)
+        return total
+
+
+def wait_for(find: Callable[[], Any], process: subprocess.Popen[bytes], within_s: float) -> Any:
+    """Return what `find` finds; None if the process ends or it takes too long."""
+    until = time.monotonic() + within_s
+    while process.poll() is None and time.monotonic() < until:
+        if (found := find()) is not None:
+            return found
+        time.sleep(POLL_S)
+    return find()
+
+
+def run(contender: str, steps: int, kill_at: Sequence[float], seed: int, give_up_s: float) -> Run:
+    """Run a contender to its end, and kill a random rank at these steps, and parts of a step."""
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="race-") as name:
+        folder = Path(name)
+        write_scripts(folder, contender)
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environ |= {"XDG_STATE_HOME": f"{name}/state", "XDG_CONFIG_HOME": f"{name}/config"}
+        environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), name])
+        began_at = time.time()
+        with (folder / "output").open("wb") as output:
+            process = subprocess.Popen(
+                command_of(contender, steps),
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        events, kills = Events(folder), list[Kill]()
+        is_stuck = False
+        try:
+            for at in kill_at:
+                wait_for(lambda: events.furthest >= int(at) or None, process, 600)  # noqa: B023
+                time.sleep((at % 1) * STEP_S)
+                kills.append(kill(events, process, dice.randrange(RANKS), give_up_s))
+                if is_stuck := kills[-1].new_s is None:
+                    break
+            if not is_stuck:
+                is_stuck = wait_for(process.poll, process, 60 + 2 * steps * STEP_S) != 0
+        finally:
+            end(process)
+        if is_stuck:
+            print((folder / "output").read_text(errors="replace")[-3000:], file=sys.stderr)
+        wall_s = time.time() - began_at
+        return Run(contender, wall_s, events.effective_s() / wall_s, is_stuck, kills)
+
+
+def kill(events: Events, process: subprocess.Popen[bytes], rank: int, give_up_s: float) -> Kill:
+    before, last, at = events.pids, events.furthest, time.time()
+    os.kill(events.of(rank)[-1]["pid"], signal.SIGKILL)
+
+    def step_after(least: int) -> Event | None:
+        """Return the first step of rank 0 in a new process that is at least this one."""
+        return next(
+            (
+                one
+                for one in events.of(0)
+                if one["pid"] not in before and one["event"] == "step" and one["step"] >= least
+            ),
+            None,
+        )
+
+    if (new := wait_for(lambda: step_after(last + 1), process, give_up_s)) is None:
+        return Kill(last)
+    first = step_after(0)
+    assert first is not None
+    seen = [one for one in events.of("launcher") if one["at"] > at]
+    seen += [one for one in events.of(0) if one["pid"] == first["pid"]]
+    rows, since = {}, at
+    for name in ROWS:
+        found = next((one["at"] for one in seen if one["event"] == name), None)
+        if found is not None:
+            rows[name], since = 1e3 * (found - since), found
+    return Kill(last, first["at"] - at, new["at"] - at, last + 1 - first["step"], rows)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a run."""
+    with suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(process.pid)
+        for one in (*launcher.children(recursive=True), launcher):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait()
+
+
+def moments(steps: int, kills: int, seed: int) -> list[float]:
+    """Return the steps, and parts of one, at which ranks are killed: one in each equal part."""
+    dice, part = random.Random(seed), (steps - EVERY) / max(kills, 1)
+    return [EVERY / 2 + part * (number + dice.uniform(0.1, 0.9)) for number in range(kills)]
+
+
+def median(values: Sequence[float | None]) -> str:
+    known = [one for one in values if one is not None]
+    return f"{statistics.median(known):.1f}" if known else "-"
+
+
+def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
+    usual_s = statistics.median(one.wall_s for one in undisturbed)
+    head = ("", "first step", "first new step", "repeated", "wall time", "effective", "recovered")
+    print(("{:<12}" + "{:>16}" * 6).format(*head))
+    for name in ("undisturbed", *dict.fromkeys(one.contender for one in runs)):
+        of = [one for one in runs if one.contender == name] or undisturbed
+        kills = [kill for one in of for kill in one.kills]
+        done = [one for one in of if not one.is_stuck]
+        wall = [one.wall_s / usual_s for one in done]
+        cells = [
+            *(
+                f"{median([one.first_s for one in kills])} s",
+                f"{median([one.new_s for one in kills])} s",
+            ),
+            median([one.repeated for one in kills]),
+            f"{statistics.median(wall):.2f}" if wall else "stuck",
+            f"{statistics.median(one.effective for one in of):.3f}",
+            f"{sum(one.new_s is not None for one in kills)} of {len(kills)}",
+        ]
+        print(("{:<12}" + "{:>16}" * 6).format(name, *cells))
+    rows = [one.rows for run in runs if run.contender == "headway" for one in run.kills if one.rows]
+    if not rows:
+        return
+    print("\none restart of Headway, in milliseconds, each row from the one before it")
+    for name in ROWS:
+        if known := [one[name] for one in rows if name in one]:
+            print(f"  {name:<20}{statistics.median(known):>8.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--give-up", type=float, default=60, help="seconds, after a kill")
+    parser.add_argument("--full", action="store_true", help="600 steps, 10 kills, 3 runs")
+    parser.add_argument("--only", choices=[*SCRIPTS], help="one contender alone")
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    if given.full:
+        given.steps, given.kills, given.runs = 600, 10, 3
+    undisturbed: list[Run] = []
+    runs: list[Run] = []
+    for number in range(given.runs):
+        seed = given.seed + number
+        undisturbed.append(run("headway", given.steps, [], seed, given.give_up))
+        kill_at = moments(given.steps, given.kills, seed)
+        for contender in [given.only] if given.only else SCRIPTS:
+            runs.append(run(contender, given.steps, kill_at, seed, given.give_up))
+            print(f"{contender}: {runs[-1].wall_s:.0f} s", file=sys.stderr)
+    show(undisturbed, runs)
+    if given.json:
+        rows = [
+            {
+                **one._asdict(),
+                "kills": [{**kill._asdict(), "rows": {**kill.rows}} for kill in one.kills],
+            }
+            for one in (*(one._replace(contender="undisturbed") for one in undisturbed), *runs)
+        ]
+        Path(given.json).write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
