@@ -14,6 +14,8 @@ from headway.distributed.nested import for_each_part, is_dataclass_object, leave
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
+CALL = "the script's gather_for_metrics(...)"
+
 
 class Objects:
     """Objects for the samples of this rank, in the place of their list among other results."""
@@ -58,7 +60,7 @@ def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool
         if part is None or (is_tensor and part.ndim == 0):
             return part
         if is_tensor or _are_objects(part, as_objects):
-            kept = _rows_to_keep(loop, part)
+            kept = _rows_to_keep(loop, len(part), strict)
             if kept is None and strict:
                 raise _not_for_samples(f"{len(part)} results", loop)
             part = part if kept is None else part[:kept]
@@ -70,52 +72,52 @@ def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool
     return without_repeats(data)
 
 
-def _rows_to_keep(loop: LoaderLoop, results: Any) -> int | None:
+def _rows_to_keep(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
     """Return how many of this rank's results, the first, are not of repeated samples.
 
     None: there are neither as many as samples in a pass that has ended in the current batch, nor
-    k for each sample of that batch. As many as a full batch has (`loss.repeat(batch_size)`) are cut
-    to a shorter one. Where they make k for each sample as well, they are cut if full batches had
-    one for each, and if they are equal should others have had more.
+    k for each sample of that batch.
     """
-    passed, rows = loop.passed, len(results)
-    kept = _rows_of_batch(loop, results)
+    passed = loop.passed
+    kept = _rows_of_batch(loop, rows, strict)
     if passed is None or rows != passed.samples:
         return kept if passed is None or loop.loader is not None else None
     if loop.loader is not None and kept not in (None, rows - passed.repeated):
         raise UsageError(
             f"gather_for_metrics() got {rows} results: the samples of the last batch, or of the"
             " pass that has ended in it?",
-            where="the script's gather_for_metrics(...)",
+            where=CALL,
             fix="gather those of the outer loop's batch before the inner loop, or those of the"
             " inner loop in it",
         )
     return rows - passed.repeated
 
 
-def _rows_of_batch(loop: LoaderLoop, results: Any) -> int | None:
-    rows = len(results)
+def _rows_of_batch(loop: LoaderLoop, rows: int, strict: bool) -> int | None:
+    """Return how many results are for samples of the batch; as many as a full one has are cut.
+
+    Where they make k for each sample of a shorter batch as well, they are cut if full batches had
+    one for each, k for each if those had others, and refused if that is not known.
+    """
     rank, size = rank_and_size()
     samples, new = loop.batch.of_rank(rank, size)
     if not samples:  # nothing is known
         return rows
     full = loop.batch.full // (len(loop.batch.shares) or size)
     each, rest = divmod(rows, samples)
-    if rows == full > samples and (rest or _are_of_one(loop, results)):
+    if rows == full > samples and (rest or not loop.rows or 1 in loop.rows):
+        if strict and not rest and loop.rows != {1}:
+            raise UsageError(
+                f"gather_for_metrics() got {rows} results, as many as a full batch has: those of"
+                f" the {samples} samples of the last batch, or {each} for each of them?",
+                where=CALL,
+                fix=f"pass one for each sample, such as loss.repeat(len(batch)), or {each} for each"
+                f" in one row: results.reshape({samples}, {each}, ...)",
+            )
         return new
     if each and not rest and samples >= full:
         loop.rows.add(each)
     return None if rest else each * new
-
-
-def _are_of_one(loop: LoaderLoop, results: Any) -> bool:
-    if loop.rows == {1}:
-        return True
-    if loop.rows and 1 not in loop.rows:
-        return False
-    if isinstance(results, torch.Tensor):
-        return bool((results == results[:1]).all())
-    return len({*map(repr, results)}) == 1
 
 
 def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
@@ -146,7 +148,7 @@ def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:
     had = f"{samples} samples" if samples else "another number of samples"
     return UsageError(
         f"gather_for_metrics() got {what}, and this rank's last batch has {had}",
-        where="the script's gather_for_metrics(...)",
+        where=CALL,
         fix="pass one row, or equally many, for each sample of the batch, or of the whole pass"
         " after its loop; call accelerator.gather(...) for other tensors, and"
         " gather_object([...]) of headway.utils for other objects",

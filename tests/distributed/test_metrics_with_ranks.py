@@ -48,6 +48,8 @@ class Evaluation:
         if "already_sharded" in self.config:
             self.num_samples += 2  # each rank has some
         self.form = drawn.choice([*FORMS])
+        if self.form in ("twice", "tokens", "losses") and self.num_samples < self.size * WORLD:
+            self.num_samples += self.size * WORLD  # full batches tell how many there are for each
         self.is_stream, self.is_inside = drawn.random() < 0.3, drawn.random() < 0.3
         self.every = drawn.choice([1, 2, 3, 10])  # batches for a loss for the log
         self.gather: Any = None
@@ -108,7 +110,7 @@ def as_lists(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
 
 def as_tokens(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
     """As many rows for a sample as the rank's batch needs, in one dimension."""
-    length = 1 + int(batch.max()) % 3
+    length = 2 + int(batch.max()) % 3
     tokens = evaluation.gather((4 * batch[:, None] + torch.arange(length)).flatten()).tolist()
     assert len({*tokens}) == len(tokens)
     assert {one - 1 for one in tokens if one % 4} <= {*tokens}

@@ -28,8 +28,7 @@ def kept(loop: LoaderLoop, *numbers: int) -> list[int]:
         ([], [2, 4, 6], [1, 2, 3]),
         ([8], [8], [1]),  # results.repeat(batch_size)
         ([16, 32], [8], [4]),  # four for each sample
-        ([8, 32], [8], [4]),  # either; they differ
-        ([], [8, 0], [4, 0]),
+        ([], [6, 0], [3, 0]),
     ],
 )
 def test_repeated_samples_lose_their_results(
@@ -43,11 +42,19 @@ def test_repeated_samples_lose_their_results(
     loop.end()
 
 
-def test_equal_results_as_many_as_a_full_batch_are_cut_to_a_shorter_one() -> None:
+@pytest.mark.parametrize("of_full", [[], [8, 32]])
+def test_as_many_results_as_a_full_batch_has_are_refused_if_they_may_be_several_for_each_sample(
+    of_full: list[int],
+) -> None:
     loop = LoaderLoop()
+    loop.begin_batch(FULL, is_last=False)
+    assert kept(loop, *of_full) == of_full
     loop.begin_batch(SHORT, is_last=True)
-    assert len(gather_for_metrics(torch.tensor(0.5).repeat(8))) == 1
-    assert gather_for_metrics([0.5] * 8, use_gather_object=True) == [0.5]
+    for results in (torch.tensor(0.5).repeat(8), torch.arange(8)):
+        with pytest.raises(UsageError, match=r"8 results(.|\n)*pass one(.|\n)*reshape\(2, 4, "):
+            gather_for_metrics(results)
+        assert len(gather_for_metrics(results, strict=False)) == 1
+    assert len(gather_for_metrics(torch.arange(8).reshape(2, 4))) == 1
     loop.begin_batch(GlobalBatch(3, 3, 8), is_last=True)  # of which eight are no multiple
     assert gather_for_metrics(torch.arange(8)).tolist() == [0, 1, 2]
     loop.end()
