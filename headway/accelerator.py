@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from inspect import signature
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,7 +20,7 @@ from headway.checkpoint.preemption import Preemption, ResumedRun
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
-from headway.distributed.handler import Handlers, KwargsHandler
+from headway.distributed.handler import Handlers, KwargsHandler, check_call, checked
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
@@ -45,7 +45,7 @@ from headway.training.metrics import gather_for_metrics
 from headway.training.preparer import Preparer
 from headway.training.profiling import ProfileKwargs, profiled
 from headway.training.replicas import compare_at_end
-from headway.training.steps import Steps, Tensors
+from headway.training.steps import Steps, Tensors, check_backward
 from headway.training.training import Training
 
 
@@ -142,6 +142,7 @@ class Accelerator(Process):
 
     part_types = PartTypes()  # headway.compat has others
 
+    @checked
     def __init__(
         self,
         device_placement: bool = True,
@@ -236,6 +237,7 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ prepare: Preparer
 
+    @checked
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, data loaders and schedulers; return them in the same order.
 
@@ -261,6 +263,7 @@ class Accelerator(Process):
         """
         return self.parts.preparer.prepare(*args, device_placement=device_placement)
 
+    @checked
     def prepare_model(
         self,
         model: torch.nn.Module,
@@ -446,7 +449,12 @@ class Accelerator(Process):
             >>> weight.grad
             tensor([0.7500, 0.7500, 0.7500, 0.7500])
         """
-        self.parts.steps.backward(loss, num_tokens, kwargs)
+        try:
+            self.parts.steps.backward(loss, num_tokens, kwargs)
+        except (AttributeError, TypeError, RuntimeError):
+            check_call(Accelerator.backward, (self, loss), {"num_tokens": num_tokens})
+            check_backward(loss, kwargs)
+            raise
 
     def accumulate(self, *models: torch.nn.Module) -> AbstractContextManager[Any]:
         """Start a micro-batch: every n-th, and the last of a loader, completes an optimizer step.
@@ -487,6 +495,7 @@ class Accelerator(Process):
         """
         return self.parts.steps.trigger_sync_in_backward(model)
 
+    @checked
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
@@ -530,8 +539,9 @@ class Accelerator(Process):
         """
         self.parts.steps.unscale_gradients(optimizer)
 
+    @checked
     def clip_grad_norm_(
-        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+        self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
         """Clip the gradients' norm, unless gradients accumulate, and return what it was.
 
@@ -552,6 +562,7 @@ class Accelerator(Process):
         """
         return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
 
+    @checked
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
 
@@ -746,6 +757,7 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ checkpoints: Checkpointer
 
+    @checked
     def save_state(
         self,
         output_dir: Folder = None,
@@ -791,6 +803,7 @@ class Accelerator(Process):
         refuse_keywords(save_model_func_kwargs, "save_state")
         return self.parts.checkpoints.save_state(output_dir, allow_pickle=allow_pickle, wait=wait)
 
+    @checked
     def load_state(
         self,
         input_dir: Folder = None,
@@ -901,6 +914,7 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ interruptions: Preemption
 
+    @checked
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint of the project folder, if any; rank 0 logs which.
 
@@ -1078,6 +1092,7 @@ class Accelerator(Process):
         """
         return collectives.gather(tensor)
 
+    @checked
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather results for samples of the current batch, without repeats, in the data's order.
 
@@ -1108,16 +1123,19 @@ class Accelerator(Process):
         """
         return gather_for_metrics(input_data, use_gather_object)
 
+    @checked
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum, mean or maximum over ranks of each tensor, times `scale`."""
         return collectives.reduce(tensor, reduction, scale)
 
+    @checked
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
     ) -> Any:
         """Pad each tensor along `dim` to the largest size that any rank has there."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
+    @checked
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
         """Overwrite each tensor by that of rank `from_process`, and return it."""
         return collectives.broadcast(tensor, from_process)

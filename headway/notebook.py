@@ -30,6 +30,7 @@ from headway.contract import signals
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
 from headway.devices.table import KINDS
 from headway.distributed.environment import patch_environment
+from headway.distributed.handler import checked
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState
@@ -42,6 +43,7 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 CALL = "the call of notebook_launcher(...)"
 
 
+@checked
 def notebook_launcher(
     function: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -100,6 +102,7 @@ def notebook_launcher(
     _run_ranks(function, args, run, num_processes, port)
 
 
+@checked
 def debug_launcher(
     function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2
 ) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from headway.contract.run import read_run
 from headway.data.active_loader import current_loop, open_loops
+from headway.distributed.handler import checked
 from headway.distributed.process import Process
 from headway.distributed.world import (
     DistributedType,
@@ -61,6 +62,7 @@ class PartialState(Process):
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
+    @checked
     def __init__(
         self,
         cpu: bool = False,
@@ -151,6 +153,7 @@ class AcceleratorState(PartialState):
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
     _shared_state: ClassVar[dict[str, Any]] = {}
 
+    @checked
     def __init__(
         self,
         mixed_precision: str | None = None,

@@ -29,7 +29,7 @@ from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.compilation import model_has_dtensor
-from headway.trackers.project import Folder, ProjectConfiguration, check_folder
+from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.replicas import require_equal
 from headway.training.training import Training
 
@@ -327,7 +327,6 @@ def _given(folder: Folder, method: str) -> Path:
             fix=f"call {method}(folder), or pass Accelerator(project_config=ProjectConfiguration("
             "project_dir=..., automatic_checkpoint_naming=True))",
         )
-    check_folder("the folder", folder, f"the script's {method}(...)")
     return Path(folder).expanduser()
 
 

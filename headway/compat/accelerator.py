@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +15,7 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.contract.notes import say
 from headway.data.samplers import as_plain, is_plain
+from headway.distributed.handler import checked
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
@@ -164,13 +165,15 @@ class Accelerator(native.Accelerator):
         self.step = 0 if ends else self.step + 1
         return super().accumulate(*models)
 
+    @checked
     def clip_grad_norm_(
-        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+        self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
         """Clip the gradients' norm, also while they accumulate, and return what it was."""
         unscaled = self.parts.steps.unscaled(parameters)
-        return self.parts.training.strategy.clip_grad_norm_(unscaled, max_norm, norm_type)
+        return self.parts.training.strategy.clip_grad_norm_(unscaled, max_norm, float(norm_type))
 
+    @checked
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], also while they accumulate."""
         unscaled = self.parts.steps.unscaled(parameters)

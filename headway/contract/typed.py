@@ -69,12 +69,12 @@ def _read(kind: Any, data: Any, place: str) -> Any:
         return {name: _read(inner, one, f"{place}[{name!r}]") for name, one in data.items()}
     if hasattr(kind, "__members__"):
         if data not in kind.__members__:
-            raise Misfit(place, f"is {_shown(data)}, not one of {', '.join(kind.__members__)}")
+            raise Misfit(place, f"is {shown(data)}, not one of {', '.join(kind.__members__)}")
         return kind[data]
     if type(data) is not kind and not (kind is float and type(data) is int):
-        raise Misfit(place, f"is {_shown(data)}, not of type {kind.__name__}")
+        raise Misfit(place, f"is {shown(data)}, not of type {kind.__name__}")
     if type(data) is int and kind is float and abs(data) > _LARGEST:
-        raise Misfit(place, f"is {_shown(data)}, which is too large")
+        raise Misfit(place, f"is {shown(data)}, which is too large")
     return kind(data)
 
 
@@ -116,8 +116,9 @@ def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...
     )
 
 
-def _shown(data: Any) -> str:
-    text = repr(data)
+def shown(data: Any) -> str:
+    """Return a value for a message, in at most 60 characters."""
+    text = " ".join(repr(data).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -155,7 +155,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         tensor: tensors of the same shape and dtype on every rank, alone or nested.
 
     Raises:
-        UsageError: there is something else than tensors.
+        UsageError: there is something else than tensors, or no such rank.
 
     Examples:
         >>> import torch
@@ -169,6 +169,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
             dist.broadcast(one, src=from_process)
         return one
 
+    _require_rank(from_process, "broadcast(...)")
     require_same_tensors(tensor, "broadcast")
     return for_each_tensor(broadcast_one, tensor, strict="broadcast")
 
@@ -184,10 +185,21 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         >>> broadcast_object_list(["a name", {"lr": 0.1}])
         ['a name', {'lr': 0.1}]
     """
+    _require_rank(from_process, "broadcast_object_list(...)")
     if rank_and_size()[1] > 1:
         meet("broadcast_object_list(...)")
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
+
+
+def _require_rank(number: int, call: str) -> None:
+    _, size = rank_and_size()
+    if not 0 <= number < size:
+        raise UsageError(
+            f"from_process is {number}, and there are ranks 0 to {size - 1}",
+            where=f"the script's {call}",
+            fix="pass from_process=0",
+        )
 
 
 def pad_across_processes(

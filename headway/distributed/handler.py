@@ -1,21 +1,148 @@
-"""Handlers: dataclasses that configure parts of torch, passed to `Accelerator`."""
+"""What a script passes: arguments, checked by their annotations; handlers for parts of torch."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, TypeVar
+from functools import cache, partial, wraps
+from inspect import signature
+from itertools import chain, repeat
+from numbers import Integral, Real
+from types import UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from headway.errors import UsageError
+import torch
+
+from headway.contract.typed import shown
+from headway.errors import UsageError, WrongType
 
 _CALL = "the script's Accelerator(...)"
+P = ParamSpec("P")
+R = TypeVar("R")
+Fits = Callable[[Any], bool]
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise WrongType for an argument that does not fit its annotation."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_call(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise WrongType for an argument of a function that does not fit its annotation."""
+    names, rest, hints = _parameters(function)
+    positional = zip(chain(names, repeat(rest)), args)  # noqa: B905  the first has no end
+    for name, value in chain(positional, kwargs.items()):
+        if name in hints and not hints[name][1](value):
+            called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+            raise _wrong_type(name, value, hints[name][0], called)
+
+
+def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> None:
+    """Raise WrongType if one of the values that an argument holds is of another class."""
+    for wrong in [one for one in {*map(type, values)} if not issubclass(one, kind)]:
+        value = next(one for one in values if type(one) is wrong)
+        raise _wrong_type(name, value, kind, called)
+
+
+def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
+    accepted = _described(hint)
+    return WrongType(
+        f"{name} is {shown(value)}, not {accepted}",
+        where=f"the script's {called}(...)",
+        fix=f"pass {accepted}",
+    )
+
+
+@cache
+def _parameters(
+    function: Callable[..., Any],
+) -> tuple[list[str], str, dict[str, tuple[Any, Fits]]]:
+    """Return the positional parameters, that of the others, and what each parameter may be."""
+    found = signature(function).parameters.values()
+    names = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
+    rest = next((one.name for one in found if one.kind is one.VAR_POSITIONAL), "")
+    hints = get_type_hints(function)
+    keywords = {one.name for one in found if one.kind is one.VAR_KEYWORD}
+    checked = hints.keys() - keywords - {"return"}
+    return names, rest, {name: (hints[name], _fits(hints[name])) for name in checked}
+
+
+def _fits(hint: Any) -> Fits:
+    """Return what decides whether a value is of a type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda _: True
+    if origin in (Union, UnionType):
+        alternatives = [*map(_fits, inner)]
+        return lambda value: any(fits(value) for fits in alternatives)
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in inner
+    if hint in _NUMBERS:
+        return lambda value: isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
+    if origin in _LISTS:
+        return partial(_is_list, fits=None if origin is Iterable else _fits(inner[0]))
+    return lambda value: isinstance(value, origin or hint)
+
+
+_NUMBERS: dict[Any, Any] = {int: Integral, float: (Real, torch.Tensor)}
+_LISTS = (list, Sequence, Iterable)
+
+
+def _is_list(value: Any, fits: Fits | None) -> bool:
+    """Return whether these are values that fit; of each class, one is looked at."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        return False
+    return fits is None or all(map(fits, {type(one): one for one in value}.values()))
+
+
+def _described(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        *first, last = map(_described, inner)
+        return f"{', '.join(first)} or {last}"
+    if origin is Literal:
+        return repr(inner[0])
+    if origin in _LISTS:
+        return f"a list of {_described(inner[0]).replace('a ', '').replace('an ', '')}"
+    name = (origin or hint).__name__
+    return _WORDS.get(name) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+_WORDS = {
+    "NoneType": "None",
+    "bool": "True or False",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "PathLike": "a path",
+    "Callable": "a function",
+}
 
 
 class KwargsHandler:
     """Keyword arguments for one part of torch; `Accelerator(kwargs_handlers=[...])` takes several.
 
-    Every handler is a dataclass whose fields all have a default.
+    Every handler is a dataclass whose fields all have a default. A value of another type than its
+    field's raises UsageError.
 
     Examples:
         >>> from headway.utils import AutocastKwargs
@@ -26,6 +153,9 @@ class KwargsHandler:
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        check_call(type(self).__init__, (), vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of all fields."""
@@ -47,12 +177,6 @@ class Handlers:
         self, handlers: Sequence[KwargsHandler] | None, kinds: Sequence[type[KwargsHandler]]
     ) -> None:
         self._by_kind: dict[type[KwargsHandler], KwargsHandler] = {}
-        if isinstance(handlers, KwargsHandler):
-            raise UsageError(
-                f"kwargs_handlers is a {type(handlers).__name__}, not a list",
-                where=_CALL,
-                fix=f"pass kwargs_handlers=[{type(handlers).__name__}(...)]",
-            )
         for handler in handlers or ():
             kind = next((one for one in kinds if isinstance(handler, one)), None)
             if kind is None:

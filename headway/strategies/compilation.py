@@ -72,6 +72,7 @@ class TorchDynamoPlugin(KwargsHandler):
     use_regional_compilation: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.backend is None:
             self.backend = DynamoBackend.NO
         elif isinstance(self.backend, str) and self.backend.upper() in set(DynamoBackend):

@@ -71,7 +71,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     dim: int = 0
     broadcast_buffers: bool = True
-    bucket_cap_mb: int = 25
+    bucket_cap_mb: float = 25
     find_unused_parameters: bool = False
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
@@ -82,6 +82,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
     compare_weights: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.comm_hook = _hook_type("comm_hook", self.comm_hook, _HOOKS)
         self.comm_wrapper = _hook_type("comm_wrapper", self.comm_wrapper, (_NO, _FP16, _BF16))
         if self.comm_wrapper is not _NO and self.comm_hook is _NO:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from headway.distributed.handler import check_call
 from headway.errors import UsageError
 
 Folder = str | os.PathLike[str] | None
@@ -26,7 +27,7 @@ class ProjectConfiguration:
 
     Raises:
         UsageError: `save_on_each_node=True`, `total_limit` is not a whole number of at least 1, or
-            a folder is not a path.
+            a value has another type.
 
     Examples:
         >>> from headway.utils import ProjectConfiguration
@@ -44,9 +45,8 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def __post_init__(self) -> None:
+        check_call(type(self).__init__, (), vars(self))
         where = "the script's ProjectConfiguration(...)"
-        check_folder("project_dir", self.project_dir, where)
-        check_folder("logging_dir", self.logging_dir, where)
         self.set_directories(self.project_dir)
         if self.save_on_each_node:
             raise UsageError(
@@ -55,7 +55,7 @@ class ProjectConfiguration:
                 fix="remove it, and save to a folder that all machines share",
             )
         limit = self.total_limit
-        if limit is not None and (type(limit) is not int or limit < 1):
+        if limit is not None and limit < 1:
             raise UsageError(
                 f"total_limit is {limit!r}, not a whole number of at least 1",
                 where=where,
@@ -67,17 +67,6 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
-
-
-def check_folder(name: str, folder: object, where: str) -> None:
-    """Raise UsageError unless `folder` is a path, or None."""
-    is_path = isinstance(folder, str | os.PathLike) and isinstance(os.fspath(folder), str)
-    if folder is not None and not is_path:
-        raise UsageError(
-            f"{name} is {folder!r}, not a path",
-            where=where,
-            fix='pass the path of a folder, for example "runs/my_run"',
-        )
 
 
 def merged_project(

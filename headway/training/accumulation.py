@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from headway.data.active_loader import current_loop
 from headway.devices.table import kind_of
-from headway.distributed.handler import KwargsHandler
+from headway.distributed.handler import KwargsHandler, check_entries
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
@@ -46,6 +46,7 @@ class GradientAccumulationPlugin(KwargsHandler):
     sync_each_batch: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_steps is not None:
             check_steps("num_steps", self.num_steps, "the script's GradientAccumulationPlugin(...)")
 
@@ -195,8 +196,12 @@ class Accumulation:
         self, models: tuple[torch.nn.Module, ...], prepared: Callable[[], Sequence[torch.nn.Module]]
     ) -> None:
         """Count one more micro-batch of these models, or of all, and decide whether it is due."""
-        step = self._by_models.get(models)
+        try:
+            step = self._by_models.get(models)
+        except TypeError:  # of what is no model, such as a list of them
+            step = None
         if step is None:
+            check_entries("models", models, torch.nn.Module, "accumulate")
             numbers = [at for at, one in enumerate(prepared()) if not models or one in models]
             step = self._by_models[models] = self._step_of(",".join(map(str, numbers)))
         self.step = step

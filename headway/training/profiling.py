@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class ProfileKwargs(KwargsHandler):
     with_stack: bool = False
     with_flops: bool = False
     with_modules: bool = False
-    output_trace_dir: str | None = None
+    output_trace_dir: str | os.PathLike[str] | None = None
 
     def build(self) -> torch.profiler.profile:
         """Return the profiler, a context that has not begun.

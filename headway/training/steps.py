@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from inspect import signature
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.algorithms.join import Join
@@ -14,9 +15,11 @@ from torch.distributed.algorithms.join import Join
 from headway.contract.progress import Progress
 from headway.contract.step_clock import BACKWARD
 from headway.distributed.collectives import reduce
+from headway.distributed.handler import check_entries
 from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
 from headway.strategies.strategy import NOTHING
+from headway.training.arguments import reject_unsupported
 from headway.training.optimizer import PreparedOptimizer
 from headway.training.replicas import note_raw_optimizer, note_unprepared
 from headway.training.training import Training
@@ -176,10 +179,11 @@ class Steps:
         self.training.precision.unscale(inner, parameters)
 
     def clip_grad_norm_(
-        self, parameters: Tensors, max_norm: float, norm_type: float = 2
+        self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
         """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
-        strategy = self.training.strategy
+        _require_limit("max_norm", max_norm)
+        strategy, norm_type = self.training.strategy, float(norm_type)
         if self.training.accumulation.sync_gradients:
             return strategy.clip_grad_norm_(self.unscaled(parameters), max_norm, norm_type)
         norm = strategy.total_norm(_as_list(parameters), norm_type)
@@ -187,6 +191,7 @@ class Steps:
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
+        _require_limit("clip_value", clip_value)
         if self.training.accumulation.sync_gradients:
             self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
 
@@ -197,6 +202,27 @@ class Steps:
             [one.optimizer for one in self.training.optimizers], tensors
         )
         return tensors
+
+
+def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
+    """Raise UsageError if a backward pass of this loss cannot work."""
+    where = "the script's backward(...)"
+    known = signature(torch.Tensor.backward).parameters
+    reject_unsupported({name: kwargs[name] for name in kwargs.keys() - known}, known, where)
+    for name, kind in (("gradient", torch.Tensor), ("retain_graph", bool), ("create_graph", bool)):
+        if kwargs.get(name) is not None:
+            check_entries(name, [kwargs[name]], kind, "backward")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss has no gradient: none of what it was computed from needs one",
+            where=where,
+            fix="compute it by the model's forward(), outside of torch.no_grad(), without .item()"
+            " and .detach(); some weights of the model must have requires_grad=True",
+        )
+    if loss.numel() != 1 and kwargs.get("gradient") is None:
+        raise UsageError(
+            f"the loss has shape {[*loss.shape]}, not one element", where=where, fix="pass its mean"
+        )
 
 
 def _note_loss(
@@ -228,4 +254,15 @@ def _keep_loss(progress: Progress, loss: torch.Tensor, count: int) -> None:
 
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    check_entries("parameters", given, torch.Tensor, "clipping of gradients")
+    return given
+
+
+def _require_limit(name: str, value: float) -> None:
+    if not value >= 0:
+        raise UsageError(
+            f"{name} is {value}, not a number of at least 0",
+            where="the script's clipping of gradients",
+            fix=f"pass {name}=1.0, or do not clip",
+        )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import torch
 
+import headway
+from headway import utils
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract
 from headway.errors import UsageError
+from headway.state import AcceleratorState
 from headway.training.arguments import (
-    merge_accumulation,
     merge_arguments,
     reject_unsupported,
 )
@@ -106,12 +110,6 @@ def test_an_unknown_precision_is_refused_with_the_one_that_was_meant(name: str, 
         merge_arguments(None, mixed_precision=name)
 
 
-@pytest.mark.parametrize("steps", [0, -1, True, 1.5])
-def test_impossible_accumulation_is_refused(steps: int) -> None:
-    with pytest.raises(UsageError, match="gradient_accumulation_steps is"):
-        merge_accumulation(steps, None)
-
-
 def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"'devices'[\s\S]*headway launch --devices"):
         reject_unsupported({"devices": [1]}, KNOWN)
@@ -119,3 +117,77 @@ def test_accelerate_s_other_arguments_are_refused_with_a_way_out() -> None:
 
 def test_accelerate_s_other_arguments_may_be_none() -> None:
     reject_unsupported({"fsdp_plugin": None, "megatron_lm_plugin": None}, KNOWN)
+
+
+WRONG = """
+Accelerator(device_placement=None)
+Accelerator(split_batches="no")
+Accelerator(mixed_precision=16)
+Accelerator(mixed_precision=["fp16"])
+Accelerator(gradient_accumulation_steps="2")
+Accelerator(gradient_accumulation_steps=True)
+Accelerator(cpu="no")
+Accelerator(device=0)
+Accelerator(dataloader_config={})
+Accelerator(log_with=[3])
+Accelerator(project_dir=b"x")
+Accelerator(project_config="runs")
+Accelerator(step_scheduler_with_optimizer="no")
+Accelerator(gradient_accumulation_plugin=2)
+Accelerator(kwargs_handlers=["x"])
+Accelerator(dynamo_backend=3)
+Accelerator(dynamo_plugin="inductor")
+Accelerator(rng_types="torch")
+Accelerator(resume_from=True)
+Accelerator(seed=1.5)
+Accelerator(global_batch_size="8")
+Accelerator(strategy=["ddp"])
+Accelerator(shard_size=2.0)
+Accelerator(wrap=True)
+Accelerator(activation_checkpointing="yes")
+Accelerator(cpu_offload=3)
+Accelerator(forward_methods=[3])
+Accelerator(fsdp_plugin=1)
+AcceleratorState(mixed_precision=["no"])
+GradientAccumulationPlugin(num_steps="2")
+AutocastKwargs(enabled="no")
+ProjectConfiguration(logging_dir=5)
+accelerator.prepare(model, device_placement=True)
+accelerator.prepare_model(model, evaluation_mode="no")
+accelerator.accumulate([model])
+accelerator.accumulate(one)
+accelerator.save_state(3)
+accelerator.save_state("x", wait="no")
+accelerator.load_state("x", load_kwargs=3)
+accelerator.backward([one])
+accelerator.backward(one, num_tokens="5")
+accelerator.backward(one, gradient=1.0)
+accelerator.gather_for_metrics(one, use_gather_object="no")
+accelerator.reduce(one, scale="2")
+accelerator.broadcast(one, from_process="0")
+accelerator.pad_across_processes(one, dim="0")
+accelerator.clip_grad_norm_(model, 1.0)
+accelerator.clip_grad_norm_(torch.nn.Sequential(model), 1.0)
+accelerator.clip_grad_norm_(model.named_parameters(), 1.0)
+accelerator.clip_grad_norm_(one, max_norm="1.0")
+accelerator.clip_grad_norm_(one, 1.0, norm_type="x")
+accelerator.clip_grad_norm_(one, max_norm=-1.0)
+accelerator.clip_grad_value_(one, None)
+accelerator.clip_grad_value_(one, clip_value=float("nan"))
+accelerator.broadcast(one, from_process=1)
+notebook_launcher(print, num_processes="2")
+"""
+
+
+@pytest.mark.parametrize("code", WRONG.strip().splitlines())
+def test_a_wrong_argument_is_named_with_its_value_and_what_is_accepted(
+    code: str,
+) -> None:
+    names = {name: getattr(module, name) for module in (utils, headway) for name in module.__all__}
+    names |= {"AcceleratorState": AcceleratorState, "torch": torch, "model": torch.nn.Linear(1, 1)}
+    names |= {"accelerator": headway.Accelerator(cpu=True), "one": torch.ones(1).requires_grad_()}
+    with pytest.raises(UsageError) as refused:
+        exec(code, names)  # noqa: S102
+    argument = re.findall(r"\w+(?==)", code) or [r"\w+"]
+    said = rf"{argument[-1]} is .+, (not a|not True or|and there are) .+\n  from: .+\n  fix:  pass "
+    assert re.match(said, str(refused.value))

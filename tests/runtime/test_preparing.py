@@ -35,7 +35,7 @@ def test_objects_prepared_one_at_a_time_are_those_of_prepare() -> None:
 @pytest.mark.parametrize("kind", ["model", "optimizer", "data_loader", "scheduler"])
 def test_an_object_of_another_kind_is_refused(kind: str) -> None:
     prepare = getattr(Accelerator(cpu=True), f"prepare_{kind}")
-    with pytest.raises(UsageError, match=rf"prepare_{kind}\(\) got a list"):
+    with pytest.raises(UsageError, match=rf"prepare_{kind}\("):
         prepare([])
 
 

@@ -121,7 +121,6 @@ def test_all_means_all_that_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("wnadb", True, "did you mean 'wandb'"),
         ("aim", True, "log_with='jsonl'"),
         (LoggerType.SWANLAB, True, "log_with='jsonl'"),
-        (3, True, "use one of"),
         (["jsonl", "x"], True, "use one of"),
         ("wandb", False, "pip install wandb"),
         ("tensorboard", True, "project_dir"),  # where its files go
