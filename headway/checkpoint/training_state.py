@@ -34,8 +34,14 @@ from headway.distributed.rng import (
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
-from headway.training.hyperparameters import Groups, of_optimizer, of_scheduler, replaced
-from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.training.optimizer import (
+    Groups,
+    PreparedOptimizer,
+    PreparedScheduler,
+    of_optimizer,
+    of_scheduler,
+    replaced,
+)
 from headway.training.training import Training
 
 Weights = dict[str, Any]

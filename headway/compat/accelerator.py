@@ -19,9 +19,8 @@ from headway.distributed.handler import checked
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
-from headway.training.hyperparameters import of_scheduler
 from headway.training.metrics import gather_for_metrics
-from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
+from headway.training.optimizer import PreparedOptimizer, PreparedScheduler, of_scheduler
 from headway.training.preparer import Preparer
 from headway.training.steps import Tensors
 

@@ -79,12 +79,13 @@ def _read(kind: Any, data: Any, place: str) -> Any:
 
 
 @cache
-def _types(kind: Any) -> dict[str, Any]:
+def types_of(kind: Any) -> dict[str, Any]:
+    """Return the types that a class's fields or a function's parameters are declared to have."""
     return get_type_hints(kind)
 
 
 def _read_fields(kind: Any, data: Any, place: str) -> Any:
-    types = _types(kind)
+    types = types_of(kind)
     if type(data) is list:
         if len(data) != len(types):
             raise Misfit(place, f"has {len(data)} values, not {len(types)}")

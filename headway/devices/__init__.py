@@ -1,1 +1,1 @@
-"""The kinds of devices, one file each; `table` lists them."""
+"""The kinds of devices: `kind` has the base, `table` lists them."""

@@ -1,15 +1,187 @@
-"""All kinds of devices, the best first, and those that other packages add."""
+"""All kinds of devices, the best first, and what other packages add by entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-from headway.devices.cuda import Cuda
-from headway.devices.kind import DeviceKind
-from headway.devices.mps import Mps
-from headway.devices.xpu import Xpu
-from headway.extensions import DEVICES, extensions
+from headway.devices.kind import DeviceKind, GpuKind, Lack, sm
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    import torch
+
+    from headway.contract.choices import NumberFormat
+    from headway.machine.facts import Gpu
+    from headway.machine.source import Source
+
+OF_DEVICES, OF_CLUSTERS = "headway.devices", "headway.clusters"
+"""The groups of entry points: `name = module:DeviceKind` and `name = module:CLUSTER`."""
+
+_NODES = "sys/class/drm"
+_INTEGRATED = "0000:00:02.0"  # where Intel's chipsets have it
+_HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+_TWO_TILES = ("0BD0", "0BD5", "0BD6", "0BD7", "0BD8")
+"""Data Center GPU Max with two tiles; all others have one. Source: pci.ids, Ponte Vecchio."""
+
+_WHOLE = ("COMPOSITE", "each card is one device, as the kernel lists them")
+
+
+class Cuda(GpuKind):
+    """GPUs of NVIDIA, and of AMD, that CUDA or ROCm shows."""
+
+    name = "cuda"
+    label = "CUDA"
+    maker = "NVIDIA"
+    backend = "nccl"
+    copies_ahead = True
+    mask = "CUDA_VISIBLE_DEVICES"
+    empty_mask = ""
+    debug_variables: Mapping[str, str] = {"TORCH_NCCL_ENABLE_MONITORING": "0"}
+    interfaces: Mapping[str, str] = {
+        **GpuKind.interfaces,
+        "NCCL_SOCKET_IFNAME": "=",  # exactly this one, not all that begin so
+    }
+    resource = "nvidia.com/gpu"
+    tool = "nvidia-smi"
+
+    def lack(self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]) -> Lack | None:
+        for gpu in gpus:  # of one whose capability is unknown, the ranks ask torch
+            if gpu.capability is not None and gpu.capability < row.capability:
+                what = f"{gpu.name} ({sm(gpu.capability)}) does not support {precision}"
+                return Lack(what, row.instead)
+        return None
+
+    def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:
+        return partial(self._record, device)
+
+    def _record(self, device: torch.device, event: Any) -> Any:
+        """Put an event into the current stream of `device`; a graph keeps those it captures."""
+        if self._part.is_current_stream_capturing():
+            return None
+        event = event or self._part.Event(enable_timing=True)
+        event.record(self._part.current_stream(device))  # another device may be the current one
+        return event
+
+    def lack_of(
+        self, device: torch.device, precision: str, row: NumberFormat
+    ) -> Lack | None:  # pragma: needs a GPU
+        import torch
+
+        major, minor = self._part.get_device_capability(device)
+        if torch.version.hip is not None or (major, minor) >= row.capability:
+            return None
+        name = self._part.get_device_name(device)
+        return Lack(f"this GPU ({name}, sm_{major}{minor}) has no {precision}", row.instead)
+
+
+class Xpu(GpuKind):
+    """GPUs of Intel that Level Zero shows; integrated ones only where there is no other."""
+
+    name = "xpu"
+    label = "XPU"
+    maker = "Intel"
+    distributed_type = "MULTI_XPU"
+    backend = "xccl"
+    has_fp64 = False  # Arc A cards
+    mask = "ZE_AFFINITY_MASK"
+    mask_is_ordered = False
+    variables: Mapping[str, tuple[str, str]] = {_HIERARCHY: _WHOLE}
+    resource = "gpu.intel.com/i915"
+    tool = "xpu-smi"
+    wheels = "xpu"
+
+    def found_in(self, files: Source) -> list[dict[str, Any]]:
+        slots = {}
+        for node in (name for name in files.names_in(_NODES) if "render" in name):
+            lines = files.read(f"{_NODES}/{node}/device/uevent").splitlines()
+            facts = dict(line.partition("=")[::2] for line in lines)
+            vendor, _, model = facts.get("PCI_ID", "").partition(":")
+            maker = f"0x{vendor}" if model else files.read(f"{_NODES}/{node}/device/vendor").strip()
+            if maker == "0x8086":
+                slots[facts.get("PCI_SLOT_NAME", node)] = model
+        found = sorted(slots.keys() - {_INTEGRATED}) or sorted(slots)
+        return [
+            {
+                "name": f"Intel GPU {slots[slot].lower()}".strip(),
+                "uuid": slot,
+                "tiles": 2 if slots[slot].upper() in _TWO_TILES else 1,
+            }
+            for slot in found
+        ]
+
+    def counted(self, found: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Any]:
+        """Return cards or tiles, as Level Zero counts them: a launch counts cards by default."""
+        hierarchy = environ.get(_HIERARCHY, "" if self.mask in environ else "COMPOSITE")
+        if hierarchy == "COMPOSITE":
+            return found
+        is_flat = hierarchy in ("FLAT", "COMBINED")  # otherwise the driver's default
+        return [
+            {
+                **gpu,
+                "uuid": gpu["uuid"] + f".{tile}" * (gpu["tiles"] > 1),
+                "tiles": int(gpu["tiles"] == 1 and not is_flat),
+            }
+            for gpu in found
+            for tile in range(gpu["tiles"])
+        ]
+
+    def lack_of(self, device: torch.device, precision: str, row: NumberFormat) -> Lack | None:
+        there = self._part.get_device_properties(device)
+        if precision != "fp16" or there.has_fp64:
+            return None
+        return Lack(
+            f"torch's GradScaler needs float64, which this GPU ({there.name}) does not have",
+            "bf16",
+        )
+
+
+class Mps(DeviceKind):
+    """The GPU of an Apple chip, for one process: torch has no collectives for it."""
+
+    name = "mps"
+    label = "MPS"
+    maker = "Apple"
+    most_ranks = 1
+    lacking = ()
+    has_fp64 = False
+    can_pin = False  # torch warns in every epoch
+    variables: Mapping[str, tuple[str, str]] = {
+        "PYTORCH_ENABLE_MPS_FALLBACK": ("1", "operators that MPS lacks run on the CPU")
+    }
+
+    def is_available(self) -> bool:
+        import torch
+
+        return torch.backends.mps.is_available()
+
+    def count(self) -> int:
+        return int(self.is_available())
+
+    def empty_cache(self) -> None:
+        if self.is_available():  # pragma: needs a Mac
+            import torch
+
+            torch.mps.empty_cache()
+
+    def rng_state(
+        self, device: torch.device | None = None
+    ) -> torch.Tensor | None:  # pragma: needs a Mac
+        import torch
+
+        return torch.mps.get_rng_state()
+
+    def set_rng_state(
+        self, state: torch.Tensor, device: torch.device | None = None
+    ) -> None:  # pragma: needs a Mac
+        import torch
+
+        torch.mps.set_rng_state(state)
+
 
 CPU, CUDA, MPS = DeviceKind(), Cuda(), Mps()
 KINDS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (CUDA, Xpu(), MPS, CPU)}
@@ -34,4 +206,34 @@ def outside_kinds() -> dict[str, DeviceKind]:
 
     A launch calls it only if a name is unknown or `device: auto` finds nothing.
     """
-    return {name: one.load()() for name, one in extensions(DEVICES).items() if name not in KINDS}
+    return {name: one.load()() for name, one in extensions(OF_DEVICES).items() if name not in KINDS}
+
+
+@cache
+def extensions(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by their names, without loading one.
+
+    The launch path calls it only if a name is unknown, or `device: auto` finds nothing.
+    """
+    if not _is_announced(group):  # importlib.metadata takes longer to import than argparse
+        return {}
+    from importlib.metadata import entry_points
+
+    return {found.name: found for found in entry_points(group=group)}
+
+
+def _is_announced(group: str) -> bool:
+    """Return whether an installed package has entry points of the group."""
+    for folder in sys.path:
+        try:
+            names = [name for name in os.listdir(folder or ".") if name.endswith("-info")]
+        except OSError:
+            continue
+        for name in names:
+            try:
+                with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                    if group.encode() in file.read():
+                        return True
+            except OSError:  # most packages have none
+                continue
+    return False

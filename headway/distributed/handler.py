@@ -19,12 +19,11 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import torch
 
-from headway.contract.typed import shown
+from headway.contract.typed import shown, types_of
 from headway.errors import UsageError, WrongType
 
 _CALL = "the script's Accelerator(...)"
@@ -80,7 +79,7 @@ def _parameters(
     found = signature(function).parameters.values()
     names = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
     rest = next((one.name for one in found if one.kind is one.VAR_POSITIONAL), "")
-    hints = get_type_hints(function)
+    hints = types_of(function)
     keywords = {one.name for one in found if one.kind is one.VAR_KEYWORD}
     checked = hints.keys() - keywords - {"return"}
     return names, rest, {name: (hints[name], _fits(hints[name])) for name in checked}

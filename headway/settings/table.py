@@ -16,9 +16,7 @@ from headway.contract.numbering import ALONE
 from headway.contract.origin import Layer, Origin
 from headway.contract.records import REPEATED
 from headway.contract.run import DEVICES
-from headway.devices.table import is_kind
-from headway.extensions import CLUSTERS as EXTENSIONS
-from headway.extensions import extensions
+from headway.devices.table import OF_CLUSTERS, extensions, is_kind
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 from headway.settings.setting import (
     AUTO,
@@ -191,7 +189,10 @@ class Settings:
     )
     cluster = Setting(
         Choice(
-            NO_CLUSTER, *CLUSTERS, or_auto=True, others=lambda name: name in extensions(EXTENSIONS)
+            NO_CLUSTER,
+            *CLUSTERS,
+            or_auto=True,
+            others=lambda name: name in extensions(OF_CLUSTERS),
         ),
         AUTO,
         "whose variables say which machines belong to the run: of the scheduler or of mpirun, "

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headway.contract.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
+from headway.devices.table import OF_CLUSTERS, extensions
 from headway.errors import Code, Problem
-from headway.extensions import CLUSTERS as EXTENSIONS
-from headway.extensions import extensions
 from headway.launcher.clusters.mpi import MPI
 from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by, unreadable
 from headway.launcher.clusters.slurm import SLURM
@@ -155,7 +154,7 @@ def row_of(name: str) -> Cluster:
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]
-    row: Cluster = extensions(EXTENSIONS)[name].load()
+    row: Cluster = extensions(OF_CLUSTERS)[name].load()
     return row
 
 

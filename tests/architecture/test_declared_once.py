@@ -88,10 +88,10 @@ def test_no_two_files_of_the_launcher_have_one_name() -> None:
     assert not again
 
 
-def test_every_kind_of_device_is_one_file_and_one_row_of_the_table() -> None:
+def test_every_kind_of_device_is_one_class_and_one_row_of_the_table() -> None:
     for name, kind in KINDS.items():
         assert kind.name == name
-        home = "kind" if kind is CPU else name  # the base is complete for a CPU
+        home = "kind" if kind is CPU else "table"  # the base is complete for a CPU
         assert type(kind).__module__ == f"headway.devices.{home}"
 
 

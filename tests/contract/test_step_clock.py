@@ -21,8 +21,7 @@ from headway.contract.step_clock import (
     QueueTimes,
     StepClock,
 )
-from headway.devices.cuda import Cuda
-from headway.devices.table import CPU
+from headway.devices.table import CPU, Cuda
 
 
 class Time:

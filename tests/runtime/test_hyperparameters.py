@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 from headway import Accelerator
 from headway.checkpoint.preemption import _report_no_step
-from headway.training.hyperparameters import of_optimizer, of_scheduler, replaced
+from headway.training.optimizer import of_optimizer, of_scheduler, replaced
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
 

@@ -11,8 +11,8 @@ import pytest
 
 from headway.commands.main import main
 from headway.contract.origin import Layer, Origin
+from headway.devices.table import extensions
 from headway.errors import ConfigError
-from headway.extensions import extensions
 from headway.launcher.clusters import cluster
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.clusters.row import Cluster
