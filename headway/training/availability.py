@@ -62,49 +62,13 @@ def is_torch_version(operation: str, version: str) -> bool:
     return compare_versions("torch", operation, version)
 
 
-def is_mps_available(min_version: str = "1.12") -> bool:
-    """Return whether torch is at least of `min_version` and can use the GPU of an Apple chip.
+def _returns(what: str, value: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a function that calls `value`, with a docstring: it returns `what`."""
 
-    Examples:
-        >>> from headway.utils import is_mps_available
-        >>> device = "mps" if is_mps_available() else "cpu"
-    """
-    return is_torch_version(">=", min_version) and torch.backends.mps.is_available()
+    def is_so(*args: Any, **kwargs: Any) -> bool:
+        return value(*args, **kwargs)
 
-
-def is_xpu_available(check_device: bool = False) -> bool:
-    """Return whether torch can use an Intel GPU.
-
-    Args:
-        check_device: not needed, torch looks for one in any case; Accelerate's signature has it.
-
-    Examples:
-        >>> from headway.utils import is_xpu_available
-        >>> backend = "xccl" if is_xpu_available() else "gloo"
-    """
-    return torch.xpu.is_available()
-
-
-def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return whether the best device of this machine computes in bf16.
-
-    Args:
-        ignore_tpu: not needed, there is no TPU; Accelerate's signature has it.
-
-    Examples:
-        >>> from headway.utils import is_bf16_available
-        >>> mixed_precision = "bf16" if is_bf16_available() else "no"
-    """
-    return not torch.cuda.is_available() or bool(torch.cuda.is_bf16_supported())
-
-
-def _whether(what: str, holds: Callable[[], bool]) -> Callable[[], bool]:
-    """Return the function that says whether something holds."""
-
-    def is_so() -> bool:
-        return holds()
-
-    is_so.__doc__ = f"Return whether {what}."
+    is_so.__doc__ = f"Return {what}."
     return is_so
 
 
@@ -116,10 +80,8 @@ def _package(package: str, *distributions: str) -> Callable[..., bool]:
         found = [one for one in distributions or [package] if _has_version(one, min_version)]
         return bool(found) and find_spec(package) is not None
 
-    is_installed.__doc__ = (
-        f"Return whether the package `{package}` is installed, in at least `min_version`."
-    )
-    return is_installed
+    what = f"whether the package `{package}` is installed, in at least `min_version`"
+    return _returns(what, is_installed)
 
 
 def _has_version(distribution: str, at_least: str | None) -> bool:
@@ -130,22 +92,33 @@ def _has_version(distribution: str, at_least: str | None) -> bool:
 
 
 def _unsupported(what: str) -> Callable[..., bool]:
-    """Return the function that says that Headway does not use `what`, installed or not."""
-
-    def is_used(*args: Any, **kwargs: Any) -> bool:
-        return False
-
-    is_used.__doc__ = f"Return False: Headway does not use {what}."
-    return is_used
+    return _returns(f"False: Headway does not use {what}", lambda *_, **__: False)
 
 
-is_cuda_available = _whether("torch can use a CUDA or ROCm GPU", lambda: torch.cuda.is_available())
-is_rocm_available = _whether(
-    "torch can use a ROCm GPU", lambda: torch.version.hip is not None and torch.cuda.is_available()
+is_cuda_available = _returns(
+    "whether torch can use a CUDA or ROCm GPU", lambda: torch.cuda.is_available()
 )
-is_fp16_available = _whether(
-    "the best device of this machine gains from fp16: every GPU does, no CPU",
+is_rocm_available = _returns(
+    "whether torch can use a ROCm GPU",
+    lambda: torch.version.hip is not None and torch.cuda.is_available(),
+)
+is_mps_available = _returns(
+    "whether torch is at least of `min_version` (1.12) and can use the GPU of an Apple chip",
+    lambda min_version="1.12": (
+        is_torch_version(">=", min_version) and torch.backends.mps.is_available()
+    ),
+)
+is_xpu_available = _returns(
+    "whether torch can use an Intel GPU, with any `check_device`",
+    lambda check_device=False: torch.xpu.is_available(),
+)
+is_fp16_available = _returns(
+    "whether the best device of this machine gains from fp16: every GPU does, no CPU",
     lambda: is_cuda_available() or is_xpu_available() or is_mps_available(),
+)
+is_bf16_available = _returns(
+    "whether the best device of this machine computes in bf16, with any `ignore_tpu`",
+    lambda ignore_tpu=False: not torch.cuda.is_available() or torch.cuda.is_bf16_supported(),
 )
 
 _has_torchdata = _package("torchdata")
@@ -163,11 +136,12 @@ is_trackio_available = _package("trackio")
 is_transformers_available = _package("transformers")
 is_wandb_available = _package("wandb")
 
-is_tensorboard_available = _whether(
-    "tensorboard or tensorboardX is installed", lambda: _has_tensorboard() or _has_tensorboardx()
+is_tensorboard_available = _returns(
+    "whether tensorboard or tensorboardX is installed",
+    lambda: _has_tensorboard() or _has_tensorboardx(),
 )
-is_torchdata_stateful_dataloader_available = _whether(
-    "torchdata has a StatefulDataLoader", lambda: _has_torchdata("0.8.0")
+is_torchdata_stateful_dataloader_available = _returns(
+    "whether torchdata has a StatefulDataLoader", lambda: _has_torchdata("0.8.0")
 )
 
 is_deepspeed_available = _unsupported("DeepSpeed")
