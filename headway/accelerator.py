@@ -42,6 +42,7 @@ from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
 from headway.training.connector import connect, tell
 from headway.training.metrics import gather_for_metrics
+from headway.training.optimizer import PreparedScheduler
 from headway.training.preparer import Preparer
 from headway.training.profiling import ProfileKwargs, profiled
 from headway.training.replicas import compare_at_end
@@ -64,11 +65,8 @@ class Parts(NamedTuple):
     handlers: Handlers
 
 
-class PartTypes(NamedTuple):
-    """How a kind of Accelerator differs: what prepares objects, and which arguments it takes."""
-
-    preparer: type[Preparer] = Preparer
-    accepted: Callable[[Arguments], Arguments] = lambda arguments: arguments
+PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
+"""How a kind of Accelerator differs: what prepares objects, and which arguments it takes."""
 
 
 class Accelerator(Process):
@@ -140,7 +138,7 @@ class Accelerator(Process):
         on one rank.
     """
 
-    part_types = PartTypes()  # headway.compat has others
+    part_types: PartTypes = (Preparer, lambda arguments: arguments)  # headway.compat has others
 
     @checked
     def __init__(
@@ -201,11 +199,12 @@ class Accelerator(Process):
             forward_methods=forward_methods,
             fsdp_plugin=fsdp_plugin,
         )
-        arguments = self.part_types.accepted(given)
+        make_preparer, accepted = self.part_types
+        arguments = accepted(given)
         connected = connect(arguments)
         super().__init__(connected.world)
         training, project = connected.training, connected.project
-        preparer = self.part_types.preparer(
+        preparer = make_preparer(
             training,
             connected.data,
             device_placement=device_placement,
@@ -284,8 +283,9 @@ class Accelerator(Process):
         """
         preparer = self.parts.preparer
         make = partial(preparer.make_model, trains=not evaluation_mode)
-        return preparer.prepare_one("prepare_model", model, make, device_placement)
+        return preparer.prepare_one(make, model, device_placement)
 
+    @checked
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
@@ -294,9 +294,9 @@ class Accelerator(Process):
         `device_placement` has no effect: an optimizer's state is where its weights are.
         """
         preparer = self.parts.preparer
-        make = preparer.make_optimizer
-        return preparer.prepare_one("prepare_optimizer", optimizer, make, device_placement)
+        return preparer.prepare_one(preparer.make_optimizer, optimizer, device_placement)
 
+    @checked
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
@@ -310,10 +310,10 @@ class Accelerator(Process):
             [[0, 1], [2]]
         """
         preparer = self.parts.preparer
-        make = preparer.make_loader
-        return preparer.prepare_one("prepare_data_loader", data_loader, make, device_placement)
+        return preparer.prepare_one(preparer.make_loader, data_loader, device_placement)
 
-    def prepare_scheduler(self, scheduler: LRScheduler) -> Any:
+    @checked
+    def prepare_scheduler(self, scheduler: LRScheduler | PreparedScheduler) -> Any:
         """Prepare one scheduler, as `prepare` does; an object of another kind raises UsageError.
 
         Examples:
@@ -325,7 +325,7 @@ class Accelerator(Process):
             (None, None, [0.05])
         """
         preparer = self.parts.preparer
-        return preparer.prepare_one("prepare_scheduler", scheduler, preparer.make_scheduler)
+        return preparer.prepare_one(preparer.make_scheduler, scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Release all prepared objects and their memory, and restart gradient accumulation.
@@ -359,21 +359,13 @@ class Accelerator(Process):
 
     @property
     def device_placement(self) -> bool:
-        """Whether models and batches are moved to `device`; a script may change it."""
+        """Whether models and batches are moved to `device`."""
         return self.parts.preparer.device_placement
-
-    @device_placement.setter
-    def device_placement(self, value: bool) -> None:
-        self.parts.preparer.device_placement = value
 
     @property
     def step_scheduler_with_optimizer(self) -> bool:
         """Whether a scheduler's `step()` counts only after an optimizer step."""
         return self.parts.preparer.step_scheduler_with_optimizer
-
-    @step_scheduler_with_optimizer.setter
-    def step_scheduler_with_optimizer(self, value: bool) -> None:
-        self.parts.preparer.step_scheduler_with_optimizer = value
 
     @property
     def rng_types(self) -> list[RNGType]:
@@ -575,10 +567,9 @@ class Accelerator(Process):
         """
         self.parts.steps.clip_grad_value_(parameters, clip_value)
 
-    @contextmanager
     def profile(
         self, profile_handler: ProfileKwargs | None = None
-    ) -> Iterator[torch.profiler.profile]:
+    ) -> AbstractContextManager[torch.profiler.profile]:
         """Profile the block; with `output_trace_dir`, all ranks' traces are there at its end.
 
         The context gives a `torch.profiler.profile`; call its `step()` after each step where there
@@ -592,10 +583,7 @@ class Accelerator(Process):
             True
         """
         handler = profile_handler or self.parts.handlers.or_default(ProfileKwargs)
-        with profiled(handler, self.process_index) as profiler:
-            yield profiler
-        if handler.output_trace_dir is not None:
-            self.wait_for_everyone()
+        return profiled(handler, self.process_index)
 
     @property
     def sync_gradients(self) -> bool:

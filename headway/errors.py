@@ -115,8 +115,8 @@ class HeadwayError(Exception):
     exit_code: int = 1
     note: str = ""  # one more line, after the problems
 
-    def __init__(self, what: str, *, where: str, fix: str) -> None:
-        self.problems: tuple[Problem, ...] = (Problem(what, where, fix),)
+    def __init__(self, what: str, *, where: str, fix: str, details: str = "") -> None:
+        self.problems: tuple[Problem, ...] = (Problem(what, where, fix, details),)
         super().__init__(str(self.problems[0]))
 
     @classmethod
@@ -160,9 +160,7 @@ class WorkerFailed(LaunchError):
     def __init__(
         self, what: str, *, where: str, fix: str, details: str = "", exit_code: int = 1
     ) -> None:
-        super().__init__(what, where=where, fix=fix)
-        self.problems = (Problem(what, where, fix, details),)
-        self.args = (str(self.problems[0]),)
+        super().__init__(what, where=where, fix=fix, details=details)
         self.exit_code = exit_code
 
 

@@ -141,7 +141,7 @@ class Accelerator(native.Accelerator):
       `resume` is refused.
     """
 
-    part_types = native.PartTypes(_Preparer, _accepted)
+    part_types = (_Preparer, _accepted)
 
     # as libraries look at them
     _models = property(lambda self: self.parts.training.models)

@@ -93,22 +93,13 @@ class Preparer:
                     " itself, and data in a torch.utils.data.DataLoader"
                 )
 
-    def prepare_one(
-        self, method: str, obj: Any, make: Prepare, device_placement: bool | None = None
-    ) -> Any:
-        """Return an object made ready by `make`, which knows its kind; `method` is for an error."""
+    def prepare_one(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
+        """Return an object made ready by `make`, which knows its kind."""
         self.training.take_over([obj])
         if self.training.find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement
             make(obj, self.training.world.device if place else None)
-        found = self.training.find(obj)
-        if found is None:
-            raise UsageError(
-                f"{method}() got a {type(obj).__name__}",
-                where=f"the script's {method}(...)",
-                fix="pass an object of torch's own class for it, or of one derived from that",
-            )
-        return found
+        return self.training.find(obj)
 
     # ------------------------------------------- one object each, if it is of the method's kind
 

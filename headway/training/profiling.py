@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headway.distributed.collectives import wait_for_everyone
 from headway.distributed.handler import KwargsHandler
 from headway.errors import UsageError
 
@@ -97,7 +98,10 @@ def _schedule(options: dict[str, int]) -> Callable[[int], torch.profiler.Profile
 
 @contextmanager
 def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
-    """Record what the block does; with a schedule, the file has its last cycle."""
+    """Record what the block does; with a schedule, the file has its last cycle.
+
+    With a folder, ranks wait for each other at the end.
+    """
     folder, on_trace_ready = handler.output_trace_dir, handler.on_trace_ready
     trace = Path(folder or "", f"profile_{rank}.json")
     is_written = folder is None  # or not to be written
@@ -120,3 +124,5 @@ def profiled(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profi
             " Call profiler.step() after each step, or record earlier",
             stacklevel=3,
         )
+    if folder is not None:
+        wait_for_everyone()

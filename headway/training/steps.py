@@ -28,7 +28,7 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 
 
 class Steps:
-    """The forward and backward passes, and the gradients, of a training."""
+    """The forward and backward passes, and the gradients, of a training: see `Accelerator`."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -110,7 +110,6 @@ class Steps:
         return self.training.models
 
     def accumulate(self, models: tuple[torch.nn.Module, ...]) -> AbstractContextManager[Any]:
-        """Start a micro-batch: each n-th, and the last of a loader, completes a step."""
         accumulation = self.training.accumulation
         accumulation.begin_micro_batch(models, self._models)
         if accumulation.sync_gradients or accumulation.exchanges_each_batch:
@@ -124,18 +123,15 @@ class Steps:
         return stack
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients of `model` stay on their rank."""
         return self.training.accumulation.refusing_tokens(self.training.strategy.no_sync(model))
 
     def trigger_sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return self.training.strategy.sync_in_backward(model)
 
     @contextmanager
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None, *, usual: bool
     ) -> Iterator[None]:
-        """Allow ranks to have different numbers of batches."""
         training = self.training
         if training.strategy.shards:
             raise UsageError(
@@ -156,11 +152,9 @@ class Steps:
             yield
 
     def set_trigger(self) -> None:
-        """Make the next `check_trigger()` return True on all ranks; any rank may call this."""
         self.is_triggered = True
 
     def check_trigger(self) -> bool:
-        """Return whether any rank called `set_trigger()` since the last check. All must call it."""
         is_triggered = torch.tensor(int(self.is_triggered), device=self.training.world.device)
         self.is_triggered = False
         return bool(reduce(is_triggered, "sum").item())
@@ -169,7 +163,6 @@ class Steps:
         self,
         optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
     ) -> None:
-        """Divide gradients by fp16's loss scale, once for each step."""
         if optimizer is None:
             optimizer = self.training.optimizers
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
@@ -181,7 +174,6 @@ class Steps:
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        """Clip the gradients' norm, unless gradients accumulate, and return what it was."""
         _require_limit("max_norm", max_norm)
         strategy, norm_type = self.training.strategy, float(norm_type)
         if self.training.accumulation.sync_gradients:
@@ -190,7 +182,6 @@ class Steps:
         return norm / self.training.precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate."""
         _require_limit("clip_value", clip_value)
         if self.training.accumulation.sync_gradients:
             self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
