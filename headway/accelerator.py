@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from headway.checkpoint.checkpointer import Checkpointer, refuse_keywords
+from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.files import save, save_weights
 from headway.checkpoint.preemption import Preemption, ResumedRun
 from headway.data.configuration import DataLoaderConfiguration
@@ -631,9 +631,7 @@ class Accelerator(Process):
     ) -> torch.nn.Module:
         """Return the model inside DistributedDataParallel or DataParallel, as it was prepared.
 
-        Args:
-            keep_fp32_wrapper: keep computing under autocast.
-            keep_torch_compile: return a model that was compiled, also since, as such.
+        See `headway.utils.extract_model_from_parallel`.
 
         Examples:
             >>> model = torch.nn.Linear(2, 1)
@@ -730,11 +728,7 @@ class Accelerator(Process):
     def save(
         self, obj: Any, f: str | os.PathLike[str] | IO[bytes], safe_serialization: bool = False
     ) -> None:
-        """Write `obj` on rank 0, atomically: a file is replaced in full or not at all.
-
-        Args:
-            f: a path, or an open binary file.
-            safe_serialization: write a state dict with safetensors instead of torch.save.
+        """Write `obj` on rank 0, atomically: see `headway.utils.save`.
 
         Examples:
             >>> accelerator.save({"weight": torch.ones(2)}, "model.pt")
@@ -788,7 +782,7 @@ class Accelerator(Process):
             >>> accelerator.wait_for_checkpoint()
             >>> accelerator.load_state(folder)
         """
-        refuse_keywords(save_model_func_kwargs, "save_state")
+        reject_unsupported(save_model_func_kwargs, (), "the script's save_state(...)")
         return self.parts.checkpoints.save_state(output_dir, allow_pickle=allow_pickle, wait=wait)
 
     @checked
@@ -822,7 +816,8 @@ class Accelerator(Process):
             CheckpointError: the checkpoint is missing, damaged or hostile, or does not fit; raised
                 on all ranks, and no object has changed, except for what a hook may have done.
         """
-        refuse_keywords({**(load_kwargs or {}), **load_model_func_kwargs}, "load_state")
+        unsupported = {**(load_kwargs or {}), **load_model_func_kwargs}
+        reject_unsupported(unsupported, (), "the script's load_state(...)")
         self.parts.checkpoints.load_state(input_dir, allow_pickle=allow_pickle, strict=strict)
 
     def wait_for_checkpoint(self) -> None:

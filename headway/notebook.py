@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from inspect import signature
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ from headway.distributed.handler import checked
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState
-from headway.training.arguments import check_precision
+from headway.training.arguments import check_precision, reject_unsupported
 
 GRACE_S = 5
 """How long a rank has to exit, once another has failed."""
@@ -82,13 +83,7 @@ def notebook_launcher(
         small: bf16
     """
     check_precision(mixed_precision, where=CALL)
-    for name in unsupported:
-        raise UsageError(
-            f"{name} is not an argument: notebook_launcher starts ranks on this machine, once",
-            where=CALL,
-            fix="remove it; several machines, restarts and the lines of all ranks need a script and"
-            " `headway launch`",
-        )
+    reject_unsupported(unsupported, signature(notebook_launcher).parameters, CALL)
     if num_processes is None:
         gpus = [kind.count() for kind in KINDS.values() if kind.is_numbered]
         num_processes = max(1, *gpus)

@@ -40,7 +40,9 @@ def main(results: str) -> None:
     began = time.perf_counter()
     accelerator = Accelerator()
     accelerator.gradient_accumulation_steps = 1
-    rows = [_row("start", Outcome(True, _placed(accelerator)), began)]
+    ranks, kind = accelerator.num_processes, accelerator.distributed_type.value
+    what = f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
+    rows = [_row("start", Outcome(True, what), began)]
     for name, check in CHECKS.items():
         began = time.perf_counter()
         mine = check(accelerator)
@@ -57,12 +59,6 @@ def _row(name: str, outcome: Outcome, began: float) -> dict[str, object]:
     status = "ok" if outcome.is_right else "error"
     seconds = time.perf_counter() - began
     return {"check": name, "status": status, "what": outcome.what, "seconds": seconds}
-
-
-def _placed(accelerator: Accelerator) -> str:
-    ranks = accelerator.num_processes
-    kind = accelerator.distributed_type.value
-    return f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
 
 
 def check_ranks(accelerator: Accelerator) -> Outcome:

@@ -143,10 +143,7 @@ class AcceleratorState(PartialState):
     """
 
     deepspeed_plugin = None  # what scripts written for Accelerate look at
-    deepspeed_plugins = None
-    torch_tp_plugin = None
-    parallelism_config = None
-    device_mesh = None
+    deepspeed_plugins = torch_tp_plugin = parallelism_config = device_mesh = None
 
     mixed_precision: str
     dynamo_plugin: TorchDynamoPlugin
@@ -342,14 +339,6 @@ class GradientState:
         0 if it is full; -1 if it is unknown, and outside of all loops.
         """
         return getattr(self.active_dataloader, "remainder", -1)
-
-    def __repr__(self) -> str:
-        return (
-            f"Sync Gradients: {self.sync_gradients}\n"
-            f"At end of current dataloader: {self.end_of_dataloader}\n"
-            f"Extra samples added: {self.remainder}\n"
-            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
-        )
 
 
 def _cannot_change(argument: str, now: str, state: str) -> UsageError:

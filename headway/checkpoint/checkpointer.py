@@ -163,7 +163,6 @@ class Checkpointer:
     def load_state(
         self, input_dir: Folder = None, *, allow_pickle: bool = False, strict: bool = True
     ) -> None:
-        """Resume the training that `save_state` saved; the same objects must be prepared."""
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.saving import agree, on_rank_0
         from headway.checkpoint.training_state import (
@@ -205,11 +204,9 @@ class Checkpointer:
         self.training.registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Make every `save_state` call `hook(models, weights, output_dir)` on every rank."""
         return _register(self._save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Make every `load_state` call `hook(models, input_dir)` on every rank before it loads."""
         return _register(self._load_hooks, hook)
 
     def _weights_to_save(self, folder: Path) -> list[dict[str, Any]]:
@@ -307,16 +304,6 @@ class Checkpointer:
                 fix="call load_state() only where save_state() has been called before",
             )
         return newest
-
-
-def refuse_keywords(keywords: Mapping[str, Any], method: str) -> None:
-    """Raise UsageError for keywords that Accelerate hands on to what saves and loads models."""
-    for name in keywords:
-        raise UsageError(
-            f"{method}() does not take {name!r}",
-            where=f"the script's {method}(...)",
-            fix="remove it: models are saved and loaded as they are",
-        )
 
 
 def _given(folder: Folder, method: str) -> Path:

@@ -156,7 +156,6 @@ class Preemption:
     def checkpoint(
         self, every: int | str | None = None, *, allow_pickle: bool = False, wait: bool = True
     ) -> str | None:
-        """Save when a save is due; save and exit when the job must stop."""
         if every is not self._every:
             self._interval, self._every = _interval_of(every), every
         due = self._training.run.checkpoint
@@ -174,7 +173,6 @@ class Preemption:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job must stop; every rank must ask equally often."""
         if not self._by_calls.is_near:
             return self._by_calls.ask(Request.NONE) is not Request.NONE
         if self._request is Request.NONE and not self._training.accumulation.is_open:
@@ -184,7 +182,6 @@ class Preemption:
         return self._request is not Request.NONE
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
-        """Resume from the newest checkpoint of the project folder, if any."""
         from headway.checkpoint.saving import on_rank_0
 
         project = self._checkpoints.project_folder("resume")
@@ -335,7 +332,6 @@ class Preemption:
             self._schedule.look_at = 0  # at once
 
     def _leave(self, folder: str, step: int) -> NoReturn:
-        """End this process, on all ranks."""
         signals = self._trap_signals()
         self._exit_code = signals.exit_code(self._request)
         self._schedule.look_at = 0  # at once
@@ -348,7 +344,6 @@ class Preemption:
         raise SystemExit(self._exit_code)
 
     def _hint(self) -> str:
-        """Return how to go on."""
         settings = self._settings
         if settings.run.resume in (None, *NEWEST):
             return "run the same command again to go on"

@@ -79,7 +79,6 @@ def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
 
 
 def has_package(python: str, name: str) -> bool:
-    """Return whether the environment of a Python has a package."""
     folders = sys.path
     if python != sys.executable:
         library = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")

@@ -94,12 +94,10 @@ def place_of_process() -> str:
 
 
 def is_here(place: str) -> bool:
-    """Return whether a process is on this machine."""
     return place.rpartition(":")[0] == place_of_process().rpartition(":")[0]
 
 
 def has_ended(place: str) -> bool:
-    """Return whether a process on this machine is known to have ended."""
     try:
         os.kill(int(place.rpartition(":")[2]), 0)
     except ProcessLookupError:

@@ -101,7 +101,6 @@ class Ranks(NamedTuple):
 
 
 def encode(run: RunContract) -> str:
-    """Return the value of `HEADWAY_RUN` for `run`."""
     return json.dumps({"version": VERSION, **plain(run)}, separators=(",", ":"))
 
 
@@ -195,7 +194,6 @@ def job_of(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the scheduler has requeued the job."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 

@@ -17,7 +17,6 @@ Handler = Any
 
 
 def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
-    """Set the handler of these signals, and return the earlier ones."""
     return {number: signal.signal(number, handler) for number in numbers}
 
 

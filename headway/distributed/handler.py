@@ -192,9 +192,6 @@ class Handlers:
                 )
             self._by_kind[kind] = handler
 
-    def of(self, kind: type[Handler]) -> Handler | None:
-        found = self._by_kind.get(kind)
-        return found if isinstance(found, kind) else None
-
     def or_default(self, kind: type[Handler]) -> Handler:
-        return self.of(kind) or kind()
+        found = self._by_kind.get(kind)
+        return found if isinstance(found, kind) else kind()

@@ -109,7 +109,6 @@ class Tracking:
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Start a run with the trackers of `log_with`; an active run is finished first."""
         init_kwargs = dict(init_kwargs or {})
         self._check_names(init_kwargs, "init_kwargs")
         for name, run_id in self._runs_before.items():
@@ -134,7 +133,6 @@ class Tracking:
         step: int | None = None,
         log_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Log `values` to all trackers."""
         if self._run is None:
             if self.log_with and self._is_main:
                 say_once("log() is without effect before init_trackers() and after end_training()")
@@ -145,7 +143,6 @@ class Tracking:
             member.log(values, step, (log_kwargs or {}).get(member.tracker.name, {}))
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker `name` of the run."""
         for tracker in self.trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker

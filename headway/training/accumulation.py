@@ -52,7 +52,6 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 
 def check_steps(name: str, steps: object, where: str) -> None:
-    """Raise UsageError unless `steps` is a number of micro-batches."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise UsageError(
             f"{name} is {steps!r}, not a whole number of at least 1",
@@ -168,7 +167,6 @@ class Accumulation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called."""
         for key in {*self._steps, *state["micro_batches"]}:
             self._step_of(key).micro_batches = state["micro_batches"].get(key, 0)
         self.num_backward = state["num_backward"]
@@ -299,7 +297,6 @@ class Accumulation:
 
 
 def _scale(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply the gradients by `factor`."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:

@@ -36,6 +36,10 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
+    **dict.fromkeys(
+        ("num_nodes", "node_rank", "master_addr", "max_restarts", "log_line_prefix_template"),
+        "remove it, and start a script with `headway launch` instead",
+    ),
     "devices": "start with `headway launch --devices 2` for two GPUs, `--devices 1,` for GPU 1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
@@ -206,7 +210,6 @@ def reject_unsupported(
 
 
 def check_precision(name: str | Precision | None, where: str = CALL) -> None:
-    """Raise UsageError unless `name` is a precision, or None."""
     if not (name is None or isinstance(name, Precision) or name in PRECISIONS):
         raise UsageError(
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
@@ -216,7 +219,6 @@ def check_precision(name: str | Precision | None, where: str = CALL) -> None:
 
 
 def check_seed(seed: int | None) -> None:
-    """Raise UsageError unless `seed` is one that all generators take, or None."""
     if seed is not None and not 0 <= seed < 2**32:
         raise UsageError(
             f"seed is {seed!r}, not a whole number from 0 to 2**32 - 1",

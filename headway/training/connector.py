@@ -53,6 +53,9 @@ HANDLERS = (
     ProfileKwargs,
 )
 
+_RESUME = "accelerator.resume() nor accelerator.checkpoint()"
+_STOP = "accelerator.should_stop nor accelerator.checkpoint()"
+
 
 class Connected(NamedTuple):
     """What an Accelerator is made of."""
@@ -179,14 +182,8 @@ def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progre
         if getattr(sys, "last_type", None) is not None or progress.is_connected:
             return
         if resume is not None and not progress.uses.resuming:
-            say(
-                f"note: resume={resume} had no effect: the script called neither"
-                " accelerator.resume() nor accelerator.checkpoint()"
-            )
+            say(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
         if time_limit is not None and not progress.uses.stopping:
-            say(
-                f"note: time_limit={time_limit} had no effect: the script asked neither"
-                " accelerator.should_stop nor accelerator.checkpoint()"
-            )
+            say(f"note: time_limit={time_limit} had no effect: the script asked neither {_STOP}")
 
     atexit.register(tell_now)

@@ -190,9 +190,8 @@ class PreparedScheduler:
     However many ranks there are and whatever `split_batches` says, a schedule is written in
     optimizer steps: `step()` does nothing when the optimizer has not changed the weights since the
     scheduler's last step, and that because gradients accumulate or overflowed (fp16). So it may be
-    called in each iteration, once an epoch, or to wind a fresh schedule forward. (Accelerate steps
-    it once per rank instead: schedules written for that must no longer be multiplied by the number
-    of processes.)
+    called in each iteration, once an epoch, or to wind a fresh schedule forward. Accelerate steps
+    it once for each rank.
 
     With `step_scheduler_with_optimizer=False` every call is a step.
 

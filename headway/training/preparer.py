@@ -49,7 +49,6 @@ class Preparer:
 
     @property
     def data(self) -> DataLoaderConfiguration:
-        """How loaders that are prepared from now on shard their data."""
         return self._data
 
     @data.setter
@@ -59,7 +58,6 @@ class Preparer:
         self._data = replace(config, split_batches=True) if is_global else config
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepare models, optimizers, loaders and schedulers; return them in the same order."""
         placement = device_placement
         if placement is None:
             placement = [self.device_placement] * len(args)
@@ -123,7 +121,6 @@ class Preparer:
                 training.strategy.rebind(one.optimizer)
 
     def make_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
-        """Prepare an optimizer."""
         training = self.training
         if isinstance(optimizer, torch.optim.Optimizer):
             training.strategy.rebind(optimizer)
@@ -147,7 +144,6 @@ class Preparer:
         return next_comparison(step)
 
     def make_scheduler(self, scheduler: Any, _: torch.device | None) -> None:
-        """Prepare a scheduler."""
         if isinstance(scheduler, LRScheduler):
             optimizer = self.training.find(scheduler.optimizer)
             if optimizer is None:

@@ -84,7 +84,7 @@ class Steps:
             return self._by_tokens(loss, num_tokens)
         if gradient is not None:
             return gradient / accumulation.steps
-        if loss.numel() != 1:  # torch says that it needs a gradient
+        if loss.numel() != 1:  # which fails
             return None
         # the bits of loss / steps; new, as backward functions of the script may write into it
         return torch.full_like(loss, 1 / accumulation.steps, requires_grad=False)

@@ -96,12 +96,10 @@ class Training:
 
     @property
     def num_objects(self) -> int:
-        """How many objects were prepared or registered."""
         return len(self.prepared) + len(self.registered)
 
     @property
     def models(self) -> list[torch.nn.Module]:
-        """The prepared models."""
         return self._all(torch.nn.Module)
 
     @property
@@ -152,7 +150,6 @@ class Training:
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps that have been completed."""
         return max((one.step_count for one in self.optimizers), default=0)
 
     @property

@@ -6,13 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway import Accelerator
 from headway.data.configuration import DataLoaderConfiguration
-from headway.errors import UsageError
 from tests.distributed.in_ranks import RANK, WORLD, marks, with_ranks
 
 pytestmark = marks(__name__)
@@ -157,16 +155,3 @@ def differing(evaluation: Evaluation) -> str:
 def test_200_random_evaluations_give_what_one_process_gives() -> None:
     wrong = [text for seed in range(200) if (text := differing(Evaluation(seed)))]
     assert not wrong, f"{len(wrong)} of 200 evaluations are wrong:\n" + "\n".join(wrong)
-
-
-@with_ranks(1, 2)
-def test_results_that_are_not_for_samples_are_refused_at_the_first_batch() -> None:
-    accelerator = Accelerator()
-    loader = accelerator.prepare(DataLoader(Numbers(8 * WORLD), batch_size=4))
-    for results in (torch.ones(1), torch.ones(6), ["text"], {"loss": 0.5}, "text"):
-        for _ in loader:
-            with pytest.raises(UsageError, match=r"has 4 samples(.|\n)*gather\(...\).*gather_obj"):
-                accelerator.gather_for_metrics(results)
-            break
-    with pytest.raises(UsageError, match="whole pass"):
-        accelerator.gather_for_metrics(torch.ones(3))

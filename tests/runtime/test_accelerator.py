@@ -67,14 +67,6 @@ def test_preparing_twice_changes_nothing() -> None:
     assert accelerator.prepare(*objects) == once
 
 
-def test_device_placement_needs_an_entry_for_each_object() -> None:
-    accelerator = Accelerator(cpu=True)
-    model, optimizer, *_ = make()
-    accelerator.prepare(model, optimizer, device_placement=[False, False])
-    with pytest.raises(UsageError, match="1 entries for 2 objects"):
-        accelerator.prepare(model, optimizer, device_placement=[True])
-
-
 def test_prepared_optimizer_is_an_optimizer_in_all_respects(tmp_path: Path) -> None:
     model, optimizer, *_ = make()
     accelerator = Accelerator(cpu=True)

@@ -32,13 +32,6 @@ def test_objects_prepared_one_at_a_time_are_those_of_prepare() -> None:
     assert accelerator.prepare_optimizer(prepared[1]) is prepared[1]
 
 
-@pytest.mark.parametrize("kind", ["model", "optimizer", "data_loader", "scheduler"])
-def test_an_object_of_another_kind_is_refused(kind: str) -> None:
-    prepare = getattr(Accelerator(cpu=True), f"prepare_{kind}")
-    with pytest.raises(UsageError, match=rf"prepare_{kind}\("):
-        prepare([])
-
-
 def test_weights_are_left_where_they_are_without_device_placement() -> None:
     model = torch.nn.Linear(1, 1, device="meta")
     prepared = Accelerator(cpu=True).prepare_model(model, device_placement=False)

@@ -87,15 +87,6 @@ def test_tokens_are_refused_where_nothing_tells_the_last_backward_pass() -> None
     assert model.weight.grad.item() == 1
 
 
-@pytest.mark.parametrize(
-    "count", [2.5, -3, torch.tensor(2.5), torch.tensor(-3), torch.tensor([1, 2])], ids=str
-)
-def test_what_is_no_number_of_tokens_is_refused(count: Any) -> None:
-    loss = torch.ones((), requires_grad=True)
-    with pytest.raises(UsageError):
-        Accelerator(cpu=True).backward(loss, num_tokens=count)
-
-
 @pytest.mark.parametrize("arguments", [{"gradient": torch.ones(())}, {"loss": torch.ones(2)}])
 def test_what_cannot_be_a_sum_of_losses_is_refused(arguments: dict[str, Any]) -> None:
     loss = torch.ones((), requires_grad=True)
