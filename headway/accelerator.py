@@ -20,6 +20,7 @@ from headway.checkpoint.preemption import Preemption, ResumedRun
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
+from headway.distributed.collectives import Reduction
 from headway.distributed.handler import Handlers, KwargsHandler, check_call, checked
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
@@ -172,33 +173,9 @@ class Accelerator(Process):
         fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         **unsupported: NoReturn,
     ) -> None:
+        given = Arguments.among(locals())
         if unsupported:
             reject_unsupported(unsupported, signature(Accelerator).parameters)
-        given = Arguments(
-            cpu=cpu,
-            device=device,
-            mixed_precision=mixed_precision,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_accumulation_plugin=gradient_accumulation_plugin,
-            kwargs_handlers=kwargs_handlers,
-            dynamo_backend=dynamo_backend,
-            dynamo_plugin=dynamo_plugin,
-            split_batches=split_batches,
-            dataloader_config=dataloader_config,
-            global_batch_size=global_batch_size,
-            seed=seed,
-            log_with=log_with,
-            project_dir=project_dir,
-            project_config=project_config,
-            resume_from=resume_from,
-            strategy=strategy,
-            shard_size=shard_size,
-            wrap=wrap,
-            activation_checkpointing=activation_checkpointing,
-            cpu_offload=cpu_offload,
-            forward_methods=forward_methods,
-            fsdp_plugin=fsdp_plugin,
-        )
         make_preparer, accepted = self.part_types
         arguments = accepted(given)
         connected = connect(arguments)
@@ -608,8 +585,9 @@ class Accelerator(Process):
         return self.parts.training.accumulation.steps
 
     @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, value: int) -> None:
-        self.parts.training.set_accumulation_steps(value)
+    @checked
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.parts.training.set_accumulation_steps(steps)
 
     @property
     def mixed_precision(self) -> str:
@@ -1106,19 +1084,16 @@ class Accelerator(Process):
         """
         return gather_for_metrics(input_data, use_gather_object)
 
-    @checked
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:
         """Return the sum, mean or maximum over ranks of each tensor, times `scale`."""
         return collectives.reduce(tensor, reduction, scale)
 
-    @checked
     def pad_across_processes(
         self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
     ) -> Any:
         """Pad each tensor along `dim` to the largest size that any rank has there."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
-    @checked
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
         """Overwrite each tensor by that of rank `from_process`, and return it."""
         return collectives.broadcast(tensor, from_process)

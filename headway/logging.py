@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.contract.run import read_log_level
 from headway.distributed.meeting import barrier
 from headway.distributed.world import group_device, rank_and_size_without_group, require_group
 from headway.errors import UsageError
-
-if TYPE_CHECKING:
-    _Adapter = logging.LoggerAdapter[logging.Logger]
-else:
-    _Adapter = logging.LoggerAdapter  # not a generic class at run time in Python 3.10
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
@@ -55,7 +50,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     return MultiProcessAdapter(logger, {})
 
 
-class MultiProcessAdapter(_Adapter):
+class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
     """A logger for one of several ranks.
 
     Where there are several, a message that not only rank 0 logs begins with the rank.

@@ -6,7 +6,7 @@ import gc
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -149,7 +149,7 @@ def find_executable_batch_size(
             clear_device_cache(garbage_collection=True)
             ended = attempt_on_all_ranks(partial(function, size, *args, **kwargs))
             if ended is not None:
-                return ended.result
+                return ended[0]
             before = size
             size = int(size * factor) if reduce_batch_size_fn is None else reduce_batch_size_fn()
             _check_falls(before, size)
@@ -192,19 +192,13 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
     )
 
 
-class Ended(NamedTuple):
-    """What an attempt returned that succeeded on every rank."""
-
-    result: Any
-
-
-def attempt_on_all_ranks(function: Callable[[], Any]) -> Ended | None:
-    """Call `function` on every rank; return its result, or None if memory ran out on any rank.
+def attempt_on_all_ranks(function: Callable[[], Any]) -> tuple[Any] | None:
+    """Return a tuple of what `function` returns on this rank; None if memory ran out on any.
 
     The ranks agree when all have ended the attempt; errors other than out of memory are raised.
     """
     try:
-        ended = Ended(function())
+        ended: tuple[Any] | None = (function(),)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -31,7 +31,7 @@ from headway.contract import signals
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
 from headway.devices.table import KINDS
 from headway.distributed.environment import patch_environment
-from headway.distributed.handler import checked
+from headway.distributed.handler import check_range, checked
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState
@@ -126,10 +126,7 @@ def debug_launcher(
 
 def _check_process(num_processes: int) -> None:
     where = "this process, which calls the launcher"
-    if num_processes < 1:
-        raise UsageError(
-            f"num_processes is {num_processes}", where=where, fix="pass a number of at least 1"
-        )
+    check_range("launcher", 1, num_processes=num_processes)
     if read_ranks() is not None or dist.is_initialized():
         raise UsageError(
             "this process is a rank already, or has a process group",

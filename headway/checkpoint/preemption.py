@@ -140,6 +140,7 @@ class Preemption:
     ) -> None:
         self._checkpoints, self._training = checkpoints, checkpoints.training
         self._tracking, self._settings, self._end = tracking, settings, end
+        self._deadline = settings.run.deadline()
         self._schedule = Schedule()
         self._every: int | str | None = None  # of the last `checkpoint()`
         self._interval = Interval()  # that it stands for
@@ -321,7 +322,7 @@ class Preemption:
             if self._resumed_with is None:
                 self._require_resumed()
                 self._schedule.saved(0, time.monotonic())
-            self._signals = StopSignals(self._training.progress, self._settings.deadline)
+            self._signals = StopSignals(self._training.progress, self._deadline)
             self._signals.trap()
             self._training.progress.note_use(resuming=True)
         return self._signals

@@ -15,6 +15,7 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.contract.notes import say
 from headway.data.samplers import as_plain, is_plain
+from headway.distributed.collectives import Reduction
 from headway.distributed.handler import checked
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
@@ -189,6 +190,6 @@ class Accelerator(native.Accelerator):
         """Gather results, and leave out those of repeated samples where they are for samples."""
         return gather_for_metrics(input_data, use_gather_object, strict=False)
 
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:
         """Return the sum over ranks of each tensor, or its `mean` or `max`; see the class."""
         return super().reduce(tensor, "sum" if reduction == "none" else reduction)

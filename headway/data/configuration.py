@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from headway.data.samplers import batch_size_of, changed, distributed_sampler_of, is_plain
+from headway.distributed.handler import check_range
 from headway.errors import UsageError
 
 
@@ -92,12 +93,7 @@ def merged_configuration(
     check_configuration(config)
     if size is None:
         return replace(config, split_batches=True) if split_batches else config
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UsageError(
-            f"global_batch_size is {size!r}, not a whole number of at least 1",
-            where="the script's Accelerator(...)",
-            fix="pass how many samples all ranks together have in an optimizer step",
-        )
+    check_range("Accelerator", 1, global_batch_size=size)
     if split_batches or config.split_batches:
         raise UsageError(
             f"both global_batch_size={size} and split_batches=True say what a loader's batch size"

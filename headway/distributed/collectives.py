@@ -5,15 +5,18 @@ Without a process group every function is complete for one rank.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from headway.distributed.handler import check_range, checked
 from headway.distributed.meeting import barrier, meet, run_ahead
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, rank_and_size
 from headway.errors import UsageError
+
+Reduction = Literal["sum", "mean", "max", "none"]
 
 
 def gather(tensor: Any) -> Any:
@@ -106,7 +109,8 @@ def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
     return held
 
 
-def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+@checked
+def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> Any:
     """Return the sum, mean or maximum over ranks of each tensor, times `scale`.
 
     Args:
@@ -128,12 +132,6 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
         >>> reduce(torch.tensor([1.0, 2.0]), "mean", scale=0.5)  # with one rank
         tensor([0.5000, 1.0000])
     """
-    if reduction not in ("sum", "mean", "max", "none"):
-        raise UsageError(
-            f"reduction is {reduction!r}, not one of sum, mean, max, none",
-            where="the script's reduce(...)",
-            fix="pass reduction='sum' or reduction='mean'",
-        )
 
     def reduce_one(one: torch.Tensor) -> torch.Tensor:
         _, size = rank_and_size()
@@ -148,6 +146,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     return for_each_tensor(reduce_one, tensor, strict="reduce")
 
 
+@checked
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Overwrite each tensor by that of rank `from_process`, and return it (alone or nested).
 
@@ -169,11 +168,12 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
             dist.broadcast(one, src=from_process)
         return one
 
-    _require_rank(from_process, "broadcast(...)")
+    check_range("broadcast", 0, rank_and_size()[1] - 1, from_process=from_process)
     require_same_tensors(tensor, "broadcast")
     return for_each_tensor(broadcast_one, tensor, strict="broadcast")
 
 
+@checked
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Overwrite a list of picklable objects by that of rank `from_process`, and return it.
 
@@ -185,23 +185,15 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         >>> broadcast_object_list(["a name", {"lr": 0.1}])
         ['a name', {'lr': 0.1}]
     """
-    _require_rank(from_process, "broadcast_object_list(...)")
-    if rank_and_size()[1] > 1:
+    size = rank_and_size()[1]
+    check_range("broadcast_object_list", 0, size - 1, from_process=from_process)
+    if size > 1:
         meet("broadcast_object_list(...)")
         dist.broadcast_object_list(object_list, src=from_process)
     return object_list
 
 
-def _require_rank(number: int, call: str) -> None:
-    _, size = rank_and_size()
-    if not 0 <= number < size:
-        raise UsageError(
-            f"from_process is {number}, and there are ranks 0 to {size - 1}",
-            where=f"the script's {call}",
-            fix="pass from_process=0",
-        )
-
-
+@checked
 def pad_across_processes(
     tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
 ) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial, wraps
 from inspect import signature
-from itertools import chain, repeat
+from itertools import chain
 from numbers import Integral, Real
 from types import UnionType
 from typing import (
@@ -37,7 +38,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_call(function, args, kwargs)
+        if not torch.compiler.is_compiling():
+            check_call(function, args, kwargs)
         return function(*args, **kwargs)
 
     return call
@@ -47,12 +49,10 @@ def check_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Raise WrongType for an argument of a function that does not fit its annotation."""
-    names, rest, hints = _parameters(function)
-    positional = zip(chain(names, repeat(rest)), args)  # noqa: B905  the first has no end
-    for name, value in chain(positional, kwargs.items()):
+    names, hints = _parameters(function)
+    for name, value in chain(zip(names, args, strict=False), kwargs.items()):
         if name in hints and not hints[name][1](value):
-            called = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-            raise _wrong_type(name, value, hints[name][0], called)
+            raise _wrong_type(name, value, hints[name][0], function.__qualname__)
 
 
 def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> None:
@@ -62,27 +62,37 @@ def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> 
         raise _wrong_type(name, value, kind, called)
 
 
+def check_range(
+    called: str, least: int, most: float = float("inf"), **arguments: float | None
+) -> None:
+    """Raise UsageError for an argument, other than None, that is not from `least` to `most`."""
+    for name, value in arguments.items():
+        if value is not None and not least <= value <= most:
+            limits = f"of at least {least}" if most == float("inf") else f"from {least} to {most}"
+            raise UsageError(
+                f"{name} is {value!r}, not a number {limits}",
+                where=f"the script's {called}(...)",
+                fix=f"pass {name}={min(max(least, 1), most)}, or another number {limits}",
+            )
+
+
 def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
-    accepted = _described(hint)
+    shown_hint = hint.__name__ if isinstance(hint, type) else re.sub(r"\b[\w.]+\.", "", str(hint))
     return WrongType(
-        f"{name} is {shown(value)}, not {accepted}",
-        where=f"the script's {called}(...)",
-        fix=f"pass {accepted}",
+        f"{name} is {shown(value)}, not of type {shown_hint}",
+        where=f"the script's {called.removesuffix('.__init__').rpartition('.')[2]}(...)",
+        fix=f"pass a value of this type: help({called})",
     )
 
 
 @cache
-def _parameters(
-    function: Callable[..., Any],
-) -> tuple[list[str], str, dict[str, tuple[Any, Fits]]]:
-    """Return the positional parameters, that of the others, and what each parameter may be."""
+def _parameters(function: Callable[..., Any]) -> tuple[list[str], dict[str, tuple[Any, Fits]]]:
+    """Return the positional parameters, and what each parameter with a name may be."""
     found = signature(function).parameters.values()
     names = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
-    rest = next((one.name for one in found if one.kind is one.VAR_POSITIONAL), "")
-    hints = types_of(function)
-    keywords = {one.name for one in found if one.kind is one.VAR_KEYWORD}
-    checked = hints.keys() - keywords - {"return"}
-    return names, rest, {name: (hints[name], _fits(hints[name])) for name in checked}
+    named = {*names, *(one.name for one in found if one.kind is one.KEYWORD_ONLY)}
+    hints = {name: hint for name, hint in types_of(function).items() if name in named}
+    return names, {name: (hint, _fits(hint)) for name, hint in hints.items()}
 
 
 def _fits(hint: Any) -> Fits:
@@ -111,30 +121,6 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         return False
     return fits is None or all(map(fits, {type(one): one for one in value}.values()))
-
-
-def _described(hint: Any) -> str:
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        *first, last = map(_described, inner)
-        return f"{', '.join(first)} or {last}"
-    if origin is Literal:
-        return repr(inner[0])
-    if origin in _LISTS:
-        return f"a list of {_described(inner[0]).replace('a ', '').replace('an ', '')}"
-    name = (origin or hint).__name__
-    return _WORDS.get(name) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-
-
-_WORDS = {
-    "NoneType": "None",
-    "bool": "True or False",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a string",
-    "PathLike": "a path",
-    "Callable": "a function",
-}
 
 
 class KwargsHandler:

@@ -142,28 +142,24 @@ class Process:
             by rank 1, or the only one
             >>> local = accelerator.on_local_process(report, local_process_index=0)
         """
-        if function is None:
-            return functools.partial(self.on_process, process_index=process_index)
-        return self._only_on(process_index, self.process_index, function, "process_index")
+        return self._on(function, process_index, self.process_index, "process_index")
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
         """Make a function run on one rank of each machine only; see `on_process`."""
-        if function is None:
-            return functools.partial(self.on_local_process, local_process_index=local_process_index)
-        return self._only_on(
-            local_process_index, self.local_process_index, function, "local_process_index"
-        )
+        own = self.local_process_index
+        return self._on(function, local_process_index, own, "local_process_index")
 
-    def _only_on(self, wanted: int | None, own: int, function: Function, argument: str) -> Function:
+    def _on(self, function: Any, wanted: int | None, own: int, argument: str) -> Any:
         if wanted is None:
             raise UsageError(
                 f"there is no {argument} for the function",
                 where=f"the script's on_{argument.removesuffix('_index')}(...)",
                 fix=f"pass {argument}=0, or use on_main_process",
             )
-        return _only_if(own == wanted or not self.use_distributed, function)
+        only = functools.partial(_only_if, own == wanted or not self.use_distributed)
+        return only if function is None else only(function)
 
     def on_last_process(self, function: Function) -> Function:
         """Make a function run on the last rank only; on other ranks it returns None."""

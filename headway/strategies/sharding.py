@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headway.contract.choices import AUTO, DDP, FSDP, HSDP
+from headway.distributed.handler import check_call
 from headway.errors import UsageError
 
 CALL = "the script's FullyShardedDataParallelPlugin(...)"
@@ -88,6 +89,7 @@ class FullyShardedDataParallelPlugin:
     optim_state_dict_config: Any = None
 
     def __post_init__(self) -> None:
+        check_call(type(self).__init__, (), vars(self))
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name in _REFUSED and value is not None and value is not False:
@@ -97,9 +99,6 @@ class FullyShardedDataParallelPlugin:
         policy = self.auto_wrap_policy
         if policy is not None and str(policy).upper() not in WRAP_POLICIES:
             raise _wrong("auto_wrap_policy", policy, f"pass one of {', '.join(WRAP_POLICIES)}")
-        for name in ("cpu_offload", "activation_checkpointing"):
-            if getattr(self, name) not in (None, True, False):
-                raise _wrong(name, getattr(self, name), "pass True or False")
         if self.state_dict_type is not None and _name(self.state_dict_type) not in STATE_DICTS:
             raise _wrong("state_dict_type", self.state_dict_type, "pass 'SHARDED_STATE_DICT'")
         if self.reshard_after_forward not in (None, True):

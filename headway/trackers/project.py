@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from headway.distributed.handler import check_call
+from headway.distributed.handler import check_call, check_range
 from headway.errors import UsageError
 
 Folder = str | os.PathLike[str] | None
@@ -54,13 +54,7 @@ class ProjectConfiguration:
                 where=where,
                 fix="remove it, and save to a folder that all machines share",
             )
-        limit = self.total_limit
-        if limit is not None and limit < 1:
-            raise UsageError(
-                f"total_limit is {limit!r}, not a whole number of at least 1",
-                where=where,
-                fix="pass how many checkpoints to keep, 1 or more; or None for all",
-            )
+        check_range("ProjectConfiguration", 1, total_limit=self.total_limit)
 
     def set_directories(self, project_dir: Folder = None) -> None:
         """Set `project_dir`, and `logging_dir` if that is not set."""

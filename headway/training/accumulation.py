@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from headway.data.active_loader import current_loop
 from headway.devices.table import kind_of
-from headway.distributed.handler import KwargsHandler, check_entries
+from headway.distributed.handler import KwargsHandler, check_entries, check_range
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
@@ -47,17 +47,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_steps is not None:
-            check_steps("num_steps", self.num_steps, "the script's GradientAccumulationPlugin(...)")
-
-
-def check_steps(name: str, steps: object, where: str) -> None:
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise UsageError(
-            f"{name} is {steps!r}, not a whole number of at least 1",
-            where=where,
-            fix="pass the number of micro-batches in one optimizer step",
-        )
+        check_range("GradientAccumulationPlugin", 1, num_steps=self.num_steps)
 
 
 class OpenStep:
@@ -199,7 +189,7 @@ class Accumulation:
         except TypeError:  # of what is no model, such as a list of them
             step = None
         if step is None:
-            check_entries("models", models, torch.nn.Module, "accumulate")
+            check_entries("models", models, torch.nn.Module, "Accelerator.accumulate")
             numbers = [at for at, one in enumerate(prepared()) if not models or one in models]
             step = self._by_models[models] = self._step_of(",".join(map(str, numbers)))
         self.step = step

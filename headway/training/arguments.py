@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from headway.contract.choices import PRECISIONS, SHARING, STRATEGIES, read_wrap
+from headway.contract.choices import AUTO, PRECISIONS, SHARING, STRATEGIES, read_wrap
 from headway.contract.origin import DEFAULT, Layer
 from headway.contract.run import DEVICES, RunContract
 from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
-from headway.distributed.handler import KwargsHandler
+from headway.distributed.handler import KwargsHandler, check_range
 from headway.errors import UsageError, did_you_mean
 from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
@@ -20,15 +20,15 @@ from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.strategies.strategy import Strategy
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracking import LogWith
-from headway.training.accumulation import GradientAccumulationPlugin, check_steps
+from headway.training.accumulation import GradientAccumulationPlugin
 
 CALL = "the script's Accelerator(...)"
 STATE_CALL = "the script's AcceleratorState(...)"
-AUTO = "auto"
 NO_LAUNCHER = RunContract(AUTO, "no", 1, origins={})
 _ENGINES = (
     "deepspeed_plugin deepspeed_plugins megatron_lm_plugin parallelism_config torch_tp_plugin"
 )
+_OF_LAUNCHES = "num_nodes node_rank master_addr max_restarts"
 UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     **{
         name: f"pass dataloader_config=DataLoaderConfiguration({name}=...)"
@@ -36,10 +36,7 @@ UNSUPPORTED = {  # Accelerate's other arguments -> what to do instead
     },
     "logging_dir": "pass project_dir=..., or project_config=ProjectConfiguration(logging_dir=...)",
     "fsdp_plugin": "pass it to Accelerator(...)",
-    **dict.fromkeys(
-        ("num_nodes", "node_rank", "master_addr", "max_restarts", "log_line_prefix_template"),
-        "remove it, and start a script with `headway launch` instead",
-    ),
+    **dict.fromkeys(_OF_LAUNCHES.split(), "remove it, and start a script by `headway launch`"),
     "devices": "start with `headway launch --devices 2` for two GPUs, `--devices 1,` for GPU 1",
     **dict.fromkeys(_ENGINES.split(), "remove it: models are trained with DistributedDataParallel"),
 }
@@ -73,17 +70,20 @@ class Arguments:
     forward_methods: Sequence[str] | str | None = None
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
 
+    @classmethod
+    def among(cls, parameters: Mapping[str, Any]) -> Arguments:
+        """Return those of the constructor's parameters that are fields here."""
+        return cls(**{one.name: parameters[one.name] for one in fields(cls)})
+
 
 class EffectiveSettings(NamedTuple):
     """The settings of this process: the launcher's, overridden by arguments of the script.
 
-    `deadline` is when the time limit is over, by this process's time.monotonic(); `notes` are on
-    the values that were overridden.
+    `notes` are on the values that were overridden.
     """
 
     run: RunContract
     said_by_script: frozenset[str] = frozenset()
-    deadline: float | None = None
     notes: tuple[str, ...] = ()
 
     def where(self, name: str) -> str:
@@ -117,7 +117,7 @@ def merge_arguments(
     ]
     merged = contract._replace(**passed)
     told = tuple(filter(None, notes))
-    return EffectiveSettings(merged, frozenset(passed), merged.deadline(), told)
+    return EffectiveSettings(merged, frozenset(passed), told)
 
 
 def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
@@ -134,19 +134,14 @@ def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) 
 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:
     """Return the settings that say how ranks share models; the script may give each only once."""
-    strategy, size = arguments.strategy, arguments.shard_size
+    strategy = arguments.strategy
     if strategy not in (None, AUTO, *STRATEGIES) and not isinstance(strategy, Strategy):
         raise UsageError(
             f"strategy is {strategy!r}, not one of {', '.join((AUTO, *STRATEGIES))}",
             where=CALL,
             fix="pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy",
         )
-    if size is not None and size < 2:
-        raise UsageError(
-            f"shard_size is {size!r}, not a whole number of at least 2",
-            where=CALL,
-            fix="pass the number of ranks that share one copy of the model",
-        )
+    check_range("Accelerator", 2, shard_size=arguments.shard_size)
     said = {name: getattr(arguments, name) for name in SHARING}
     said["wrap"] = _wrap(arguments.wrap)
     if arguments.fsdp_plugin is None:
@@ -174,8 +169,7 @@ def merge_accumulation(
 ) -> GradientAccumulationPlugin:
     """Return the plugin, or one with `steps`, which may be 1 (Accelerate's default) beside it."""
     if plugin is None:
-        if steps is not None:
-            check_steps("gradient_accumulation_steps", steps, CALL)
+        check_range("Accelerator", 1, gradient_accumulation_steps=steps)
         return GradientAccumulationPlugin(num_steps=steps)
     if steps not in (None, 1):
         alone = f"GradientAccumulationPlugin(num_steps={steps!r}, ...)"
@@ -215,15 +209,6 @@ def check_precision(name: str | Precision | None, where: str = CALL) -> None:
             f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
             where=where,
             fix=f"pass mixed_precision={_MEANT.get(name, 'bf16')!r}",
-        )
-
-
-def check_seed(seed: int | None) -> None:
-    if seed is not None and not 0 <= seed < 2**32:
-        raise UsageError(
-            f"seed is {seed!r}, not a whole number from 0 to 2**32 - 1",
-            where=CALL,
-            fix="pass a number, for example seed=42",
         )
 
 

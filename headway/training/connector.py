@@ -15,7 +15,7 @@ from headway.contract.records import PROJECT
 from headway.contract.run import read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.devices.table import kind_of
-from headway.distributed.handler import Handlers
+from headway.distributed.handler import Handlers, check_range
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
@@ -36,7 +36,6 @@ from headway.training.accumulation import Accumulation
 from headway.training.arguments import (
     Arguments,
     EffectiveSettings,
-    check_seed,
     merge_accumulation,
     merge_arguments,
     merge_compilation,
@@ -72,7 +71,7 @@ class Connected(NamedTuple):
 
 def connect(given: Arguments) -> Connected:
     """Join the other ranks, and return what the arguments and the launcher ask for."""
-    check_seed(given.seed)
+    check_range("Accelerator", 0, 2**32 - 1, seed=given.seed)
     handlers = Handlers(given.kwargs_handlers, HANDLERS)
     dynamo = merge_compilation(given.dynamo_backend, given.dynamo_plugin)
     accumulation = merge_accumulation(

@@ -62,15 +62,13 @@ class ProfileKwargs(KwargsHandler):
         Raises:
             UsageError: an activity, or a key of `schedule_option`, is unknown.
         """
+        options = {**vars(self)}
+        activities, schedule = options.pop("activities"), options.pop("schedule_option")
+        del options["output_trace_dir"]
         return torch.profiler.profile(
-            activities=None if self.activities is None else list(map(_activity, self.activities)),
-            schedule=None if self.schedule_option is None else _schedule(self.schedule_option),
-            on_trace_ready=self.on_trace_ready,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-            with_flops=self.with_flops,
-            with_modules=self.with_modules,
+            activities=None if activities is None else [*map(_activity, activities)],
+            schedule=None if schedule is None else _schedule(schedule),
+            **options,
         )
 
 

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.join import Join
 from headway.contract.progress import Progress
 from headway.contract.step_clock import BACKWARD
 from headway.distributed.collectives import reduce
-from headway.distributed.handler import check_entries
+from headway.distributed.handler import check_entries, check_range
 from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
 from headway.strategies.strategy import NOTHING
@@ -174,7 +174,7 @@ class Steps:
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
-        _require_limit("max_norm", max_norm)
+        check_range("clip_grad_norm_", 0, max_norm=max_norm)
         strategy, norm_type = self.training.strategy, float(norm_type)
         if self.training.accumulation.sync_gradients:
             return strategy.clip_grad_norm_(self.unscaled(parameters), max_norm, norm_type)
@@ -182,7 +182,7 @@ class Steps:
         return norm / self.training.precision.loss_scale()
 
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
-        _require_limit("clip_value", clip_value)
+        check_range("clip_grad_value_", 0, clip_value=clip_value)
         if self.training.accumulation.sync_gradients:
             self.training.strategy.clip_grad_value_(self.unscaled(parameters), clip_value)
 
@@ -202,7 +202,7 @@ def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
     reject_unsupported({name: kwargs[name] for name in kwargs.keys() - known}, known, where)
     for name, kind in (("gradient", torch.Tensor), ("retain_graph", bool), ("create_graph", bool)):
         if kwargs.get(name) is not None:
-            check_entries(name, [kwargs[name]], kind, "backward")
+            check_entries(name, [kwargs[name]], kind, "Accelerator.backward")
     if not loss.requires_grad:
         raise UsageError(
             "the loss has no gradient: none of what it was computed from needs one",
@@ -246,14 +246,5 @@ def _keep_loss(progress: Progress, loss: torch.Tensor, count: int) -> None:
 
 def _as_list(tensors: Tensors) -> list[torch.Tensor]:
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    check_entries("parameters", given, torch.Tensor, "clipping of gradients")
+    check_entries("parameters", given, torch.Tensor, "Accelerator.clip_grad_norm_")
     return given
-
-
-def _require_limit(name: str, value: float) -> None:
-    if not value >= 0:
-        raise UsageError(
-            f"{name} is {value}, not a number of at least 0",
-            where="the script's clipping of gradients",
-            fix=f"pass {name}=1.0, or do not clip",
-        )

@@ -13,6 +13,7 @@ from headway.contract.progress import Progress
 from headway.data.active_loader import TrainingLoader
 from headway.data.loader import PreparedDataLoader
 from headway.data.passes import Run
+from headway.distributed.handler import check_range
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
@@ -20,8 +21,7 @@ from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
 from headway.strategies.compilation import extract_model_from_parallel
 from headway.strategies.strategy import Strategy
-from headway.training.accumulation import Accumulation, check_steps
-from headway.training.arguments import CALL
+from headway.training.accumulation import Accumulation
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 
 Kind = TypeVar("Kind")
@@ -136,7 +136,7 @@ class Training:
 
     def set_accumulation_steps(self, steps: int) -> None:
         """Set the number of micro-batches in one optimizer step, as the script assigns it."""
-        check_steps("gradient_accumulation_steps", steps, CALL)
+        check_range("gradient_accumulation_steps", 1, steps=steps)
         if self.global_batch_size is not None and steps != self.accumulation.steps:
             raise UsageError(
                 f"gradient_accumulation_steps is set to {steps}, but the batches of loaders follow"

@@ -80,7 +80,7 @@ def test_a_tracker_that_needs_a_folder_gets_one_or_says_so(trackers: None, tmp_p
         (ValueError, lambda _: register_tracker_class(cast(Any, dict))),
         (TypeError, lambda _: gather(["a text"])),
         (TypeError, lambda _: find_batch_size({"x": "a text"})),
-        (ValueError, lambda _: reduce(torch.ones(1), "product")),
+        (ValueError, lambda _: reduce(torch.ones(1), cast(Any, "product"))),
         (AttributeError, lambda accelerator: accelerator.state.nothing),
     ],
 )

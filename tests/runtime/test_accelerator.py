@@ -329,11 +329,6 @@ def test_copy_of_a_bf16_model_has_its_own_weights(duplicate: Any) -> None:
     assert twin(torch.ones(1, 4)).count_nonzero() > 0
 
 
-def test_fp16_on_the_cpu_is_refused_and_names_bf16() -> None:
-    with pytest.raises(UsageError, match="use bf16"):
-        Accelerator(cpu=True, mixed_precision="fp16")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunContract("cuda", "no", 1, origins={})
@@ -358,12 +353,6 @@ def test_a_rank_of_two_in_a_group_of_one_is_refused(monkeypatch: pytest.MonkeyPa
             Accelerator(cpu=True)
     finally:
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("name", ["on_process", "on_local_process"])
-def test_a_function_for_one_rank_needs_the_number_of_that_rank(name: str) -> None:
-    with pytest.raises(UsageError):
-        getattr(Accelerator(cpu=True), name)(lambda: 5)
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:

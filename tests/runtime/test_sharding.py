@@ -64,21 +64,6 @@ def test_what_a_flag_says_may_not_be_contradicted() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"strategy": "fully"},
-        {"shard_size": 1},
-        {"wrap": "a b"},
-        {"wrap": -1},
-        {"strategy": "fsdp", "fsdp_plugin": FullyShardedDataParallelPlugin()},
-    ],
-)
-def test_impossible_arguments_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        said(**values)
-
-
-@pytest.mark.parametrize(
     ("fields", "settings"),
     [
         ({}, ("fsdp", "auto", False, False)),

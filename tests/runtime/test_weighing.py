@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -85,13 +83,6 @@ def test_tokens_are_refused_where_nothing_tells_the_last_backward_pass() -> None
         accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
     accelerator.backward(model(torch.ones(2, 1)).sum(), num_tokens=2)
     assert model.weight.grad.item() == 1
-
-
-@pytest.mark.parametrize("arguments", [{"gradient": torch.ones(())}, {"loss": torch.ones(2)}])
-def test_what_cannot_be_a_sum_of_losses_is_refused(arguments: dict[str, Any]) -> None:
-    loss = torch.ones((), requires_grad=True)
-    with pytest.raises(UsageError):
-        Accelerator(cpu=True).backward(**{"loss": loss, "num_tokens": 1, **arguments})
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 7])
