@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,70 +120,10 @@ def test_accelerate_s_other_arguments_may_be_none() -> None:
     reject_unsupported({"fsdp_plugin": None, "megatron_lm_plugin": None}, KNOWN)
 
 
-WRONG = """
-Accelerator(device_placement=None)
-Accelerator(split_batches="no")
-Accelerator(mixed_precision=["fp16"])
-Accelerator(gradient_accumulation_steps="2")
-Accelerator(cpu="no")
-Accelerator(device=0)
-Accelerator(dataloader_config={})
-Accelerator(log_with=[3])
-Accelerator(project_dir=b"x")
-Accelerator(project_config="runs")
-Accelerator(step_scheduler_with_optimizer="no")
-Accelerator(gradient_accumulation_plugin=2)
-Accelerator(kwargs_handlers=["x"])
-Accelerator(dynamo_backend=3)
-Accelerator(dynamo_plugin="inductor")
-Accelerator(rng_types="torch")
-Accelerator(resume_from=True)
-Accelerator(seed=1.5)
-Accelerator(global_batch_size="8")
-Accelerator(strategy=["ddp"])
-Accelerator(shard_size=2.0)
-Accelerator(wrap=True)
-Accelerator(activation_checkpointing="yes")
-Accelerator(cpu_offload=3)
-Accelerator(forward_methods=[3])
-Accelerator(fsdp_plugin=1)
-AcceleratorState(mixed_precision=["no"])
-GradientAccumulationPlugin(num_steps="2")
-AutocastKwargs(enabled="no")
-accelerator.prepare(model, device_placement=True)
-accelerator.prepare_model(model, evaluation_mode="no")
-accelerator.prepare_model([])
-accelerator.prepare_optimizer([])
-accelerator.prepare_data_loader([])
-accelerator.prepare_scheduler([])
-accelerator.accumulate([model])
-accelerator.save_state(3)
-accelerator.save_state("x", wait="no")
-accelerator.load_state("x", load_kwargs=3)
-accelerator.backward([one])
-accelerator.backward(one, num_tokens="5")
-accelerator.backward(one, num_tokens=-3)
-accelerator.backward(one, num_tokens=torch.tensor(2.5))
-accelerator.backward(one, num_tokens=torch.tensor([1, 2]))
-accelerator.backward(one, gradient=1.0)
-accelerator.gather_for_metrics(one, use_gather_object="no")
-accelerator.reduce(one, scale="2")
-accelerator.broadcast(one, from_process="0")
-accelerator.pad_across_processes(one, dim="0")
-accelerator.clip_grad_norm_(model, 1.0)
-accelerator.clip_grad_norm_(torch.nn.Sequential(model), 1.0)
-accelerator.clip_grad_norm_(model.named_parameters(), 1.0)
-accelerator.clip_grad_norm_(one, max_norm="1.0")
-accelerator.clip_grad_norm_(one, 1.0, norm_type="x")
-accelerator.clip_grad_norm_(one, max_norm=-1.0)
-accelerator.clip_grad_value_(one, None)
-accelerator.clip_grad_value_(one, clip_value=float("nan"))
-accelerator.broadcast(one, from_process=1)
-notebook_launcher(print, num_processes="2")
-"""
+WRONG = Path(__file__).with_name("wrong.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize("code", WRONG.strip().splitlines())
+@pytest.mark.parametrize("code", WRONG)
 def test_a_wrong_argument_is_named_with_its_value_and_what_is_accepted(
     code: str,
 ) -> None:
