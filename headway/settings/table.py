@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
 from headway.contract.numbering import ALONE
 from headway.contract.origin import Layer, Origin
-from headway.contract.records import REPEATED
 from headway.contract.run import DEVICES
 from headway.devices.table import OF_CLUSTERS, extensions, is_kind
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
@@ -216,7 +215,7 @@ class Settings:
     )
     restart_anyway = _switch(
         "restart also after a failure that is the one before it again: the same exception, line of "
-        f"the script and step, which otherwise ends the run with exit code {REPEATED}",
+        "the script and step, which otherwise ends the run with exit code 76",
         obeyed_by="launcher",
     )
     restart_delay = Setting(

@@ -165,12 +165,24 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     parts = []
     if not any(uses.accelerator for uses in known):
         parts += _without_accelerator(settings, has_reader=bool(readers))
-    if not any(uses.resuming for uses in known):
-        parts += _not_asked_for(settings, "resume", "neither accelerator.resume() nor")
-    if not any(uses.stopping for uses in known):
-        parts += _not_asked_for(settings, "time_limit", "neither accelerator.should_stop nor")
-    if not (readers or any(uses.group for uses in known)):
-        parts += _without_group(settings, len(ranks))
+    calls = (
+        ("resume", "resume()", any(uses.resuming for uses in known)),
+        ("time_limit", "should_stop", any(uses.stopping for uses in known)),
+    )
+    parts += [
+        f"{name} was not used: the script calls neither accelerator.{call} nor "
+        f"accelerator.checkpoint(), and no Trainer of a library was hooked ({settings.where(name)})"
+        for name, call, is_called in calls
+        if not (is_called or _is_default(settings, name))
+    ]
+    count = settings.num_processes * settings.num_machines
+    # the others of a range of machines may not have come
+    is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
+    if not (is_alone or readers or any(uses.group for uses in known)):
+        parts.append(
+            f"no rank joined a process group: all {count} ranks did the same work, unless the "
+            "script reads RANK; docs/from-pytorch.md shows how to divide it"
+        )
     return ["; ".join(parts)] if parts else []
 
 
@@ -190,40 +202,13 @@ def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
     ]
     if not names:
         return []
-    values = listed(f"{name} {settings.values[name].value}" for name in names)
-    were = "was" if len(names) == 1 else "were"
+    *first, last = [f"{name} {settings.values[name].value}" for name in names]
+    values = f"{', '.join(first)} and {last} were" if first else f"{last} was"
     return [
-        f"{values} {were} not used: the script made no Accelerator of Headway's"
-        f" ({settings.where(*names)})"
-    ]
-
-
-def listed(parts: Iterable[str]) -> str:
-    """Return the parts as one enumeration: a, b and c."""
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _not_asked_for(settings: Settings, name: str, neither: str) -> list[str]:
-    if _is_default(settings, name):
-        return []
-    return [
-        f"{name} was not used: the script calls {neither} accelerator.checkpoint(), and no Trainer"
-        f" of a library was hooked ({settings.where(name)})"
+        f"{values} not used: the script made no Accelerator of Headway's ({settings.where(*names)})"
     ]
 
 
 def _is_default(settings: Settings, name: str) -> bool:
     default = TABLE[name].default
     return bool(settings.values[name].value == default)
-
-
-def _without_group(settings: Settings, num_here: int) -> list[str]:
-    count = settings.num_processes * settings.num_machines
-    if count == 1 or (settings.num_machines.is_range and num_here == 1):  # it may be the only one
-        return []
-    same = (
-        f"all {count} ranks did the same work, unless the script reads RANK; "
-        "docs/from-pytorch.md shows how to divide it"
-    )
-    return [f"no rank joined a process group: {same}"]
