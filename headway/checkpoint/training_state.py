@@ -485,7 +485,7 @@ class OwnOfRank(_Part):
             "tokens": training.accumulation.tokens,
             "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
             "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
-            "positions": [one.state_dict() if one.is_of_rank else None for one in training.loaders],
+            "positions": [one.state_dict() if one.num_shares else None for one in training.loaders],
         }
 
     def check(self, checkpoint: Checkpoint) -> None:

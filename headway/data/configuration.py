@@ -124,10 +124,7 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
 def with_batches_of_ranks(
     loader: Any, micro_batch: int | None, config: DataLoaderConfiguration, num_ranks: int
 ) -> Any:
-    """Return a loader with batches of one rank, where their size is given for all together.
-
-    `micro_batch` is that of `micro_batch_of`; None: `split_batches` decides.
-    """
+    """Return a loader with batches of one rank, where their size is given for all together."""
     if micro_batch is None and (num_ranks == 1 or not config.split_batches):
         return loader
     own = batch_size_of(loader)

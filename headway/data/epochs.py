@@ -22,7 +22,6 @@ class Pass:
         self.depth = depth  # how many other passes over its loader were open when it began
         self.line = line  # of the script, where its iterator was made
         self.ordinal = 0  # among the loader's passes in an epoch of `run.epochs`; 0: in a loop
-        self.left_out = place.taken  # is read and dropped, unless the data set has a state
         self.rounds = self.samples = 0  # global batches that the script was given, and in them
         self.is_complete = False  # whether the last one was given
         self.is_exhausted = False  # whether the script has asked for a batch after that
@@ -37,6 +36,11 @@ class Pass:
         self.generators: list[Any] | None = None
 
     @property
+    def left_out(self) -> Offset:
+        """What is read and dropped: nothing if the data set continues by its state."""
+        return self.place.taken if self.place.stream is None else Offset()
+
+    @property
     def following(self) -> Place:
         """The beginning of the next epoch."""
         owner, place = self.owner, self.place
@@ -47,16 +51,12 @@ class Pass:
 
 
 class Epochs:
-    """The epochs of a loader.
-
-    Args:
-        num_batches: batches of the script's loader in one of all ranks.
-        batch_size: samples in each; 0 if that is not known.
-    """
+    """The epochs of a loader."""
 
     def __init__(self, run: Run, draws: Draws, num_batches: int, batch_size: int) -> None:
         self.run, self.draws = run, draws
-        self.num_batches, self.batch_size = num_batches, batch_size
+        self.num_batches = num_batches  # of the script's loader in one of all ranks
+        self.batch_size = batch_size  # samples in each; 0 if that is not known
         self.stream: Any = None  # a data set with a state of its own
         self.place = Place()  # where the next pass begins
         self.has_trained = False  # whether something was trained in one, in earlier runs as well

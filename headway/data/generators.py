@@ -98,12 +98,10 @@ def _seed(one: Any, number: int) -> None:
 
 
 def seed_generators(number: int) -> None:
-    """Seed Python's, numpy's and torch's CPU generator with parts of a number of 64 bits.
-
-    `torch.manual_seed` would also look after the generators of devices, at 75 us a call.
-    """
+    """Seed Python's, numpy's and torch's CPU generator with parts of a number of 64 bits."""
     random.seed(number)
-    torch.default_generator.manual_seed(number)  # uses the lower 32 bits
+    # not torch.manual_seed, which takes 75 us for those of devices; uses the lower 32 bits
+    torch.default_generator.manual_seed(number)
     np.random.seed(number >> 32)
 
 
@@ -121,12 +119,8 @@ def generators_kept() -> Iterator[None]:
 
 
 def mixed(*numbers: int) -> int:
-    """Return a number of 64 bits that depends on all bits of these, and on their order.
-
-    Each is mixed in by the function of SplitMix64 (Steele, Lea and Flood, Fast Splittable
-    Pseudorandom Number Generators, OOPSLA 2014).
-    """
-    result = 0
+    """Return a number of 64 bits that depends on all bits of these, and on their order."""
+    result = 0  # by SplitMix64, of Steele, Lea and Flood, OOPSLA 2014
     for number in numbers:
         result = ((result ^ number) + 0x9E3779B97F4A7C15) & _BITS
         result = ((result ^ (result >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
@@ -136,11 +130,8 @@ def mixed(*numbers: int) -> int:
 
 
 def snapshot() -> list[Any]:
-    """Return the states of the global generators, to compare and put back; in 5 us.
-
-    A normal number that numpy keeps for the next call is not among them, and Python's is compared.
-    """
-    return [*map(_bytes, _GLOBAL)]
+    """Return the states of the global generators, to compare and put back; in 5 us."""
+    return [*map(_bytes, _GLOBAL)]  # without the normal number that numpy keeps for the next call
 
 
 def put_back(states: list[Any]) -> None:
@@ -159,11 +150,7 @@ def _bytes(one: Any) -> bytes:
 
 
 def _address(one: random.Random | np.random.RandomState) -> int:
-    """Return where a generator's 624 words and position are.
-
-    By numpy's `BitGenerator.ctypes`. Relies for Python's on CPython, where they are all that an
-    object of `_random.Random` has: `getstate()` takes 17 us.
-    """
-    if isinstance(one, random.Random):
+    """Return where a generator's 624 words and position are, by numpy's `BitGenerator.ctypes`."""
+    if isinstance(one, random.Random):  # in CPython, all that a `_random.Random` has
         return id(one) + object.__basicsize__
     return int(one._bit_generator.ctypes.state_address)

@@ -29,7 +29,7 @@ from headway.data.epochs import Epochs, Pass
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
 from headway.data.passes import Run
-from headway.data.rounds import Offset, samples_in
+from headway.data.rounds import Division, Offset, samples_in
 from headway.data.samplers import (
     SkipBatchSampler,
     StandIn,
@@ -42,7 +42,7 @@ from headway.data.samplers import (
     split_by_rank,
 )
 from headway.data.seeds import SampleSeeds
-from headway.data.shares import Item, NoBatch, Share, mark, share_of
+from headway.data.shares import Item, NoBatch, mark, share_of
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
@@ -109,19 +109,20 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         loader = with_batches_of_ranks(loader, micro_batch, config, num_ranks)
         whole, loader = loader, split_by_rank(loader, rank, num_ranks, config.split_streams)
         self._inside, self._data = loader, getattr(loader, "dataset", None)
-        self.is_of_rank = num_ranks > 1 and (config.already_sharded or loader is not whole)
-        self._of_rank = (rank, num_ranks, config)
-        self._num_shares = num_ranks if self.is_of_rank else None  # of data of their own
-        self._before_pass = before_pass
-        self.run = run or Run(process_progress())
         self._is_plain = is_plain(loader)  # torch draws a seed, which is for workers and pipes
+        is_own = num_ranks > 1 and (config.already_sharded or loader is not whole)
+        is_sent = config.dispatch_batches or not self._is_plain
+        reads_all = num_ranks > 1 and not is_own and bool(is_sent)
+        self._division = Division(num_ranks, rank, config.even_batches, reads_all, is_own)
+        self._config, self._before_pass = config, before_pass
+        self.run = run or Run(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
-        self._seeds = None if seed is None else SampleSeeds(seed, rank if self.is_of_rank else 0)
+        self._seeds = None if seed is None else SampleSeeds(seed, rank if is_own else 0)
         self._sources = _sources_of(loader)
         self._own = Generators(self._sources, only_torch=False)
         del self._own.all[:3]  # which are global
         self.draws: Any = self._draws(seed, number)  # an Order for a map data set
-        num_batches = 1 if self.is_of_rank else num_ranks  # of the script's in one of all ranks
+        num_batches = 1 if is_own else num_ranks  # of the script's in one of all ranks
         self.epochs = Epochs(self.run, self.draws, num_batches, batch_size_of(loader))
         self._set_epochs = [
             _noted_epoch(one, self.epochs)
@@ -131,7 +132,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._read = with_lasting_workers(loader, notes_draws=self._is_map and seed is None)
         if self._seeds is not None and self._is_plain:
             self._read = self._seeds.seed_loader(self._read)
-        self._share = self._share_of(config)
+        self._share = share_of(self._read, self.draws, self._division)
         if self._is_plain and not self._is_map and self._share.reads and not loader.num_workers:
             has_state = hasattr(self._data, "state_dict") and hasattr(self._data, "load_state_dict")
             self.epochs.stream = self._data if has_state else None
@@ -144,14 +145,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _draws(self, seed: int | None, number: int) -> Draws:
         """Return what draws the order: by a seed and the loader's number, if there is a seed."""
-        loader, (_, num_ranks, config) = self._inside, self._of_rank
+        loader, config, division = self._inside, self._config, self._division
         if config.use_seedable_sampler and self._is_map:
             seed = config.data_seed
             if seed is None:  # every rank prepares the loader
                 [seed] = broadcast_object_list([torch.random.initial_seed()])
         seed = seed if seed is None else mixed(seed, number)
-        is_alike = num_ranks > 1 and self._is_plain and not config.dispatch_batches
-        agree: Agree = _of_rank_0 if is_alike and not self.is_of_rank else list
+        is_alike = division.num_ranks > 1 and not (division.reads_all or division.is_own)
+        agree: Agree = _of_rank_0 if is_alike else list
         if not self._is_map:
             return Draws([loader] if self._is_plain else [], agree, only_torch=False, seed=seed)
         return Order(loader, agree, seed, self._seeds)
@@ -168,7 +169,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         epochs, run, state, stream = self.epochs, self.run, vars(self), self.epochs.stream
         if epochs.skip_empty():
             return
-        num_ranks, progress = self._of_rank[1], run.progress
+        num_ranks, progress = self._division.num_ranks, run.progress
         is_summed = not self._is_map and stream is None
         device = self._moves_to
         current, loop, asked = self._begin_pass(line), LoaderLoop(self), run.checkpoint.asked
@@ -245,14 +246,13 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if self._seeds is not None:
             self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else max(place.taken))
         if self._is_plain and not place.is_new:
-            number = mixed(self.draws.seed or 0, place.epoch, self._of_rank[0] + 2)
+            number = mixed(self.draws.seed or 0, place.epoch, self._division.rank + 2)
             vars(self._share.loader)["generator"] = torch.Generator().manual_seed(number)
         return current
 
     def _load_stream(self, current: Pass) -> None:
         if current.place.stream is not None and self.epochs.stream is not None:
             self.epochs.stream.load_state_dict(copy.deepcopy(current.place.stream))
-            current.left_out = Offset()
 
     def _begin_reading(self, current: Pass) -> tuple[Iterator[Item], Any]:
         """Return the items of a pass, and what knows whether one follows."""
@@ -272,12 +272,12 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     @property
     def total_batch_size(self) -> int:
         """The number of samples in a full batch of all ranks together; 0 if that is not known."""
-        return self.epochs.batch_size * self._of_rank[1]
+        return self.epochs.batch_size * self._division.num_ranks
 
-    def _share_of(self, config: DataLoaderConfiguration) -> Share:
-        rank, num_ranks, _ = self._of_rank
-        order = self.draws if self._is_map else None
-        return share_of(self._read, rank, num_ranks, config, order, is_own=self.is_of_rank)
+    @property
+    def num_shares(self) -> int | None:
+        """How many ranks read data of their own; None if they share data out."""
+        return self._division.num_ranks if self._division.is_own else None
 
     @property
     def epoch(self) -> int:
@@ -317,22 +317,19 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             "size": self.epochs.batch_size,
             "total": self.total_batch_size,
             "together": self.epochs.num_batches,
-            "ranks": self._num_shares,
+            "ranks": self.num_shares,
             "length": len_of(self._data),
         }
 
     def require_position(self, position: dict[str, Any], where: str) -> bool:
-        """Require that this loader can resume where another was: with the same data and batches.
-
-        Return whether that is in the middle of an epoch.
-        """
+        """Require the same data and batches as there; return whether it is within an epoch."""
         place, seed = _place(position), None if self._seeds is None else self._seeds.seed
         if not place.taken.batches:
             return False
         together, same = self.epochs.num_batches, "prepare the same loader"
         facts: list[tuple[str, Any, Any, str]] = [
             ("seed", position["seed"], seed, f"pass Accelerator(seed={position['seed']})"),
-            ("number of ranks", position["ranks"], self._num_shares, "use as many ranks"),
+            ("number of ranks", position["ranks"], self.num_shares, "use as many ranks"),
         ]
         if place.stream is None:
             facts.append(("number of samples", position["length"], len_of(self._data), same))
@@ -369,6 +366,8 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         samples = place.taken.samples
         if samples and not self._is_map:  # of which another number of ranks makes other batches
             place = place._replace(taken=Offset(samples // self.epochs.batch_size, samples))
+        if self.epochs.stream is None:
+            place = place._replace(stream=None)
         self.epochs.resume(place, position)
         if position["order"] is not None:
             self.draws.seed = position["order"]
@@ -405,9 +404,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
         """Share out evenly in the block, or not; see `DataLoaderConfiguration.even_batches`."""
-        share, config = self._share, replace(self._of_rank[2], even_batches=even_batches)
-        check_configuration(config)
-        self._share = self._share_of(config)
+        check_configuration(replace(self._config, even_batches=even_batches))
+        share, division = self._share, self._division._replace(even=even_batches)
+        self._share = share_of(self._read, self.draws, division)
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -23,18 +23,15 @@ Agree = Callable[[list[Any]], list[Any]]
 
 
 class Place(NamedTuple):
-    """Where a pass begins: the epoch whose samples it gives, and what it leaves out.
-
-    `first` are the states in which the generators drew the loader's first pass; None: draws follow
-    from the loader's seed and the epoch. `is_new`: this is the first pass.
-    """
+    """Where a pass begins: the epoch whose samples it gives, and what it leaves out."""
 
     epoch: int = 0
     taken: Offset = Offset()
     checksum: int = 0  # of what was taken
+    # the generators, as they drew the loader's first pass; None: draws follow from seed and epoch
     first: Sequence[Any] | None = None
     stream: Any = None  # the state of the data set after what was taken
-    is_new: bool = False
+    is_new: bool = False  # this is the first pass
     depth: int = 0  # how many passes over the loader were open when its epoch began
     before: tuple[int, int, Any] | None = None  # batches of the last epoch, checksum, its `first`
 
@@ -95,13 +92,12 @@ class Draws:
     def each(self, items: Iterator[Any], place: Place, number: int) -> Iterator[Any]:
         """Yield items, each of which is drawn with generators that are seeded for it."""
         place = place._replace(first=None, is_new=False)
-        while True:
-            with self.at(place, number):
+        for each in count(number):
+            with self.at(place, each):
                 item = next(items, _END)
             if item is _END:
                 return
             yield item
-            number += 1
 
 
 class Order(Draws):

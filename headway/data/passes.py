@@ -45,10 +45,7 @@ class DueCheckpoint:
         self._waiting: set[Pass] = set()  # those that have led since it is due
 
     def mark(self, action: Callable[[], object]) -> bool:
-        """Note that a checkpoint is due, in place of one that waits.
-
-        False: there is no loop that could take it, and the caller has to at once.
-        """
+        """Note that a checkpoint is due; return whether there is a loop that could take it."""
         is_asked = bool(self.asked)
         self.note_leader()
         leader, is_due = self._leader, self.action is not None
@@ -78,11 +75,8 @@ class DueCheckpoint:
             self.lines.add(self._leader.line)
 
     def ask(self, one: Pass) -> None:
-        """Take it if it waits for this pass, which wants a batch.
-
-        Not while a loop of this step is at its end, as the shorter one of a zip.
-        """
-        steps = (one, *self._step)
+        """Take it if it waits for this pass, which wants a batch."""
+        steps = (one, *self._step)  # of which one may be at its end, as the shorter one of a zip
         if one in self._waiting and all(each.is_over or not each.is_complete for each in steps):
             self.take()
 

@@ -21,13 +21,10 @@ class Offset(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The samples of one global batch (or their indices), and where each rank's are in it.
-
-    Ranks without a part of it have no slice: they are the last ones.
-    """
+    """The samples of one global batch (or their indices), and where each rank's are in it."""
 
     samples: list[Any]
-    slices: tuple[slice, ...]
+    slices: tuple[slice, ...]  # ranks without a part of it have none: they are the last ones
     batch: GlobalBatch
 
 
@@ -38,6 +35,7 @@ class Division(NamedTuple):
     rank: int = 0
     even: bool = True  # see `DataLoaderConfiguration.even_batches`
     reads_all: bool = False
+    is_own: bool = False  # each rank reads data of its own
 
     def read(self, parts: Sequence[Any]) -> Sequence[Any]:
         """Return those that are read here; none, if the rank has no part."""
@@ -59,15 +57,12 @@ class Division(NamedTuple):
         return self.of_samples(samples, size * self.num_ranks)
 
     def of_samples(self, samples: list[Any], full: int) -> Round:
-        """Divide a round of samples, of which there are usually `full`.
-
-        Where ranks must have equally many, the first samples of the round are repeated.
-        """
+        """Divide a round of samples, of which there are usually `full`."""
         if self.even:
             slices, batch = _evenly(len(samples), self.num_ranks, full)
         else:
             slices, batch = _unevenly(len(samples), self.num_ranks, full)
-        if batch.padded > batch.samples:
+        if batch.padded > batch.samples:  # the first ones are repeated
             samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
         return Round(samples, slices, batch)
 

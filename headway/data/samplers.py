@@ -62,10 +62,8 @@ def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
 
 
 def is_of_datasets(data: Any) -> bool:
-    """Return whether `data` is of Hugging Face's datasets.
-
-    Iterators over such a stream start over, and its epoch is in memory that loader workers share.
-    """
+    """Return whether `data` is of Hugging Face's datasets."""
+    # whose iterators start over, and whose epoch is in memory that loader workers share
     return type(data).__module__.partition(".")[0] == "datasets"
 
 

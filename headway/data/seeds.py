@@ -23,13 +23,10 @@ class Drawn(NamedTuple):
 
 
 class SampleSeeds:
-    """Seeds for every sample of a loader, by a seed, the epoch and the sample's number in it.
-
-    `rank` is that of the data, if each rank has some of its own.
-    """
+    """Seeds for every sample of a loader, by a seed, the epoch and the sample's number in it."""
 
     def __init__(self, seed: int, rank: int = 0) -> None:
-        self.seed, self._rank = seed, rank
+        self.seed, self._rank = seed, rank  # that of the data, if each rank has some of its own
         self.first_item = 0  # with which the next pass over a stream begins
         # loader workers that live for several epochs read it, too
         self._epoch = torch.zeros((), dtype=torch.int64)
@@ -76,10 +73,8 @@ class SeededSamples(_Inside, Dataset[Any]):
     """Loads samples of a map data set, each with generators seeded for it, and collates them.
 
     Only where they are drawn from: a batch that has drawn nothing needs no seeds, and after the
-    first one that has, every sample is seeded. What a collate function draws follows from the last
-    sample of its batch. In the main process all generators are then put back. A data set with
-    `__getitems__` gets lists of one index: what it draws for a sample must not depend on the other
-    samples of a batch.
+    first one that has, every sample is seeded; a data set with `__getitems__` then gets lists of
+    one index. What a collate function draws follows from the last sample of its batch.
     """
 
     _collate: Callable[[Any], Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count, cycle, islice
 from typing import Any
@@ -15,14 +15,13 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
-from headway.data.configuration import DataLoaderConfiguration
 from headway.data.epochs import Pass
 from headway.data.generators import generators_kept
-from headway.data.order import Order
+from headway.data.order import Draws, Order
 from headway.data.rounds import Division, Offset, Round, samples_in
 from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.distributed.meeting import meet
-from headway.distributed.nested import for_each_tensor
+from headway.distributed.nested import for_each_tensor, leaves
 from headway.errors import UsageError
 
 Item = tuple[Any, GlobalBatch]  # one rank's batch
@@ -145,11 +144,8 @@ class MapShare(Share):
 
 
 def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches without torch's label for its profiler, of 5 us each, while none is active.
-
-    Relies on undocumented names of torch: `_next_data`, which raises StopIteration, and
-    `_profiler_enabled`.
-    """
+    """Yield batches without torch's label for its profiler, of 5 us each, while none is active."""
+    # undocumented names of torch
     is_profiled, load = torch.autograd._profiler_enabled, batches._next_data  # type: ignore[attr-defined]
     try:
         while True:
@@ -320,8 +316,12 @@ class OwnShare(Share):
             size = new = 0 if batch is NoBatch else size_of(batch)
             if number == length:
                 new -= self._repeats
-            shares = self._exchange(new, batch is not NoBatch)
-            if not shares:
+            has_more = getattr(self._source.ahead, "has_more", False)
+            own = f"{new} {batch is not NoBatch:d} {has_more:d}"
+            told = [map(int, one.split()) for one in meet(LOOP, own) or [own] * self._num_ranks]
+            shares, have_batches, have_more = zip(*told, strict=True)
+            self.has_more = any(have_more)
+            if not any(have_batches):
                 return
             if first is NoBatch and not taken:
                 first = batch
@@ -337,15 +337,8 @@ class OwnShare(Share):
     def _first(self, start: Pass) -> Any:
         """Return the first batch of an epoch whose data a resumed run has come to the end of."""
         again = copy.copy(start)
-        again.place, again.left_out = start.place._replace(taken=Offset()), Offset()
+        again.place = start.place._replace(taken=Offset())
         return next(self._source.begin(again), (NoBatch, None))[0]
-
-    def _exchange(self, new: int, has_batch: bool) -> tuple[int, ...]:
-        """Return how many new samples each rank has in this round; empty if none has a batch."""
-        own = f"{new} {has_batch:d} {getattr(self._source.ahead, 'has_more', False):d}"
-        told = [[*map(int, one.split())] for one in meet(LOOP, own) or [own] * self._num_ranks]
-        self.has_more = any(one[2] for one in told)
-        return tuple(one[0] for one in told) if any(one[1] for one in told) else ()
 
 
 class DispatchedShare(Share):
@@ -396,19 +389,12 @@ VALUES = 64  # of each tensor that are compared
 
 
 def mark(samples: Any) -> int:
-    """Return a number that is the same for the same samples in every process.
-
-    Not from pickle, whose output for a tensor or a set differs between processes. Objects other
-    than numbers, text, arrays and tensors count by their type only.
-    """
-    return crc32(repr(_values(samples)).encode(errors="backslashreplace"))
+    """Return a number that is the same for the same samples in every process; unlike pickle's."""
+    return crc32(repr([*map(_value, leaves(samples))]).encode(errors="backslashreplace"))
 
 
 def require_same(**facts: object) -> None:
-    """Require that facts about the data are the same on all ranks; every rank calls this.
-
-    None is a fact that cannot be compared. Where all are the same it costs one meeting.
-    """
+    """Require that facts about the data are the same on all ranks; None cannot be compared."""
     texts = meet(LOOP, "\n".join(map(str, facts.values())))
     if texts is None:
         return
@@ -424,43 +410,29 @@ def require_same(**facts: object) -> None:
         )
 
 
-def _values(data: Any) -> Any:
+def _value(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         is_dense = data.layout == torch.strided
         return tuple(data.shape), data.flatten()[:VALUES].tolist() if is_dense else None
-    if isinstance(data, Mapping):
-        return [(_values(key), _values(value)) for key, value in data.items()]
-    if isinstance(data, (list, tuple)):
-        return [_values(one) for one in data]
     if data is None or isinstance(data, (str, bytes, int, float, complex)):
         return data
     has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
     if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy's arrays, PIL's images
         return crc32(data.tobytes())
-    return type(data).__name__
+    return type(data).__name__  # of other objects
 
 
-def share_of(
-    loader: Any,
-    rank: int,
-    num_ranks: int,
-    config: DataLoaderConfiguration,
-    order: Order | None,
-    *,
-    is_own: bool,
-) -> Share:
+def share_of(loader: Any, draws: Draws, division: Division) -> Share:
     """Return the share of `loader`, a DataLoader or any iterable of batches, that this rank reads.
 
-    `order` draws the indices of a map data set; None: it is none. `is_own`: the loader gives this
-    rank's share already.
+    `draws` is an Order for a map data set.
     """
-    if is_own and num_ranks > 1:
+    num_ranks, order = division.num_ranks, draws if isinstance(draws, Order) else None
+    if division.is_own:
         return OwnShare(loader, order, num_ranks)
-    reads_all = num_ranks > 1 and bool(config.dispatch_batches or not is_plain(loader))
-    division = Division(num_ranks, rank, config.even_batches, reads_all)
     if order is not None:
         share: Share = MapShare(loader, order, division)
     else:
         kind = StreamShare if num_ranks > 1 and is_plain(loader) else Share
         share = kind(loader, division)
-    return DispatchedShare(share, rank, num_ranks) if reads_all else share
+    return DispatchedShare(share, division.rank, num_ranks) if division.reads_all else share

@@ -22,6 +22,7 @@ from headway.data.samplers import changed, is_plain
 
 _REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
 _HAS_PROC = sys.platform == "linux"
+_CHILD_OF_RANK = ForkProcess, SpawnProcess  # and not of a server
 
 
 def with_lasting_workers(loader: Any, *, notes_draws: bool = False) -> Any:
@@ -48,8 +49,8 @@ def with_lasting_workers(loader: Any, *, notes_draws: bool = False) -> Any:
 @contextmanager
 def starting_workers(loader: Any) -> Iterator[None]:
     """Block requests to stop in workers that start in the block, until they have handlers."""
-    has_workers = bool(getattr(loader, "num_workers", 0))
-    if not (has_workers and _HAS_PROC and callable(signal.getsignal(signal.SIGTERM))):
+    num_workers = getattr(loader, "num_workers", 0)
+    if not (num_workers and _HAS_PROC and callable(signal.getsignal(signal.SIGTERM))):
         yield
         return
     resource_tracker.ensure_running()  # unblocks signals when it starts
@@ -91,15 +92,10 @@ class LastingWorker:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _REQUESTS)
         if self._init is not None:
             self._init(worker_id)
-        if _HAS_PROC and _is_orphan():
+        rank, is_child = parent_process(), isinstance(current_process(), _CHILD_OF_RANK)
+        if _HAS_PROC and rank is not None and is_child and os.getppid() != rank.pid:
             os._exit(0)  # torch's worker takes its parent of now for its rank, and waits for ever
         self._states = snapshot()
-
-
-def _is_orphan() -> bool:
-    """Return whether a worker's rank has ended; only a worker whose parent is the rank knows."""
-    rank, is_child = parent_process(), isinstance(current_process(), (ForkProcess, SpawnProcess))
-    return rank is not None and is_child and os.getppid() != rank.pid
 
 
 def _end_unless_rank_saves(*_: object) -> None:
