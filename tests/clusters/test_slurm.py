@@ -11,7 +11,7 @@ import pytest
 
 from headway.launcher.clusters.slurm import read_nodelist
 from tests.clusters.slurm import NODES, SPARE, Job, Slurm, launch, wait_for
-from tests.distributed.launching import is_alive, script, wait_for_pids
+from tests.distributed.launching import finished, is_alive, script, wait_for_pids
 from tests.distributed.test_preemption import WORKER, require_exact
 from tests.distributed.test_preemption import Job as Training
 
@@ -140,8 +140,7 @@ def test_a_job_whose_node_fails_goes_on_on_the_spare_one_as_if_nothing_had_happe
     nodes = slurm_with_spare.ask("squeue", "-h", "-t", "all", "-o", "%N", "-j", job.number)
     assert read_nodelist(nodes.strip()) == [NODES[0], SPARE]
     process = whole.start("--nap", "0")  # SLURM's daemons run on beside it
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    finished(process, 0)
     assert training.done["weights"] == whole.done["weights"]
 
 

@@ -80,8 +80,7 @@ print(json.dumps(facts))
 
 def facts_of(source: str) -> dict[str, Any]:
     Path("looking.py").write_text(source)
-    ended = execute([sys.executable, "looking.py"])
-    assert ended.returncode == 0, ended.stderr
+    ended = execute([sys.executable, "looking.py"], code=0)
     facts: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return facts
 
@@ -191,8 +190,7 @@ def test_the_trainer_shards_models_by_a_flag_with_the_losses_of_ddp_and_goes_on(
     monkeypatch.chdir(tmp_path)
     name = script(TRAINING)
     words = ["--cpu", "--num-processes", "2", "--replace-accelerate", "--strategy", "fsdp"]
-    ended = launch(*words, name, "trained")
-    assert ended.returncode == 0, ended.stderr
+    ended = launch(*words, name, "trained", code=0)
     lines = [one for one in ended.stdout.splitlines() if "] seen " in one]
     assert len(lines) == 2, ended.stdout
     for sharded, resumed, copied in (json.loads(one.partition(" seen ")[2]) for one in lines):

@@ -55,9 +55,16 @@ def warm_python() -> Iterator[None]:
         python.close()
 
 
-def launch(*words: str, timeout_s: float = 300, typed: str | None = None, **variables: str) -> Done:
-    """Run `headway launch` with these words, and this on its stdin, to its end."""
-    return run([*HEADWAY, *words], environment(**variables), timeout_s=timeout_s, typed=typed)
+def launch(
+    *words: str,
+    timeout_s: float = 300,
+    typed: str | None = None,
+    code: int | None = None,
+    **variables: str,
+) -> Done:
+    """Run `headway launch` with these words, and this on its stdin, to its end with this code."""
+    environ, command = environment(**variables), [*HEADWAY, *words]
+    return run(command, environ, timeout_s=timeout_s, typed=typed, code=code)
 
 
 def start(*words: str, first: str = "", **options: Any) -> subprocess.Popen[str]:
@@ -92,8 +99,13 @@ def run(
     cwd: Path | None = None,
     typed: str | None = None,
     stderr: int | IO[str] = subprocess.PIPE,
+    code: int | None = None,
 ) -> Done:
-    """Run a program, by default in environment(), to its end; Python is forked if it can be."""
+    """Run a program, by default in environment(), to its end; Python is forked if it can be.
+
+    Args:
+        code: its exit code; None: any.
+    """
     streams = {"stdout": subprocess.PIPE, "stderr": stderr}
     if typed is not None:
         streams["stdin"] = subprocess.PIPE
@@ -103,6 +115,7 @@ def run(
         except BaseException:
             process.kill()
             raise
+    assert code in (None, process.returncode), f"{process.returncode}: {out}{errors}"
     return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
@@ -110,6 +123,13 @@ def execute(command: list[str], env: dict[str, str] | None = None, **options: An
     """Run a program to its end; none is forked."""
     with executed():
         return run(command, env, **options)
+
+
+def finished(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    """Return the stdout and stderr of a process that ends, with this code."""
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == code, f"{process.returncode}: {out}{errors}"
+    return out, errors
 
 
 def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import HEADWAY, on_linux, run, script, start
+from tests.distributed.launching import HEADWAY, finished, on_linux, run, script, start
 from tests.waiting import wait_until
 
 pytestmark = on_linux
@@ -211,8 +211,7 @@ def test_a_limit_of_processes_or_threads_that_is_reached_is_named_with_the_fix(
     limit: str, said: str
 ) -> None:
     process = start("-q", "--cpu", "--num-processes", "3", script("pass"), first=limit)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 4, errors
+    _, errors = finished(process, 4)
     assert said in errors
     assert "ulimit -u" in errors
     assert "Traceback" not in errors

@@ -52,8 +52,7 @@ def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in
 ) -> None:
     name = script(SCRIPT.replace("breakpoint()", "breakpoint()\nimport pdb; pdb.set_trace()"))
     words = [*WORDS, "--set", f"start_method={way}", "--log-dir", "logs", name]
-    done = launch("-q", *words, typed="p secret\nc\nc\n", PYTHONBREAKPOINT="pdb.set_trace")
-    assert done.returncode == 0, done.stderr
+    done = launch("-q", *words, typed="p secret\nc\nc\n", PYTHONBREAKPOINT="pdb.set_trace", code=0)
     assert "(Pdb) 42" in done.stdout
     assert "before 1" in done.stdout
     assert done.stdout.count("before") == done.stdout.count("total 3.0") == 1
@@ -68,8 +67,7 @@ def test_a_breakpoint_of_all_ranks_stops_the_debugged_one_and_the_others_wait_in
 
 
 def test_quitting_the_debugger_ends_the_run_as_any_crash() -> None:
-    done = launch("-q", *WORDS, script(SCRIPT), typed="q\n")
-    assert done.returncode == 1
+    done = launch("-q", *WORDS, script(SCRIPT), typed="q\n", code=1)
     if sys.version_info < (3, 14):  # later ones ask, and exit
         assert "rank 1 of 3 failed with BdbQuit" in done.stderr
         assert "--debug-rank" in done.stderr

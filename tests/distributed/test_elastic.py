@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import script, start
+from tests.distributed.launching import finished, script, start
 from tests.distributed.test_machines import on_loopback
 from tests.waiting import wait_for_lines, wait_until
 
@@ -80,8 +80,7 @@ def test_a_lost_machine_of_a_range_costs_no_sample_and_changes_no_global_batch()
     lost.kill()
     lost.communicate()
     for one in machines:
-        _, errors = one.communicate(timeout=120)
-        assert one.returncode == 0, errors
+        finished(one, 0)
     before, after = steps_of(0, world=3), steps_of(1, world=2)
     went_on_at = min(after)
     assert 3 < went_on_at <= max(before) + 1

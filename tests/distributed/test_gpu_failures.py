@@ -42,30 +42,26 @@ torch.cuda.synchronize()
 @needs_two_gpus
 def test_a_rank_that_is_missing_in_a_collective_of_nccl_is_named() -> None:
     name = script(BEGIN + "if rank == 1: time.sleep(1000)\ndist.all_reduce(x)\nx.sum().item()\n")
-    done = launch("--num-processes", "2", "--hang-timeout", "15", name)
-    assert done.returncode == 124
+    done = launch("--num-processes", "2", "--hang-timeout", "15", name, code=124)
     assert "rank 1 has not entered all_reduce #2" in done.stderr, done.stderr
 
 
 @needs_two_gpus
 def test_a_rank_that_dies_in_a_collective_of_nccl_is_blamed_and_not_the_one_that_waits() -> None:
     name = script(BEGIN + "if rank == 1: os.kill(os.getpid(), 9)\ndist.all_reduce(x)\n")
-    done = launch("--num-processes", "2", name)
-    assert done.returncode == 128 + 9
+    done = launch("--num-processes", "2", name, code=128 + 9)
     assert "error: rank 1 of 2" in done.stderr, done.stderr
 
 
 @needs_two_gpus
 def test_ranks_that_share_a_gpu_by_mistake_are_told_what_nccl_says() -> None:
     name = script(BEGIN.replace("set_device(rank)", "set_device(0)"))
-    done = launch("--num-processes", "2", name)
-    assert done.returncode == 1
+    done = launch("--num-processes", "2", name, code=1)
     assert "Duplicate GPU" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=needs_two_gpus)])
 def test_the_rank_whose_gpu_is_full_is_named_with_what_to_do(ranks: int) -> None:
-    done = launch("--num-processes", str(ranks), "--supervise", script(FILL))
-    assert done.returncode == 1
+    done = launch("--num-processes", str(ranks), "--supervise", script(FILL), code=1)
     assert f"rank {ranks - 1} of {ranks} failed with torch.OutOfMemoryError" in done.stderr
     assert "make the batch smaller" in done.stderr

@@ -75,8 +75,7 @@ def hosts(server: tuple[psutil.Process, Path], monkeypatch: pytest.MonkeyPatch) 
 
 def test_two_hosts_are_one_run_with_one_output_and_no_secret_is_in_sight() -> None:
     words = ["--hosts", "a:2,b", "--cpu", script(RANK), "x y", "$HOME"]
-    done = launch(*words, HEADWAY_ENV=f"A_TOKEN={SECRET}", B_TOKEN="of-the-shell")
-    assert done.returncode == 0, done.stderr
+    done = launch(*words, HEADWAY_ENV=f"A_TOKEN={SECRET}", B_TOKEN="of-the-shell", code=0)
     lines = sorted(line for line in done.stdout.splitlines() if line)
     for rank, local_rank in ((0, 0), (1, 1), (2, 0)):
         assert lines[rank].startswith(f"[{rank}] 3 {local_rank} {os.getcwd()} ")
@@ -86,8 +85,7 @@ def test_two_hosts_are_one_run_with_one_output_and_no_secret_is_in_sight() -> No
 
 
 def test_the_code_of_the_rank_that_failed_is_that_of_the_run_and_there_is_one_report() -> None:
-    done = launch("-q", "--cpu", "--hosts", "a:2,b", script(FAILS))
-    assert done.returncode == 7
+    done = launch("-q", "--cpu", "--hosts", "a:2,b", script(FAILS), code=7)
     assert done.stderr.count("error: ") == 1
 
 
@@ -121,8 +119,7 @@ def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts() -> N
     ssh.write_text(f'#!/bin/sh\ncase "$*" in {refusal} esac\nexec {real}/ssh "$@"\n')
     ssh.chmod(0o755)
     path = f"{ssh.parent.absolute()}{os.pathsep}{os.environ['PATH']}"
-    done = launch("--hosts", "a,refuses", "--cpu", script(WAITS), PATH=path)
-    assert done.returncode == 4
+    done = launch("--hosts", "a,refuses", "--cpu", script(WAITS), PATH=path, code=4)
     assert "Permission denied" in done.stderr
     assert "refuses" in done.stderr
     assert not Path("up_0").exists()

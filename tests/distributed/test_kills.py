@@ -18,7 +18,7 @@ from tests.distributed.families import (
     survivors,
     wait_for_families,
 )
-from tests.distributed.launching import on_linux, script, start
+from tests.distributed.launching import finished, on_linux, script, start
 
 pytestmark = on_linux
 
@@ -119,8 +119,7 @@ adopter.children()[names.index("sleep")].kill()
 
 def test_orphans_of_a_rank_are_reaped_when_they_end() -> None:
     process = start("-q", "--cpu", "--supervise", script(ORPHANS))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    finished(process, 0)
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ import pytest
 from tests.distributed.launching import (
     HEADWAY,
     environment,
+    finished,
     free_port,
     launch,
     popen,
@@ -67,8 +68,7 @@ def told(count: int) -> list[dict[str, object]]:
 def test_three_cpu_ranks_form_one_group_of_three() -> None:
     words = ["--cpu", "--num-processes", "3", "--env", "EXTRA=a b"]
     words += [script(GROUP), "$HOME", "${local_rank}", "$$", "", "--", "--help"]
-    done = launch(*words, typed="typed", OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
+    done = launch(*words, typed="typed", OMP_NUM_THREADS="1", code=0)
     ranks = told(3)
     for rank, seen in enumerate(ranks):
         assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank), str(rank))
@@ -84,8 +84,7 @@ def test_three_cpu_ranks_form_one_group_of_three() -> None:
 
 
 def test_one_supervised_process_is_one_rank_of_a_group_of_one() -> None:
-    done = launch("--cpu", "--supervise", script(GROUP))
-    assert done.returncode == 0, done.stderr
+    done = launch("--cpu", "--supervise", script(GROUP), code=0)
     (seen,) = told(1)
     assert (seen["RANK"], seen["WORLD_SIZE"], seen["size"]) == ("0", "1", 1)
     assert done.stdout == "done\n"
@@ -98,8 +97,7 @@ def test_two_agents_on_this_machine_form_one_group_with_the_ranks_they_were_give
     time.sleep(0.5)  # it comes first, and waits
     first = start(*words, "--machine-rank", "0", "--num-processes", "1", name)
     for process in (first, second):
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+        finished(process, 0)
     ranks = told(3)
     assert [seen["LOCAL_RANK"] for seen in ranks] == ["0", "0", "1"]
     assert [seen["LOCAL_WORLD_SIZE"] for seen in ranks] == ["1", "2", "2"]
@@ -122,8 +120,7 @@ def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
     words += ["--max-restarts", "1", "--set", "restart_delay=0"]
     machines = [start(*words, "--machine-rank", rank, name) for rank in ("0", "1")]
     for machine in machines:
-        out, errors = machine.communicate(timeout=120)
-        assert machine.returncode == 0, errors
+        out, errors = finished(machine, 0)
         assert "sum 2.0" in out
         assert "; restart" in errors
 
@@ -158,8 +155,7 @@ def test_a_port_in_use_is_refused_with_the_way_out() -> None:
 
 def test_stopped_and_saved_is_no_failure_and_no_restart() -> None:
     text = "import os, sys; print('run'); sys.exit(75 if os.environ['RANK'] == '0' else 0)"
-    done = launch("--cpu", "--num-processes", "2", "--max-restarts", "2", script(text))
-    assert done.returncode == 75
+    done = launch("--cpu", "--num-processes", "2", "--max-restarts", "2", script(text), code=75)
     assert done.stdout.count("run") == 2
 
 
@@ -173,8 +169,7 @@ def test_ranks_are_restarted_together_in_one_line_and_each_has_a_log_for_each_at
         "if attempt == '0': time.sleep(60)\n"
     )
     words = ["--num-processes", "2", "--max-restarts", "2", "--set", "restart_delay=0"]
-    done = launch("--cpu", *words, "--log-dir", "logs", script(text))
-    assert done.returncode == 0, done.stderr
+    done = launch("--cpu", *words, "--log-dir", "logs", script(text), code=0)
     assert sorted(done.stdout.splitlines())[-1] == "[1] attempt 1"
     assert done.stdout.count("attempt 1") == 2
     files = {path.name: path.read_text() for path in Path("logs").glob("*/*")}
@@ -215,8 +210,7 @@ def test_a_signal_reaches_the_ranks_and_nothing_survives_it(
     process = start("--cpu", "--num-processes", "2", *grace, script(text))
     pids = wait_for_pids("pid_*", 2)
     process.send_signal(number)
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == expected, errors
+    out, errors = finished(process, expected)
     assert out.count("saving") == 2
     assert "Traceback" not in errors
     wait_for_end(*pids)
@@ -242,8 +236,7 @@ def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_n
     line = lines_to(process.stderr, "to stop")[-1]
     assert "waiting for ranks 0-1 to stop, up to 1000 s; Ctrl-C again" in line
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert process.returncode == 130
+    finished(process, 130)
     wait_for_end(*pids)
 
 
@@ -256,8 +249,7 @@ def test_an_ignored_hangup_stays_ignored() -> None:
     time.sleep(0.5)
     assert process.poll() is None
     process.terminate()
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+    finished(process, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -295,8 +287,7 @@ while not os.path.exists("leaving"):
     time.sleep(0.01)
 sys.exit(7)
 """
-    done = launch("-q", "--cpu", "--num-processes", "2", script(text))
-    assert done.returncode == 2
+    done = launch("-q", "--cpu", "--num-processes", "2", script(text), code=2)
     assert "rank 0 of 2 failed with UsageError" in done.stderr
 
 
@@ -306,8 +297,7 @@ def test_output_that_cannot_be_written_stops_no_rank_and_is_no_success() -> None
     command = [*HEADWAY, "-q", "--cpu", "--num-processes", "2", name]
     with open("/dev/full", "w") as full:
         process = popen(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
+    _, errors = finished(process, 1)
     assert errors.count("No space left on device; it is lost") == 1
     assert Path("done").exists()
 
@@ -320,8 +310,7 @@ def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait()
     process.send_signal(signal.SIGUSR1)
     assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert process.returncode == 130
+    finished(process, 130)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit")
@@ -335,8 +324,7 @@ def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait()
 def test_what_the_system_refuses_is_a_launch_error(before: str, fix: str) -> None:
     path = os.path.abspath(script("pass"))
     launching = f"{sys.executable} -m headway launch --cpu -q --supervise {path}"
-    done = run(["bash", "-c", f"{before}; {launching}"])
-    assert done.returncode == 4, done.stderr
+    done = run(["bash", "-c", f"{before}; {launching}"], code=4)
     assert f"`{fix}" in done.stderr.partition("fix: ")[2]
     assert "Traceback" not in done.stderr
 

@@ -49,8 +49,7 @@ while not os.path.exists(mark):
 
 @pytest.mark.parametrize("words", [["--supervise"], ["--num-processes", "2"]])
 def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: list[str]) -> None:
-    done = launch("-q", "--cpu", *words, "--grace-period-s", "1", script(DEAF))
-    assert done.returncode == 0, done.stderr
+    done = launch("-q", "--cpu", *words, "--grace-period-s", "1", script(DEAF), code=0)
     assert "1 s are over: ending " in done.stderr
     assert "sh (pid " in done.stderr
     assert not survivors()
@@ -65,7 +64,6 @@ def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
         "open('go', 'w').close()\n"
     )
     words = ["--supervise", "--max-restarts", "1", "--set", "restart_delay=0"]
-    done = launch("-q", "--cpu", *words, script(text))
-    assert done.returncode == 0, done.stderr
+    done = launch("-q", "--cpu", *words, script(text), code=0)
     assert done.stdout == "left 0\n"
     await_uploads(1)

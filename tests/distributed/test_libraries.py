@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.launching import launch, start
+from tests.distributed.launching import finished, launch, start
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
@@ -49,20 +49,17 @@ def test_trainer_on_two_ranks_is_killed_and_stopped_amid_saves_and_ends_with_the
     run = start(*words, WORKER, "trainer", str(cut), *SLOW)
     begin_of_save(cut, 10)
     os.kill(int((cut / "pid-0").read_text()), signal.SIGKILL)
-    run.communicate(timeout=120)
-    assert run.returncode == 137
+    finished(run, 137)
     partial = cut / "out" / "checkpoint-10"
     assert not (partial / "trainer_state.json").exists(), "it was being written"
     run = start(*words, "--resume", "latest", WORKER, "trainer", str(cut), *SLOW)
     wait_until(lambda: steps(cut)[-2:] == [6, 7], run)
     assert partial.exists(), "it is left where it is"
     os.kill(run.pid, signal.SIGTERM)
-    _, told = run.communicate(timeout=120)
-    assert run.returncode == 75, told
+    _, told = finished(run, 75)
     assert f"resuming from {cut / 'out' / 'checkpoint-5'}" in told
     stopped_after = steps(cut)[-1]
-    again = launch(*words, "--resume", "latest", WORKER, "trainer", str(cut), *SLOW)
-    assert again.returncode == 0, again.stderr
+    launch(*words, "--resume", "latest", WORKER, "trainer", str(cut), *SLOW, code=0)
     assert stopped_after + 1 in steps(cut)[steps(cut).index(stopped_after) :]
     assert done(cut) == done(whole)
 
@@ -85,8 +82,7 @@ def test_lightning_exits_after_the_step_when_the_job_is_asked_to_stop_and_resume
     assert len(workers) >= 2
     for process in (*workers, run.pid):  # as a cluster does
         os.kill(process, signal.SIGTERM)
-    _, told = run.communicate(timeout=120)
-    assert run.returncode == 75, told
+    finished(run, 75)
     again = launch("--cpu", "--resume", "latest", WORKER, "lightning", str(cut), *words, "0")
     assert (again.returncode, steps(cut)) == (0, [*range(1, 29)]), again.stderr
     assert done(cut)["step"] == done(whole)["step"]

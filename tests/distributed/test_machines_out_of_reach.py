@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launching import (
+    finished,
     free_port,
     on_linux,
     script,
@@ -65,16 +66,14 @@ def two_machines_of_which_0_is_suspended() -> Iterator[subprocess.Popen[str]]:
 def test_a_stop_signal_ends_a_machine_whose_machine_0_is_suspended() -> None:
     with two_machines_of_which_0_is_suspended() as other:
         other.send_signal(signal.SIGINT)
-        other.communicate(timeout=120)
-        assert other.returncode == 130
+        finished(other, 130)
 
 
 def test_a_rank_that_fails_is_reported_while_machine_0_is_suspended() -> None:
     with two_machines_of_which_0_is_suspended() as other:
         Path("fail").touch()
         Path("end_1").touch()
-        _, errors = other.communicate(timeout=120)
-        assert other.returncode == 3
+        _, errors = finished(other, 3)
         assert "rank 1 of 2 ended with exit code 3" in errors
 
 
@@ -84,5 +83,4 @@ def test_a_stop_signal_ends_a_machine_that_waits_for_a_suspended_machine_0_to_fi
         rank = int(Path("up_1").read_text())
         wait_for_end(rank)
         other.send_signal(signal.SIGTERM)
-        other.communicate(timeout=120)
-        assert other.returncode == 0  # all its ranks had
+        finished(other, 0)

@@ -211,15 +211,13 @@ elif len(sys.argv) > 1:
 
 
 def test_a_rank_that_has_left_the_script_is_named() -> None:
-    done = launch("-q", "--cpu", "--num-processes", "3", script(LEAVING))
-    assert done.returncode == 2, done.stderr
+    done = launch("-q", "--cpu", "--num-processes", "3", script(LEAVING), code=2)
     assert re.search(r"rank 0 waits in save_state\(\.\.\.\), and rank [12] has left", done.stderr)
     assert not Path("ended").exists()
 
 
 def test_a_rank_that_waits_for_one_that_has_failed_ends_without_a_fix_of_its_own() -> None:
-    done = launch("--cpu", "--num-processes", "2", script(LEAVING), "fails")
-    assert done.returncode == 1, done.stderr
+    done = launch("--cpu", "--num-processes", "2", script(LEAVING), "fails", code=1)
     assert "rank 1 of 2 failed with KeyError; rank 0 stopped after rank 1 failed" in done.stderr
     assert "UsageError" not in done.stderr
 
@@ -239,7 +237,6 @@ accelerator.wait_for_everyone()
 
 
 def test_a_rank_that_exits_without_a_word_and_a_child_of_a_rank_are_named() -> None:
-    done = launch("-q", "--cpu", "--num-processes", "2", script(EXITING))
-    assert done.returncode == 2, done.stderr
+    done = launch("-q", "--cpu", "--num-processes", "2", script(EXITING), code=2)
     assert "rank 0 waits in wait_for_everyone(), and rank 1 has left" in done.stderr
     assert re.search(r"rank 0 is process \d+, and process \d+ has its RANK", done.stdout)

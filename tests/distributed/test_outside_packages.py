@@ -97,8 +97,7 @@ accelerator.end_training()
 
 @pytest.mark.usefixtures("outside")
 def test_the_ranks_train_on_a_device_kind_of_another_package() -> None:
-    done = launch("-q", "--device", "toy", script(ON_TOYS))
-    assert done.returncode == 0, done.stderr
+    done = launch("-q", "--device", "toy", script(ON_TOYS), code=0)
     assert "MULTI_GPU tensor([2.])" in done.stdout
 
 

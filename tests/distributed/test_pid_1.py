@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.launching import HEADWAY, begin, script
+from tests.distributed.launching import HEADWAY, begin, finished, script
 from tests.distributed.networks import needs_namespaces
 from tests.waiting import wait_until
 
@@ -35,5 +35,4 @@ def test_a_launch_that_is_pid_1_ends_by_sigterm_and_reaps_orphans(count: str) ->
 
     wait_until(lambda: not has_zombies(), process)
     init.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    finished(process, 128 + signal.SIGTERM)

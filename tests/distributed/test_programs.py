@@ -184,7 +184,6 @@ def test_a_program_prints_and_exits_as_under_plain_python(name: str, count: int)
     plain = execute([sys.executable, *case.words])
     # one rank: as a process that libraries may be hooked in, which is not plain Python's
     more = ["--num-processes", "2"] if count == 2 else ["--set", "library_hooks=yes"]
-    done = launch("-q", "--cpu", *more, *case.words)
-    assert done.returncode == plain.returncode, done.stderr
+    done = launch("-q", "--cpu", *more, *case.words, code=plain.returncode)
     shown = [re.sub(r"^\[\d\] ", "", line) for line in done.stdout.splitlines()]
     assert sorted(shown) == sorted(plain.stdout.splitlines() * count), done.stderr

@@ -35,8 +35,7 @@ def test_the_report_and_the_logs_of_a_failed_run_hold_no_secret(end: str) -> Non
         f"env: {{HF_TOKEN: {SECRET}, HTTPS_PROXY: 'http://jane:{SECRET}@proxy:80'}}\n"
         "num_processes: 2\nlog_dir: logs\nrestart_delay: 0\n"
     )
-    done = launch("--cpu", *words, script(FAILING.format(end=text)))
-    assert done.returncode == code, done.stderr
+    done = launch("--cpu", *words, script(FAILING.format(end=text)), code=code)
     kept = {path.name: path.read_text() for path in Path("logs").glob("*/*")}
     assert "rank_0_attempt_0.log" in kept
     for shown in (done.stdout, done.stderr, *kept.values()):

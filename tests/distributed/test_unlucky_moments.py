@@ -16,6 +16,7 @@ from headway.launcher.diagnosis.watch import Watch
 from tests.distributed.launching import (
     HEADWAY,
     environment,
+    finished,
     launch,
     on_linux,
     run,
@@ -62,8 +63,7 @@ time.sleep(300)  # as in a collective
 
 def test_a_rank_that_fails_and_hangs_in_its_exit_does_not_hold_the_run_up() -> None:
     words = ["-q", "--cpu", "--num-processes", "2", "--grace-period-s", "1"]
-    done = launch(*words, script(STUCK_AT_EXIT))
-    assert done.returncode == 1
+    done = launch(*words, script(STUCK_AT_EXIT), code=1)
     assert "rank 1 failed, but did not exit within 1 s" in done.stderr
     assert "error: rank 1 of 2 failed with ValueError; rank 0 stopped after" in done.stderr
 
@@ -166,8 +166,7 @@ def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_
     wait_until(lambda: len(list(Path.cwd().glob("importing_*"))) == 2, process)
     importing = list(Path.cwd().glob("importing_*"))
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
+    _, errors = finished(process, 128 + number)
     assert errors == f"headway: {said}\n"
     assert f"exit_code={128 + number}, report={said!r}" in str(read_all()[0])
     wait_for_end(*(int(one.name.rpartition("_")[2]) for one in importing))
@@ -359,7 +358,6 @@ threading.Thread(target=train).start()
 
 def test_a_rank_whose_thread_waits_has_not_left() -> None:
     name = script(THREAD, "train.py")
-    done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", name)
-    assert done.returncode == 124
+    done = launch("-q", "--cpu", "--num-processes", "2", "--hang-timeout", "4", name, code=124)
     assert "rank 1 has not entered all_reduce #2" in done.stderr
     assert 'train.py", line 8, in train' in done.stderr.partition("rank 1, most recent")[2]

@@ -95,7 +95,6 @@ def test_the_python_of_the_pages_runs_on_two_ranks() -> None:
         f"print({page!r}, flush=True)\nexec(compile({text!r}, {page!r}, 'exec'), {{}})\n"
         for page, text in snippets
     )
-    done = launch("-q", "--cpu", "--num-processes", "2", script(body))
-    assert done.returncode == 0, done.stderr
+    done = launch("-q", "--cpu", "--num-processes", "2", script(body), code=0)
     for page, _ in snippets:
         assert f"[1] {page}\n" in done.stdout

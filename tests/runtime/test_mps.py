@@ -105,8 +105,7 @@ def test_a_model_learns_on_the_apple_gpu(mixed_precision: str) -> None:
 @on_a_mac
 @pytest.mark.parametrize("words", [[], ["--env", "PYTORCH_ENABLE_MPS_FALLBACK=0"]])
 def test_the_smoke_test_passes_on_the_apple_gpu(words: list[str]) -> None:
-    done = execute([sys.executable, "-m", "headway", "test", *words])
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = execute([sys.executable, "-m", "headway", "test", *words], code=0)
     assert "1 rank on mps" in done.stdout
 
 
