@@ -17,7 +17,15 @@ import pytest
 from pexpect.fdpexpect import fdspawn
 
 from tests.distributed.families import process_of_this_test
-from tests.distributed.launching import HEADWAY, environment, launch, popen, script, wait_for_end
+from tests.distributed.launching import (
+    HEADWAY,
+    environment,
+    launch,
+    popen,
+    run,
+    script,
+    wait_for_end,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -143,3 +151,20 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
         screen.expect_exact("\nerror: rank 1 of 3 was ended by SIGKILL")
         assert process.wait(timeout=120) == 137
         assert is_usual(screen)
+
+
+CLOSED = """
+import os, pty
+from headway.launcher.rank.debugging import lent_terminal
+ours, theirs = pty.openpty()
+os.dup2(theirs, 0)
+with lent_terminal():
+    os.close(ours)
+print("ended")
+"""
+
+
+@pytest.mark.processes
+def test_a_terminal_that_is_closed_while_it_is_lent_is_no_error() -> None:
+    done = run([sys.executable, "-c", CLOSED])
+    assert done.stdout == "ended\n", done.stderr

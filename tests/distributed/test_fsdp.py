@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from headway import Accelerator
 from headway.errors import HeadwayError
-from tests.distributed import fsdp_memory, fsdp_parity
+from tests.distributed import fsdp_parity
 from tests.distributed.fsdp_models import GPT, MLP, VOCABULARY
 from tests.distributed.in_ranks import RANK, WORLD, each_world, in_ranks, marks, with_ranks
 
@@ -79,7 +79,7 @@ def test_weights_gradients_and_norms_are_those_of_one_process() -> None:
 @with_ranks(2, long=LONG)
 def test_a_rank_holds_its_share_and_sharding_takes_the_model_and_one_unit_at_most() -> None:
     for is_empty in (False, True):  # whether the model was made without memory
-        found = fsdp_memory.measured(is_empty)
+        found = fsdp_parity.measured(is_empty)
         share = found.model / WORLD
         assert found.parameters == pytest.approx(share, rel=0.05)
         assert found.gradients == pytest.approx(share, rel=0.05)

@@ -1,10 +1,11 @@
-"""Whatever is killed by SIGKILL, alone or together with others: nothing of the run lives on."""
+"""Nothing of a run lives on: neither what SIGKILL leaves nor what ranks started."""
 
 from __future__ import annotations
 
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,8 @@ from tests.distributed.families import (
     survivors,
     wait_for_families,
 )
-from tests.distributed.launching import finished, on_linux, script, start
+from tests.distributed.launching import finished, launch, on_linux, script, start
+from tests.waiting import wait_until
 
 pytestmark = on_linux
 
@@ -156,3 +158,95 @@ def test_nothing_survives_of_a_run_that_is_killed_while_parts_of_it_are_suspende
     if "launcher" not in killed:
         assert process.returncode == 128 + signal.SIGKILL
         assert "the process that starts the ranks" in errors, errors
+
+
+UPLOADING = """
+import os, subprocess
+wait = "while [ ! -e go ]; do sleep 0.1; done; touch uploaded_" + os.environ["RANK"]
+subprocess.Popen(["sh", "-c", wait], start_new_session=os.environ["RANK"] == "1")
+"""
+
+
+def await_uploads(count: int) -> None:
+    wait_until(lambda: len(list(Path.cwd().glob("uploaded_?"))) == count)
+
+
+@pytest.mark.parametrize(("words", "count"), [(["--supervise"], 1), (["--num-processes", "2"], 2)])
+def test_children_of_ranks_that_succeeded_end_by_themselves_and_are_named(
+    words: list[str], count: int
+) -> None:
+    process = start("-q", "--cpu", *words, script(UPLOADING))
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("headway: waiting up to 30 s for what the ranks left: sh (pid ")
+    Path("go").touch()
+    await_uploads(count)
+    output, rest = process.communicate(timeout=120)
+    assert (output, "are over" in rest) == ("", False)
+    assert process.returncode == 0
+
+
+DEAF = """
+import os, subprocess, time
+mark = "deaf_" + os.environ["RANK"]
+subprocess.Popen(["sh", "-c", f"trap '' TERM; touch {mark}; while :; do sleep 0.1; done"])
+while not os.path.exists(mark):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("words", [["--supervise"], ["--num-processes", "2"]])
+def test_children_that_ignore_sigterm_are_killed_after_the_grace_period(words: list[str]) -> None:
+    done = launch("-q", "--cpu", *words, "--grace-period-s", "1", script(DEAF), code=0)
+    assert "1 s are over: ending " in done.stderr
+    assert "sh (pid " in done.stderr
+    assert not survivors()
+
+
+def test_children_of_ranks_that_failed_are_ended_before_the_restart() -> None:
+    text = UPLOADING + (
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\n"
+        "import psutil\n"
+        "beside = psutil.Process(os.getppid()).children()\n"
+        "print('left', sum(one.name() == 'sh' for one in beside))\n"
+        "open('go', 'w').close()\n"
+    )
+    words = ["--supervise", "--max-restarts", "1", "--set", "restart_delay=0"]
+    done = launch("-q", "--cpu", *words, script(text), code=0)
+    assert done.stdout == "left 0\n"
+    await_uploads(1)
+
+
+TRACER = """
+import ctypes, os, sys
+PTRACE_SEIZE = 0x4206
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+seized = [libc.ptrace(PTRACE_SEIZE, int(pid), 0, 0) for pid in sys.argv[1:]]
+print(*seized, flush=True)
+sys.stdin.read()  # and does not wait for what it traces
+"""
+
+
+@pytest.mark.long
+def test_a_killed_rank_and_its_child_that_a_tracer_holds_do_not_hold_the_launcher_up() -> None:
+    flags = ["-q", "--cpu", "--num-processes", "2", "--grace-period-s", "0"]
+    process = start(*flags, script(family_script(FAMILY)))
+    families = wait_for_families(process, 2)
+    rank, child = families[1][:2]
+    with subprocess.Popen(
+        [sys.executable, "-c", TRACER, str(rank), str(child)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tracer:
+        assert tracer.stdout is not None
+        answer = tracer.stdout.readline()
+        if answer.split() != ["0", "0"]:
+            pytest.skip("this system does not let a process trace another")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        tracer.kill()
+    assert process.returncode == 130
+    assert f"rank 1 (process {rank}) has been killed, but is " in errors
+    assert not survivors()

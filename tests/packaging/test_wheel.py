@@ -1,7 +1,8 @@
-"""The wheel holds all of the code, nothing else, and works beside scripts with our own names."""
+"""The wheel holds all of the code and works; `make release` needs a section of the changelog."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -81,3 +82,18 @@ def test_an_installed_wheel_runs_a_script_beside_a_launcher_py_and_a_commands_pa
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("rank ") == done.stdout.count(str(site)) == ranks
+
+
+def test_a_release_without_a_section_in_the_changelog_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in (".ci/release", "headway/__init__.py", "headway/_version.py"):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, name)
+    Path("CHANGELOG.md").write_text("# Changelog\n\n## 9.9.9 (unreleased)\n")
+    command = [".ci/release", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "error:" in done.stderr
+    assert not Path("dist").exists()

@@ -18,6 +18,7 @@ from headway.trackers.run_file import read_metrics
 from headway.trackers.tracker import NoTracker
 from headway.tracking import GeneralTracker, on_main_process
 from tests.distributed.launching import environment, run, script
+from tests.trackers.full_disk import no_file_above
 
 
 class Recorder(GeneralTracker):
@@ -306,3 +307,26 @@ if sys.argv[1:]:
 def test_trackers_are_finished_when_the_script_ends(words: list[str], said: str) -> None:
     ended = run([sys.executable, script(ENDS), *words], environment(), timeout_s=120)
     assert ended.stdout == said, ended.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_is_told_and_the_training_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setattr("headway.trackers.tracking._PATIENCE", 0)  # it is tried again at once
+    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+    accelerator.init_trackers("project")
+    accelerator.log({"loss": 0.0}, step=0)
+    with no_file_above(10):
+        accelerator.log({"loss": 1.0}, step=1)
+    accelerator.log({"loss": 2.0}, step=2)  # a writer that has failed does not write again
+    accelerator.end_training()
+    told = capsys.readouterr().err
+    assert "'tensorboard' failed: OSError" in told
+    assert "missed 2 calls" in told
+    events: Any = EventAccumulator(str(tmp_path / "project"))
+    events.Reload()
+    assert [one.step for one in events.Scalars("loss")] == [0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,9 @@ from tests.distributed.launching import free_port
 from tests.launcher.machines.hubs import open_hub
 
 pytest.importorskip("torch")
-from headway.launcher.machines import rounds
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from headway.launcher.machines import rendezvous, rounds
 from headway.launcher.machines.rounds import Membership
 
 
@@ -173,3 +177,29 @@ def test_a_main_address_that_is_none_of_machine_0_is_noted_since_machines_may_be
         assert listener.getsockname()[1]
     (line,) = lines
     assert "192.0.2.1" in line
+
+
+def test_a_stop_signal_just_before_a_delay_is_obeyed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        """Sleep to the end: the signal was there before the system's call, and ends none."""
+        nonlocal now
+        now += seconds
+        raise SignalException("stopped", signal.SIGTERM)  # as its handler does after the call
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr(rendezvous, "time", clock)
+    with pytest.raises(SignalException):
+        rendezvous.Rendezvous("run").pause(60)
+    assert now < 1
+
+
+def test_a_delay_lasts_as_long_as_it_was_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(rendezvous, "time", clock)
+    rendezvous.Rendezvous("run").pause(2.5)
+    assert sum(slept) == pytest.approx(2.5)

@@ -1,15 +1,19 @@
-"""A message is taken only as the other end sent it: the right key, order, direction and shape."""
+"""A message is taken only as the other end sent it, and the run's key is never shown."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.commands.main import main
 from headway.contract import typed
+from headway.errors import ConfigError
 from headway.launcher.machines.messages import (
     MAX_DETAILS,
     MAX_LINE,
@@ -23,6 +27,7 @@ from headway.launcher.machines.messages import (
     new_greeting,
     read_greeting,
 )
+from headway.launcher.machines.preflight import describe_run_key, run_key
 
 KEY = b"0123456789abcdef"
 
@@ -130,3 +135,30 @@ def test_a_greeting_of_another_version_says_so() -> None:
     with pytest.raises(Unacceptable) as error:
         read_greeting(line.replace(b"channel/1", b"channel/2"))
     assert error.value.reason == "version"
+
+
+def test_without_a_key_there_is_none_and_the_way_to_one_is_printed() -> None:
+    assert run_key({}) == b""
+    assert "openssl rand" in describe_run_key({})
+
+
+def test_the_environment_has_the_key_and_a_short_one_is_refused() -> None:
+    assert run_key({"HEADWAY_RUN_KEY": "0123456789abcdef"}) == b"0123456789abcdef"
+    for short in ("", "secret"):
+        with pytest.raises(ConfigError) as error:
+            run_key({"HEADWAY_RUN_KEY": short})
+        assert not short or short not in str(error.value)
+
+
+def test_a_plan_hides_the_key_from_the_script_and_from_the_reader(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("train.py").touch()
+    monkeypatch.setenv("HEADWAY_RUN_KEY", "not to be shown to anybody")
+    place = ["--num-machines", "2", "--machine-rank", "1", "--main-address", "n1"]
+    assert main(["launch", "--dry-run", "--cpu", *place, "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert "- HEADWAY_RUN_KEY" in out
+    assert "not to be shown" not in out
+    assert "machines know each other by HEADWAY_RUN_KEY" in out
+    assert os.environ["HEADWAY_RUN_KEY"]
