@@ -112,14 +112,7 @@ def connect(given: Arguments) -> Connected:
     steps = Accumulation(run.gradient_accumulation_steps, accumulation)
     if given.global_batch_size is not None:
         micro_batch_of(given.global_batch_size, strategy.data_size, steps.steps)
-    training = Training(
-        world,
-        strategy,
-        precision,
-        steps,
-        progress=progress,
-        global_batch_size=given.global_batch_size,
-    )
+    training = Training(world, strategy, precision, steps, progress, given.global_batch_size)
     if given.seed is not None:
         set_seed(given.seed)
     project = merged_project(given.project_config, given.project_dir)
@@ -135,19 +128,18 @@ def connect(given: Arguments) -> Connected:
 
 def strategy_for(world: World, chosen: str | Strategy, settings: StrategySettings) -> Strategy:
     """Return the strategy of a name, or the script's own; a name has no effect with one rank."""
-    strategy = _named(chosen, world) if isinstance(chosen, str) else chosen
+    if isinstance(chosen, Strategy):
+        strategy = chosen
+    elif world.ranks.world_size == 1:
+        strategy = Strategy()
+    elif chosen in ("auto", "ddp"):
+        strategy = DDP()
+    else:
+        from headway.strategies.fsdp import FSDP, HSDP  # its part of torch takes time to import
+
+        strategy = HSDP() if chosen == "hsdp" else FSDP()
     strategy.set_up(world, settings)
     return strategy
-
-
-def _named(name: str, world: World) -> Strategy:
-    if world.ranks.world_size == 1:
-        return Strategy()
-    if name in ("auto", "ddp"):
-        return DDP()
-    from headway.strategies.fsdp import FSDP, HSDP  # its part of torch takes time to import
-
-    return HSDP() if name == "hsdp" else FSDP()
 
 
 def tell(connected: Connected, strategy: str | Strategy | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -27,34 +28,27 @@ from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 Kind = TypeVar("Kind")
 
 
+@dataclass(eq=False)
 class Training:
     """The objects of one training on this rank, and how they work together.
 
     A checkpoint saves what is here; `headway.checkpoint.training_state` has its parts.
     """
 
-    def __init__(
-        self,
-        world: World,
-        strategy: Strategy,
-        precision: Precision,
-        accumulation: Accumulation,
-        *,
-        progress: Progress,
-        global_batch_size: int | None = None,
-    ) -> None:
-        self.world = world
-        self.strategy = strategy
-        self.precision = precision
-        self.accumulation = accumulation
-        self.progress = progress
-        self.global_batch_size = global_batch_size
-        self.prepared: list[tuple[Any, Any]] = []  # objects of the script, and as what
-        self.registered: list[Any] = []  # what `register_for_checkpointing` was given
-        self.has_prepared = False  # anything, also if it was forgotten
-        self.of_evaluation = WeakSet[torch.nn.Module]()  # models that each rank has for itself
-        self.ranks_may_differ = False  # now, as ranks take different numbers of steps
-        self.run = Run(progress)
+    world: World
+    strategy: Strategy
+    precision: Precision
+    accumulation: Accumulation
+    progress: Progress
+    global_batch_size: int | None = None
+    prepared: list[tuple[Any, Any]] = field(default_factory=list)  # the script's objects, as what
+    registered: list[Any] = field(default_factory=list)  # given to `register_for_checkpointing`
+    has_prepared: bool = False  # anything, also if it was forgotten
+    of_evaluation: WeakSet[torch.nn.Module] = field(default_factory=WeakSet)  # of each rank alone
+    ranks_may_differ: bool = False  # now, as ranks take different numbers of steps
+
+    def __post_init__(self) -> None:
+        self.run = Run(self.progress)
 
     # ------------------------------------------------------------------ what there is
 
