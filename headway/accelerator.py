@@ -1089,7 +1089,7 @@ class Accelerator(Process):
         return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(
-        self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
+        self, tensor: Any, dim: int = 0, pad_index: float | bool = 0, pad_first: bool = False
     ) -> Any:
         """Pad each tensor along `dim` to the largest size that any rank has there."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)

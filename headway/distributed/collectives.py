@@ -195,7 +195,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 @checked
 def pad_across_processes(
-    tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False
+    tensor: Any, dim: int = 0, pad_index: float | bool = 0, pad_first: bool = False
 ) -> Any:
     """Pad each tensor along `dim` to the largest size that any rank has there.
 

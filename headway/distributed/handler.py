@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, partial, wraps
 from inspect import signature
 from itertools import chain
-from numbers import Integral, Real
+from numbers import Real
 from types import UnionType
 from typing import (
     Any,
@@ -77,10 +78,11 @@ def check_range(
 
 
 def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
+    called = called.removesuffix(".__init__")
     shown_hint = hint.__name__ if isinstance(hint, type) else re.sub(r"\b[\w.]+\.", "", str(hint))
     return WrongType(
         f"{name} is {shown(value)}, not of type {shown_hint}",
-        where=f"the script's {called.removesuffix('.__init__').rpartition('.')[2]}(...)",
+        where=f"the script's {called.rpartition('.')[2]}(...)",
         fix=f"pass a value of this type: help({called})",
     )
 
@@ -91,8 +93,10 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], dict[str, tupl
     found = signature(function).parameters.values()
     names = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
     named = {*names, *(one.name for one in found if one.kind is one.KEYWORD_ONLY)}
-    hints = {name: hint for name, hint in types_of(function).items() if name in named}
-    return names, {name: (hint, _fits(hint)) for name, hint in hints.items()}
+    hints: dict[str, Any] = {}
+    with suppress(NameError):  # a script's own class, with a name that only it can see
+        hints = types_of(function)
+    return names, {name: (hints[name], _fits(hints[name])) for name in named & hints.keys()}
 
 
 def _fits(hint: Any) -> Fits:
@@ -112,7 +116,7 @@ def _fits(hint: Any) -> Fits:
     return lambda value: isinstance(value, origin or hint)
 
 
-_NUMBERS: dict[Any, Any] = {int: Integral, float: (Real, torch.Tensor)}
+_NUMBERS: dict[Any, Any] = {int: int, float: (Real, torch.Tensor)}
 _LISTS = (list, Sequence, Iterable)
 
 
@@ -120,7 +124,9 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
     """Return whether these are values that fit; of each class, one is looked at."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         return False
-    return fits is None or all(map(fits, {type(one): one for one in value}.values()))
+    if fits is None:
+        return True
+    return isinstance(value, Sized) and all(map(fits, {type(one): one for one in value}.values()))
 
 
 class KwargsHandler:
