@@ -30,8 +30,8 @@ from torch.multiprocessing.spawn import (
 from headway.contract import signals
 from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
 from headway.devices.table import KINDS
-from headway.distributed.environment import patch_environment
 from headway.distributed.handler import check_range, checked
+from headway.distributed.process import patch_environment
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.state import AcceleratorState

@@ -23,10 +23,6 @@ from headway.distributed.collectives import (
     reduce as reduce,
     wait_for_everyone as wait_for_everyone,
 )
-from headway.distributed.environment import (
-    clear_environment as clear_environment,
-    patch_environment as patch_environment,
-)
 from headway.distributed.handler import KwargsHandler as KwargsHandler
 from headway.distributed.nested import (
     concatenate as concatenate,
@@ -36,7 +32,11 @@ from headway.distributed.nested import (
     send_to_device as send_to_device,
     slice_tensors as slice_tensors,
 )
-from headway.distributed.process import tqdm as tqdm
+from headway.distributed.process import (
+    clear_environment as clear_environment,
+    patch_environment as patch_environment,
+    tqdm as tqdm,
+)
 from headway.distributed.rng import (
     RNGType as RNGType,
     set_seed as set_seed,

@@ -20,12 +20,9 @@ from headway.errors import LaunchError, UsageError
 
 VARIABLE = "HEADWAY_RUN"
 JOB_VARIABLE = "SLURM_JOB_ID"
-ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"
-"""The job that a launch runs in, and the tasks that the job asks for on each node."""
-KEY_VARIABLE = "HEADWAY_RUN_KEY"
-"""A secret that the machines of one run share."""
-CODE_VARIABLE = "HEADWAY_CODE"
-"""Names the copy of the code that a job runs."""
+ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # a launch's job, and the tasks on each node of it
+KEY_VARIABLE = "HEADWAY_RUN_KEY"  # a secret that the machines of one run share
+CODE_VARIABLE = "HEADWAY_CODE"  # names the copy of the code that a job runs
 RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
 """A process's id, a colon and the folder of the record in which it itself tells how it ends."""
 CPUS_VARIABLE = "HEADWAY_CPUS"

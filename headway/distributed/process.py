@@ -1,8 +1,9 @@
-"""One rank: its place among the others, and code and progress bars for some ranks only."""
+"""One rank: its place among the others, code and progress bars for some only, its variables."""
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -277,3 +278,49 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     local_rank = (read_ranks() or Ranks()).local_rank
     hidden = main_process_only and local_rank != 0
     return bar(*args, **{**kwargs, "disable": kwargs.get("disable", False) or hidden})
+
+
+@contextmanager
+def patch_environment(**kwargs: Any) -> Iterator[None]:
+    """Set environment variables in a context: `with patch_environment(foo=1)` sets FOO to "1".
+
+    Afterwards the variables are as they were before.
+
+    Examples:
+        >>> import os
+        >>> from headway.utils import patch_environment
+        >>> with patch_environment(my_variable=1):
+        ...     os.environ["MY_VARIABLE"]
+        '1'
+    """
+    values = {key.upper(): str(value) for key, value in kwargs.items()}
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """Remove all environment variables in a context; afterwards they are as they were before.
+
+    Examples:
+        >>> import os
+        >>> from headway.utils import clear_environment
+        >>> with clear_environment():
+        ...     len(os.environ)
+        0
+    """
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -63,7 +63,7 @@ READ_ENVIRON = {
     "commands.estimate",  # the script's own, for its attempts
     "estimate.child.stand_ins",  # those of a rank, in an attempt's process
     "estimate.child.confinement",  # where temporary files go there
-    "distributed.environment",  # what the script asks for, or sets for a while
+    "distributed.process",  # what the script asks for, or sets for a while
     "launcher.rank.import_hooks",  # what the script changes in its own
 }
 
