@@ -58,72 +58,41 @@ class Fault(NamedTuple):
     """What happens to a run on two machines, and what both have to say of it."""
 
     name: str
-    times: int
     cause: Callable[[Network, list[subprocess.Popen[str]]], None]
     codes: tuple[int, int]
     said: tuple[str, str]  # on machine 0 and 1
     within_s: float = _SLACK_S
+    times: int = 10
 
 
-def stop_ranks(_: Network, machines: list[subprocess.Popen[str]]) -> None:
+def kill_a_rank(_: Network, machines: list[subprocess.Popen[str]]) -> None:
     process_of_this_test(pid_of_rank(1)).kill()
 
 
+LOST_0, LOST_1 = "machine 0 (n1) was lost: ", "machine 1 (n2) was lost: "
+ENDED, SILENT = "its launcher has ended", "nothing was heard"
+CUT_S = TIMEOUT_S + _SLACK_S
 FAULTS = [
-    Fault(
-        "the launcher of machine 1 is killed",
-        10,
-        lambda _, machines: machines[1].kill(),
-        (4, -9),
-        ("machine 1 (n2) was lost: its launcher has ended", ""),
-    ),
-    Fault(
-        "the launcher of machine 0 is killed",
-        10,
-        lambda _, machines: machines[0].kill(),
-        (-9, 4),
-        ("", "machine 0 (n1) was lost: its launcher has ended"),
-    ),
-    Fault(
-        "a rank is killed",
-        10,
-        stop_ranks,
-        (137, 137),
-        ("rank 1 of 2 was ended by SIGKILL",) * 2,
-    ),
+    Fault("launcher 1 is killed", lambda _, both: both[1].kill(), (4, -9), (LOST_1 + ENDED, "")),
+    Fault("launcher 0 is killed", lambda _, both: both[0].kill(), (-9, 4), ("", LOST_0 + ENDED)),
+    Fault("a rank is killed", kill_a_rank, (137, 137), ("rank 1 of 2 was ended by SIGKILL",) * 2),
     Fault(
         "the link is cut both ways",
-        10,
-        lambda net, _: net.cut(2),
-        (4, 4),
-        (
-            "machine 1 (n2) was lost: nothing was heard",
-            "machine 0 (n1) was lost: nothing was heard",
-        ),
-        TIMEOUT_S + _SLACK_S,
+        *(lambda net, _: net.cut(2), (4, 4), (LOST_1 + SILENT, LOST_0 + SILENT), CUT_S),
     ),
     Fault(
         "the link is cut from machine 1 to machine 0",
-        10,
-        lambda net, _: net.cut_outgoing(2, to=1),
-        (4, 4),
-        ("machine 1 (n2) was lost", "was lost"),
-        TIMEOUT_S + _SLACK_S,
+        *(lambda net, _: net.cut_outgoing(2, to=1), (4, 4), (LOST_1[:-2], "was lost"), CUT_S),
     ),
     Fault(
         "the link is cut from machine 0 to machine 1",
-        10,
-        lambda net, _: net.cut_outgoing(1, to=2),
-        (4, 4),
-        ("machine 1 (n2) was lost: ", "machine 0 (n1) was lost: "),
-        TIMEOUT_S + _SLACK_S,
+        *(lambda net, _: net.cut_outgoing(1, to=2), (4, 4), (LOST_1, LOST_0), CUT_S),
     ),
     Fault(
         "machine 1 is stopped by a signal",
-        3,
-        lambda _, machines: machines[1].terminate(),
-        (143, 143),
-        ("stopped by SIGTERM on n2", "stopped by SIGTERM"),
+        *(lambda _, both: both[1].terminate(), (143, 143)),
+        said=("stopped by SIGTERM on n2", "stopped by SIGTERM"),
+        times=3,
     ),
 ]
 

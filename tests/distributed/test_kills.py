@@ -19,7 +19,8 @@ from tests.distributed.families import (
     survivors,
     wait_for_families,
 )
-from tests.distributed.launching import finished, launch, on_linux, script, start
+from tests.distributed.launching import HEADWAY, begin, finished, launch, on_linux, script, start
+from tests.distributed.networks import needs_namespaces
 from tests.waiting import wait_until
 
 pytestmark = on_linux
@@ -250,3 +251,28 @@ def test_a_killed_rank_and_its_child_that_a_tracer_holds_do_not_hold_the_launche
     assert process.returncode == 130
     assert f"rank 1 (process {rank}) has been killed, but is " in errors
     assert not survivors()
+
+
+LEAVES_AN_ORPHAN = """
+import subprocess, time
+subprocess.run(["sh", "-c", "(sleep 0.2; touch orphan_has_ended) & exit"])
+time.sleep(1000)
+"""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_a_launch_that_is_pid_1_ends_by_sigterm_and_reaps_orphans(count: str) -> None:
+    space = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child"]
+    words = ["--cpu", "--num-processes", count, script(LEAVES_AN_ORPHAN)]
+    process = begin([*space, *HEADWAY, *words])
+    wait_until(Path("orphan_has_ended").exists, process)
+    [init] = psutil.Process(process.pid).children()
+
+    def has_zombies() -> bool:
+        below = init.children(recursive=True)
+        return any(one.status() == psutil.STATUS_ZOMBIE for one in below)
+
+    wait_until(lambda: not has_zombies(), process)
+    init.send_signal(signal.SIGTERM)
+    finished(process, 128 + signal.SIGTERM)

@@ -1,10 +1,3 @@
-import json
-import logging
-import os
-import random
-from pathlib import Path
-
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -30,12 +23,4 @@ try:
 except (OSError, subprocess.CalledProcessError):
     version = "unknown"
 for _ in range(3):
-    step()
-
-# %% state dict of the model and back
-weights = {name: value.clone() for name, value in net.state_dict().items()}
-step()
-net.load_state_dict(weights)
-optimizer.load_state_dict(optimizer.state_dict())
-for _ in range(2):
     step()

@@ -52,16 +52,3 @@ for _ in range(3):
     model(input_ids=tokens, attention_mask=mask, labels=torch.tensor([0, 1])).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-
-# %% a small GPT-2 of transformers on a GPU
-from transformers import GPT2Config, GPT2LMHeadModel
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=32)
-model = GPT2LMHeadModel(config).to(device)
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(3):
-    tokens = torch.randint(0, 100, (2, 32), device=device)
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()

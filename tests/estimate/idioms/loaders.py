@@ -20,10 +20,6 @@ def step(x, y):
     return loss
 
 
-# %% shuffled loader
-for x, y in DataLoader(data, batch_size=8, shuffle=True):
-    step(x, y)
-
 # %% loader with workers, pinned memory and non-blocking copies
 for x, y in DataLoader(
     data, 8, num_workers=2, persistent_workers=True, prefetch_factor=4, pin_memory=True

@@ -78,8 +78,14 @@ class Run:
         sent, self.coordinator.outbox = self.coordinator.outbox, []
         return [one for one in sent if not isinstance(one[1], (Accepted, Beat))]
 
-    def begin(self, count: int) -> None:
-        """Start the ranks of so many machines."""
+    def joined(self, count: int) -> Run:
+        """Return this run, once so many machines have joined, each with its rank."""
+        for peer in range(1, count + 1):
+            assert self.join(peer, peer - 1)
+        return self
+
+    def begun(self, count: int) -> Run:
+        """Return this run, once the ranks of so many machines have started."""
         for peer in range(1, count + 1):
             assert self.join(peer, peer - 1 if self.least == self.most else None if peer > 1 else 0)
         self.ready(*range(1, count + 1))
@@ -87,6 +93,7 @@ class Run:
         self.probed(*range(1, count + 1))
         rounds = [message for _, message in self.sent() if isinstance(message, Round)]
         assert [one.machine for one in rounds] == list(range(count))
+        return self
 
 
 def failed(doubt: int = 0, cause: str = "rank 1 failed", ago_s: float = 0.0) -> Failed:
@@ -125,9 +132,7 @@ def test_ranks_start_once_all_are_there_and_each_has_been_reached_by_another() -
 
 
 def test_a_machine_that_cannot_be_reached_ends_the_run_before_a_rank_starts() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
-    run.join(2, 1)
+    run = Run(2, 2).joined(2)
     run.ready(1, 2)
     run.probed(1, problem="cannot reach machine 1 (n2) at 10.0.0.2: timed out")
     run.probed(2)
@@ -137,8 +142,7 @@ def test_a_machine_that_cannot_be_reached_ends_the_run_before_a_rank_starts() ->
 
 
 def test_a_machine_with_another_script_ends_the_run_with_what_differs() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
+    run = Run(2, 2).joined(1)
     run.join(2, 1, script="bbbb")
     run.ready(1, 2)
     for _, end in run.sent():
@@ -149,8 +153,7 @@ def test_a_machine_with_another_script_ends_the_run_with_what_differs() -> None:
 
 
 def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
+    run = Run(2, 2).joined(1)
     run.ready(1)
     run.least = run.most = 3  # on machine 1
     assert not run.join(2, 1)
@@ -177,9 +180,7 @@ def test_a_launcher_that_fails_before_the_ranks_start_ends_the_wait_of_all_also_
 
 
 def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait_for_it() -> None:
-    run = Run(3, 3)
-    run.join(1, 0)
-    run.join(2, 1)
+    run = Run(3, 3).joined(2)
     run.take(2, Stopping(15, "n2"))
     assert not run.sent()  # that machine may come again
     run.take(1, Stopping(15, "n1"))
@@ -189,16 +190,14 @@ def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait
 
 
 def test_machine_0_alone_is_told_the_details_of_a_failure() -> None:
-    run = Run(3, 3)
-    run.begin(3)
+    run = Run(3, 3).begun(3)
     run.take(3, failed()._replace(details="Traceback"))
     ends = [message for _, message in run.sent() if isinstance(message, Failed)]
     assert [end.details for end in ends] == ["Traceback", "", ""]
 
 
 def test_a_machine_that_does_not_come_ends_the_wait_of_all() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
+    run = Run(2, 2).joined(1)
     run.ready(1)
     run.wait(601)
     ((_, end),) = run.sent()
@@ -208,9 +207,7 @@ def test_a_machine_that_does_not_come_ends_the_wait_of_all() -> None:
 
 @pytest.mark.parametrize("machine", [0, 1])
 def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int) -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
-    run.join(2, 1)
+    run = Run(2, 2).joined(2)
     assert not run.join(3, machine)
     ((_, refused),) = run.sent()
     assert isinstance(refused, Refused)
@@ -224,8 +221,7 @@ def test_a_range_is_no_advice_against_the_loss_of_machine_0_which_it_does_not_su
 
 
 def test_a_machine_without_a_rank_is_refused_as_a_machine_and_not_as_none() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
+    run = Run(2, 2).joined(1)
     run.least = 1
     assert not run.join(2, None)
     (line,) = run.lines
@@ -236,8 +232,7 @@ def test_a_machine_without_a_rank_is_refused_as_a_machine_and_not_as_none() -> N
 
 
 def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_given() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
+    run = Run(2, 2).joined(1)
     assert not run.join(2, 2)
     ((_, refused),) = run.sent()
     assert isinstance(refused, Refused)
@@ -259,8 +254,7 @@ def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> Non
 
 
 def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
-    run = Run(2, 2)
-    run.begin(2)
+    run = Run(2, 2).begun(2)
     run.take(1, failed(doubt=2, cause="victim"))
     run.wait(1)
     assert not run.sent()
@@ -275,8 +269,7 @@ def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
 
 def test_a_rank_that_left_silently_is_blamed_once_a_rank_elsewhere_fails() -> None:
     for doubt, blamed in ((2, "left"), (0, "its own")):
-        run = Run(2, 2)
-        run.begin(2)
+        run = Run(2, 2).begun(2)
         run.take(2, Done(failed(doubt=1, cause="left")))
         assert not run.sent()
         run.take(1, failed(doubt=doubt, cause="its own"))
@@ -289,8 +282,7 @@ def test_a_rank_that_left_silently_is_blamed_once_a_rank_elsewhere_fails() -> No
 
 
 def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to_it() -> None:
-    run = Run(2, 2)
-    run.begin(2)
+    run = Run(2, 2).begun(2)
     run.take(2, Beat("rank 1 at optimizer step 7"))
     run.wait(1)
     run.take(1, failed(doubt=2, cause="victim"))
@@ -304,8 +296,7 @@ def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to
 
 
 def test_restarts_are_counted_once_for_all_machines() -> None:
-    run = Run(2, 2, max_restarts=1)
-    run.begin(2)
+    run = Run(2, 2, max_restarts=1).begun(2)
     run.take(1, failed(cause="first"))
     run.take(2, failed(cause="second"))
     assert run.sent() == [(1, Restart("first", 1)), (2, Restart("first", 1))]
@@ -321,8 +312,7 @@ def test_restarts_are_counted_once_for_all_machines() -> None:
 
 
 def test_a_failure_that_a_restart_does_not_help_ends_the_run() -> None:
-    run = Run(2, 2, max_restarts=3)
-    run.begin(2)
+    run = Run(2, 2, max_restarts=3).begun(2)
     run.take(1, failed()._replace(is_final=True))
     assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
 
@@ -330,7 +320,7 @@ def test_a_failure_that_a_restart_does_not_help_ends_the_run() -> None:
 def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_left() -> None:
     run = Run(2, 2, max_restarts=3)
     run.coordinator.seen = Seen(failure=Repeats(str).judge)
-    run.begin(2)
+    run.begun(2)
     site = CrashSite("ValueError", Frame("train.py", 7, "f"), 20)
     run.take(2, failed()._replace(site=site))
     assert kinds(run.sent()) == [(1, "Restart"), (2, "Restart")]
@@ -341,8 +331,7 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_le
 
 
 def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next_restart() -> None:
-    run = Run(2, 4, max_restarts=1)
-    run.begin(3)
+    run = Run(2, 4, max_restarts=1).begun(3)
     assert run.join(4, None)
     run.ready(4)
     run.wait(10)
@@ -356,8 +345,7 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
 
 
 def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
-    run = Run(2, 3)
-    run.begin(3)
+    run = Run(2, 3).begun(3)
     run.take(1, failed(doubt=2))
     run.coordinator.lose(2, "its launcher has ended", run.now)
     sent = run.sent()
@@ -375,8 +363,7 @@ def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
 
 
 def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well() -> None:
-    run = Run(3, 3)
-    run.join(1, 0)
+    run = Run(3, 3).joined(1)
     run.ready(1)
     run.wait(2)
     run.sent()
@@ -386,8 +373,7 @@ def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well
 
 
 def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_have() -> None:
-    run = Run(2, 3)
-    run.begin(2)
+    run = Run(2, 3).begun(2)
     run.coordinator.lose(2, "its launcher has ended", run.now)
     run.wait(SETTLE_S + 1)
     run.sent()
@@ -398,7 +384,7 @@ def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_h
 def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is_lost() -> None:
     run, seen, lost = Run(3, 3), list[object](), list[int]()
     run.coordinator.seen = Seen(lambda *steps: seen.append(steps), lost.append)
-    run.begin(3)
+    run.begun(3)
     figures = Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
     run.take(3, Steps(5, figures))
     assert seen == [(5, figures, 2, "n3")]
@@ -407,8 +393,7 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
 
 
 def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:
-    run = Run(2, 3)
-    run.begin(2)
+    run = Run(2, 3).begun(2)
     run.coordinator.lose(2, "its launcher has ended", run.now)
     run.ready(1)
     run.wait(SETTLE_S + 1)
@@ -421,8 +406,7 @@ def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:
 
 
 def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -> None:
-    run = Run(2, 2)
-    run.begin(2)
+    run = Run(2, 2).begun(2)
     run.take(2, Done())
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert not run.sent()
@@ -431,8 +415,7 @@ def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -
 
 
 def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> None:
-    run = Run(3, 3)
-    run.begin(3)
+    run = Run(3, 3).begun(3)
     run.take(2, Stopping(15, "n2"))
     assert run.sent() == [(1, Stopping(15, "n2")), (3, Stopping(15, "n2"))]
     run.take(1, failed())
@@ -442,8 +425,7 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
 
 
 def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_for_it() -> None:
-    run = Run(3, 3)
-    run.begin(3)
+    run = Run(3, 3).begun(3)
     run.take(2, Stopping(15, "n2"))
     run.sent()
     run.coordinator.lose(2, "nothing was heard from it for 15 s", run.now)
@@ -451,8 +433,7 @@ def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_f
 
 
 def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> None:
-    run = Run(3, 3)
-    run.begin(3)
+    run = Run(3, 3).begun(3)
     run.take(2, Stopping(2, "n2"))
     run.take(1, Stopping(2, "n1"))
     run.sent()
@@ -462,9 +443,7 @@ def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> N
 
 
 def test_a_machine_that_leaves_before_ranks_start_can_come_again() -> None:
-    run = Run(2, 2)
-    run.join(1, 0)
-    run.join(2, 1)
+    run = Run(2, 2).joined(2)
     run.ready(1)
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert run.join(3, 1)

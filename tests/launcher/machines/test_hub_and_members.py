@@ -6,13 +6,16 @@ import errno
 import re
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from headway.contract.records import Figures
 from headway.launcher.machines.connection import ended
+from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.machines.hub import Hub
 from headway.launcher.machines.member import Member
 from headway.launcher.machines.messages import (
     Beat,
@@ -30,10 +33,30 @@ from headway.launcher.machines.messages import (
     new_greeting,
     read_greeting,
 )
-from tests.launcher.machines.hubs import open_hub
 from tests.waiting import wait_until
 
 KEY = b"0123456789abcdef"
+
+
+def open_hub(
+    listener: socket.socket,
+    machines: int = 2,
+    key: bytes = b"",
+    timeout_s: float = 60.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Hub, Coordinator]:
+    """Have a hub of a run that needs all of its machines and never restarts."""
+    coordinator = Coordinator(
+        least=machines,
+        most=machines,
+        max_restarts=0,
+        join_timeout_s=600,
+        machine_timeout_s=timeout_s,
+        facts=Facts((), ()),
+        say=say,
+        now=time.monotonic(),
+    )
+    return Hub(listener, key, coordinator, timeout_s, say), coordinator
 
 
 class Channel:

@@ -22,7 +22,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from tests.distributed.launching import free_port
-from tests.launcher.machines.hubs import open_hub
+from tests.launcher.machines.test_hub_and_members import open_hub
 
 pytest.importorskip("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
