@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 
 from headway.commands.flags import Parsed, Parser, bad_words
 from headway.contract.paths import has_package, installer_of
@@ -31,6 +30,8 @@ _NOT_PYTHON = {  # by suffix: what the file is, and the fix
 
 def require_torch() -> None:
     """Raise what `import torch` would, without the import, before a child process imports it."""
+    from importlib.util import find_spec
+
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
