@@ -94,9 +94,10 @@ def _with_driver(
         or not {"nvidiactl", "nvhost-gpu", "nvgpu"}.isdisjoint(devices)  # gVisor, Jetson
         or any(name.startswith("libcuda") for name in libraries)
     )
+    for_cpu = device == CPU.name and not full
     if not (is_nvidia or "dxg" in devices or source.names_in("sys/class/kfd/kfd")):
-        return machine._replace(unused_card=_card_without_driver(source))
-    if is_nvidia and device == CPU.name and not full:
+        return machine if for_cpu else machine._replace(unused_card=_card_without_driver(source))
+    if is_nvidia and for_cpu:
         return machine._replace(has_driver=True)
     from headway.machine.gpus import with_gpus
 

@@ -127,8 +127,9 @@ def test_a_card_without_its_driver_is_one_note(driver: str, of_class: str, is_no
     pci, slot = "sys/bus/pci", "0000:01:00.0"
     files = {f"{pci}/devices/{slot}/vendor": "0x10de\n", f"{pci}/drivers/{driver}/{slot}": ""}
     files[f"{pci}/devices/{slot}/class"] = f"{of_class}\n"
-    launch = plan(looked(LAPTOP._replace(files={**LAPTOP.files, **files})))
-    assert launch.settings.device == "cpu"
+    recording = LAPTOP._replace(files={**LAPTOP.files, **files})
+    launch = plan(looked(recording))
+    assert (launch.settings.device, looked(recording, "cpu").unused_card) == ("cpu", "")
     assert [f"an NVIDIA GPU ({slot})" in note for note in launch.notes] == [True] * is_noted
 
 
