@@ -158,7 +158,8 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
         # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
-        without = f"`--devices {','.join('^' + part.uuid for part in gpu.parts())}`"
+        others = [part.uuid for one in machine.gpus if one is not gpu for part in one.parts()]
+        without = f"`--devices {','.join(others)}`" if others else "`--device cpu`"
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
             what = f"{name} has {gpu.ecc_errors} uncorrected ECC memory errors"

@@ -167,10 +167,10 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "`devices` names a GPU that does not exist or is not visible.", "--devices 9,", "gpu_4"
         ),
         Code.NO_USABLE_GPU: Example(
-            "GPUs are visible, and none is left to use: `devices` excludes all, or the driver "
-            "lets no process use them.",
-            "--devices ^0-3",
-            "gpu_4",
+            "GPUs are visible, and the driver lets no process use one: their compute mode is "
+            "prohibited, or they are in MIG mode without slices.",
+            None,
+            fix="ask who runs the machine, or pass `--device cpu`",
         ),
         Code.SEVERAL_MIG_SLICES: Example(
             "A process sees one MIG slice, and NCCL does not connect slices.",

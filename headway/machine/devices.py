@@ -5,8 +5,8 @@ As in Lightning: a single number is a count; a list or anything with a comma is 
     3, "3"          the first 3 GPUs        [1, 3], "1, 3"   GPUs 1 and 3, in this order
     -1, all, auto   all GPUs                [1], "1,"        GPU 1
 
-In addition: ranges (`0-3`, `0-6/2`), `^2` (all but GPU 2), a prefix of a UUID (`GPU-8f6e`,
-`MIG-a1b2`), and `idle:2` (two idle GPUs).
+In addition: ranges (`0-3`), a prefix of a UUID (`GPU-8f6e`, `MIG-a1b2`), and `idle:2` (two idle
+GPUs).
 """
 
 import re
@@ -29,18 +29,17 @@ class Selection(NamedTuple):
 
 
 class DeviceSpec(NamedTuple):
-    """The `first` N GPUs, or those `named`, or all; except `without`; or N `idle` ones."""
+    """The `first` N GPUs, or those `named`, or N `idle` ones, or all."""
 
     first: int | None = None
     named: tuple[Name, ...] | None = None
-    without: tuple[Name, ...] = ()
     idle: int | None = None
 
     @property
     def size(self) -> int | None:
         """The number of GPUs, if it does not depend on the machine, else None."""
         if self.named is not None:
-            return None if self.without else len(self.named)
+            return len(self.named)
         return self.idle if self.first is None else self.first
 
     def select(self, gpus: Sequence[Gpu]) -> Selection:
@@ -50,43 +49,37 @@ class DeviceSpec(NamedTuple):
         """
         if self.named is not None:
             return self._select_named(gpus)
-        excluded, problems = _find(self.without, gpus)
-        reasons = [gpu.obstacle for gpu in gpus]
-        if self.idle is not None:
-            reasons = [_why_busy(gpu) for gpu in gpus]
-        usable = [
-            index for index, reason in enumerate(reasons) if not reason and index not in excluded
-        ]
+        reasons = [gpu.obstacle if self.idle is None else _why_busy(gpu) for gpu in gpus]
+        usable = [index for index, reason in enumerate(reasons) if not reason]
         passed_over = [f"GPU {index}: {reason}" for index, reason in enumerate(reasons) if reason]
         wanted = self.first if self.idle is None else self.idle
+        problems = []
         if wanted is not None and len(usable) < wanted:
             kind = "idle" if self.idle else "usable"
             reason = f" ({'; '.join(passed_over)})" if passed_over else ""
-            problems = (*problems, f"only {len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
-        return Selection(tuple(usable[:wanted]), tuple(passed_over), problems)
+            problems.append(f"only {len(usable)} of {len(gpus)} GPUs are {kind}{reason}")
+        return Selection(tuple(usable[:wanted]), tuple(passed_over), tuple(problems))
 
     def may_become_idle(self, gpus: Sequence[Gpu]) -> bool:
         coming = [gpu for gpu in gpus if gpu.use is not None and not gpu.is_disabled]
         return self.idle is not None and self.idle <= len(coming)
 
     def _select_named(self, gpus: Sequence[Gpu]) -> Selection:
-        found, problems = _find(self.named or (), gpus)
-        excluded, more = _find(self.without, gpus)
-        chosen = tuple(index for index in found if index not in excluded)
-        twice = {index for index in found if found.count(index) > 1}
+        chosen, problems = _find(self.named or (), gpus)
+        twice = {index for index in chosen if chosen.count(index) > 1}
         obstacles = [
             f"GPU {i} cannot be used: {gpus[i].obstacle}" for i in chosen if gpus[i].obstacle
         ]
         repeated = [f"GPU {index} is listed twice, once by its UUID" for index in sorted(twice)]
-        return Selection(chosen, problems=(*problems, *more, *repeated, *obstacles))
+        return Selection(tuple(chosen), problems=(*problems, *repeated, *obstacles))
 
     def __str__(self) -> str:
         if self.idle is not None:
             return f"idle:{self.idle}"
         if self.first is not None:
             return str(self.first)
-        parts = [*map(str, self.named or ()), *(f"^{name}" for name in self.without)]
-        return ",".join(parts) + "," * (len(parts) == 1) if parts else "all"
+        names = ",".join(map(str, self.named or ())) or "all"
+        return names + "," * (self.size == 1)
 
     def reading(self) -> str:
         if self.idle is not None:
@@ -94,9 +87,7 @@ class DeviceSpec(NamedTuple):
         if self.first is not None:
             gpus = f"{self.first} GPUs" if self.first > 1 else "GPU"
             return f"the first {gpus}; for GPU {self.first} write `{self.first},`"
-        parts = "GPU " + ", ".join(map(str, self.named)) if self.named is not None else "all GPUs"
-        but = ", ".join(map(str, self.without))
-        return f"{parts} except {but}" if but else parts
+        return "all GPUs" if self.named is None else "GPU " + ", ".join(map(str, self.named))
 
 
 ALL = DeviceSpec()
@@ -124,13 +115,13 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
     if text == "0":
         raise ValueError("which selects no GPU: write `0,` for GPU 0, or --cpu for none")
     if not _is_number(text):
-        raise ValueError("which is not a count (2), a list (0,2 or 0-3), all, ^2 or idle:2")
+        raise ValueError("which is not a count (2), a list (0,2 or 0-3), all or idle:2")
     return DeviceSpec(first=int(text))
 
 
 # not compiled here: that would slow every launch, and few list GPUs
-_ITEM = r"\^|\d+-|(GPU|MIG)-"
-_RANGE = r"([0-9]{1,4})-([0-9]{1,4})(?:/([1-9][0-9]{0,3}))?"
+_ITEM = r"\d+-|(GPU|MIG)-"
+_RANGE = r"([0-9]{1,4})-([0-9]{1,4})"
 _UUID = r"(GPU|MIG)-[0-9A-Za-z/-]+"
 
 
@@ -140,20 +131,12 @@ def _is_number(text: str) -> bool:
 
 
 def _list(parts: Iterable[str]) -> DeviceSpec:
-    named: list[Name] = []
-    without: list[Name] = []
-    for part in parts:
-        text = part.strip()
-        if text.startswith("^"):
-            without += _names(text[1:])
-        else:
-            named += _names(text)
-    for names in (named, without):
-        if len(set(names)) < len(names):
-            raise ValueError("which lists a GPU twice")
-    if not named and not without:
+    named = [name for part in parts for name in _names(part.strip())]
+    if len(set(named)) < len(named):
+        raise ValueError("which lists a GPU twice")
+    if not named:
         raise ValueError("which lists no GPU")
-    return DeviceSpec(named=tuple(named) if named else None, without=tuple(without))
+    return DeviceSpec(named=tuple(named))
 
 
 def _names(text: str) -> list[Name]:
@@ -164,10 +147,10 @@ def _names(text: str) -> list[Name]:
     found = re.fullmatch(_RANGE, text)
     if found is None:
         raise ValueError(f"in which {text!r} is not a GPU index, a range or a UUID")
-    first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
+    first, last = int(found[1]), int(found[2])
     if last < first:
         raise ValueError(f"in which the range {text!r} is descending; list the GPUs one by one")
-    return list(range(first, last + 1, step))
+    return list(range(first, last + 1))
 
 
 def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[str, ...]]:

@@ -13,10 +13,6 @@ VERSION = 1
 MAX_BYTES = 2**24
 
 
-def to_json(machine: Machine) -> str:
-    return json.dumps(as_data(machine), indent=2)
-
-
 def as_data(machine: Machine) -> dict[str, Any]:
     return {"version": VERSION, **plain(machine)}
 

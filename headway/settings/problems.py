@@ -319,34 +319,26 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
             ["devices"],
         )
     if not selection.indices:
-        return _no_usable_gpu(settings, machine, selection)
+        from headway.machine.gpus import how_to_use_gpus
+
+        why = "; ".join(selection.passed_over)
+        return _problem(
+            settings,
+            Code.NO_USABLE_GPU,
+            f"device is {settings.device!r}, but no GPU can be used: {why}; {_shown(machine)}",
+            [*how_to_use_gpus(machine), _on_cpu(settings)],
+            ["device"],
+        )
     return [
         *_too_many_processes(settings, machine, selection),
         *_of_precision(settings, [visible[index] for index in selection.indices[:count]]),
     ]
 
 
-def _no_usable_gpu(settings: Settings, machine: Machine, selection: Selection) -> list[Problem]:
-    from headway.machine.gpus import how_to_use_gpus
-
-    left = f"devices is {settings.devices}" if settings.devices.without else ""
-    why = "; ".join(filter(None, (left, *selection.passed_over)))
-    return _problem(
-        settings,
-        Code.NO_USABLE_GPU,
-        f"device is {settings.device!r}, but no GPU can be used: {why}; {_shown(machine)}",
-        [
-            *([removal(settings, "devices")] if left else how_to_use_gpus(machine)),
-            _on_cpu(settings),
-        ],
-        ["device", "devices"] if left else ["device"],
-    )
-
-
 def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
     """Return the GPUs to request instead, or how to make the requested ones usable."""
     devices = settings.devices
-    found = devices._replace(without=()).select(visible).indices
+    found = devices.select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
     remedies: list[str] = []
     if devices.may_become_idle(visible):
@@ -385,14 +377,12 @@ def _too_many_processes(
             [f"{change(settings, 'devices', 1)} and {one}", "use GPUs without MIG"],
             names,
         )
-    if processes <= selected:
+    if processes <= selected or devices.size is not None:  # which `_of_devices` compares
         return []
     reason = _shown(machine)
     if selection.passed_over:
         why = "; ".join(selection.passed_over)
         reason = f"only {selected} of {len(visible)} GPUs can be used ({why})"
-    elif selected < len(visible):
-        reason = f"devices {devices} selects {selected} of {len(visible)} GPUs"
     return _problem(
         settings,
         Code.TOO_FEW_GPUS,

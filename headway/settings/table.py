@@ -85,7 +85,7 @@ class Settings:
     devices: Setting[DeviceSpec] = Setting(
         parse_devices,
         ALL,
-        "which GPUs: a count (2), a list (0,2 or 0-3), ^2 (all but 2), UUIDs, idle:2, or all",
+        "which GPUs: a count (2), a list (0,2 or 0-3), UUIDs, idle:2, or all",
         metavar="SPEC",
         example="0,",
         shape="list",

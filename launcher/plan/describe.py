@@ -11,13 +11,11 @@ from headway.contract.secrets import masked_command
 from headway.launcher.plan.plan import (
     LaunchPlan,
     counted,
-    place_of,
     summary,
     text_of,
     without_secrets,
 )
 from headway.launcher.plan.program import HOOKS
-from headway.launcher.plan.variables import LOOPBACK
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, Settings
 
@@ -25,14 +23,9 @@ from headway.settings.table import TABLE, Settings
 def describe(plan: LaunchPlan, show_secrets: bool = False) -> str:
     plan = plan if show_secrets else without_secrets(plan)
     settings = plan.settings
-    ranks = f"{settings.num_processes} on this machine"
-    if settings.num_machines > 1:
-        ranks += f" ({place_of(settings)})"
     start = [
         ("command", shlex.join(plan.program.command(plan.python)), ""),
-        ("processes", ranks, ""),
         ("how", *_how(plan)),
-        ("port", *_port(plan)),
         ("hooks", *_hooked(plan)),
     ]
     if plan.gpus:
@@ -94,15 +87,6 @@ def _hooked(plan: LaunchPlan) -> tuple[str, str]:
         return "no library", plan.not_hooked
     names = ", ".join(dict.fromkeys(hook.name for hook in HOOKS))
     return names, "once the script imports it"
-
-
-def _port(plan: LaunchPlan) -> tuple[str, str]:
-    if not plan.is_rank:
-        return "none", "one process has no process group"
-    if plan.is_one_machine and plan.task is None:
-        return f"any free port on {LOOPBACK}", str(plan.settings.origin("main_port"))
-    address = f"{plan.settings.main_address or LOOPBACK}:{plan.settings.main_port}"
-    return address, str(plan.settings.origin("main_address"))
 
 
 def _changed(name: str, change: Value) -> tuple[str, str, str]:

@@ -81,14 +81,12 @@ def _threads(plan: LaunchPlan) -> Variables:
 
 def _hidden_gpus(plan: LaunchPlan) -> Variables:
     """Hide the GPUs from a script on the CPU, which may look for them itself."""
-    there = kind_of(plan.machine.gpu_kind)
-    machine = plan.machine
-    is_unasked = machine.has_driver and not machine.gpus and not machine.is_hidden
-    may_have_gpus = machine.visible_gpus or is_unasked
+    machine, there = plan.machine, kind_of(plan.machine.gpu_kind)
+    may_have_gpus = (machine.gpus or machine.has_driver) and not machine.is_hidden
     if plan.settings.device != "cpu" or not may_have_gpus or there.empty_mask is None:
         return {}
-    hidden = there.empty_mask if plan.machine.mask_variable == there.mask else "-1"
-    return {plan.machine.mask_variable: _from(plan.settings, "device", hidden)}
+    hidden = there.empty_mask if machine.mask_variable == there.mask else "-1"
+    return {machine.mask_variable: _from(plan.settings, "device", hidden)}
 
 
 def _of_device(plan: LaunchPlan) -> Variables:

@@ -70,7 +70,7 @@ def test_a_variable_that_is_wrong_is_found_and_others_are_left_alone(
 def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
     uuids = [gpu.uuid for gpu in load_machine(str(FOLDER / "gpu_exclusive.json")).gpus]
     (finding,) = found("gpu_exclusive", CUDA_VISIBLE_DEVICES="1,0")
-    assert finding.fix == f"`--devices ^{uuids[0]}`"
+    assert finding.fix == f"`--devices {uuids[1]}`"
     masked = load_machine(str(FOLDER / "gpu_exclusive.json"))._replace(mask="1,0")
     spec = parse_devices(finding.fix.strip("`").removeprefix("--devices "))
     assert spec.select(masked.visible_gpus).indices == (0,)
@@ -189,7 +189,7 @@ def test_without_a_writable_temporary_folder_headway_test_is_refused(
 def test_a_training_without_torch_is_refused_before_it_starts(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("headway.commands.program.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("headway.commands.main._PACKAGES", ("torch",))
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("it was started"))
     assert main(words.split()) == 3

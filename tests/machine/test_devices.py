@@ -31,11 +31,7 @@ specs = st.one_of(
     st.just(ALL),
     st.integers(1, 9999).map(lambda count: DeviceSpec(first=count)),
     st.integers(1, 9999).map(lambda count: DeviceSpec(idle=count)),
-    st.builds(
-        lambda named, without: DeviceSpec(None, tuple(named) or None, tuple(without)),
-        st.lists(names, unique=True),
-        st.lists(names, unique=True),
-    ),
+    st.lists(names, min_size=1, unique=True).map(lambda named: DeviceSpec(named=tuple(named))),
 )
 
 
@@ -50,11 +46,6 @@ specs = st.one_of(
         ("1,", [1]),
         ("[3,1]", [3, 1]),
         ("0-3", [0, 1, 2, 3]),
-        ("1-7/3", [1, 4, 7]),
-        ("^2", [0, 1, 3, 4, 5, 6, 7]),
-        ("^0-5", [6, 7]),
-        ("0-3,^1", [0, 2, 3]),
-        ("^GPU-0003", [0, 1, 2, 4, 5, 6, 7]),
         ("GPU-0005,1", [5, 1]),
         ("idle:2", [0, 1]),
     ],
@@ -69,7 +60,6 @@ def test_a_spec_means_these_gpus_of_eight(raw: str | list[str], indices: list[in
     [
         ("9", "only 8 of 8 GPUs are usable"),
         ("7,8", "GPU 8 does not exist"),
-        ("^9", "GPU 9 does not exist"),
         ("GPU-ffff", "GPU GPU-ffff does not exist"),
         ("GPU-00", "is a prefix of the UUIDs of 8 GPUs"),
         ("2,GPU-0002", "GPU 2 is listed twice"),
@@ -82,7 +72,7 @@ def test_a_spec_that_eight_gpus_cannot_obey_says_why(raw: str, reason: str) -> N
 
 def test_gpus_chosen_by_number_pass_over_those_that_nobody_can_use() -> None:
     gpus = (EIGHT[0]._replace(compute_mode=PROHIBITED), *EIGHT[1:4])
-    for raw, indices in (("all", (1, 2, 3)), ("2", (1, 2)), ("^1", (2, 3)), ("idle:1", (1,))):
+    for raw, indices in (("all", (1, 2, 3)), ("2", (1, 2)), ("idle:1", (1,))):
         selection = parse_devices(raw).select(gpus)
         assert selection.indices == indices
         assert selection.passed_over[0] == "GPU 0: its compute mode is prohibited"
@@ -123,7 +113,7 @@ def test_every_spec_is_read_back_from_its_own_text(spec: DeviceSpec) -> None:
     assert spec.reading()
 
 
-@given(st.one_of(st.text(), st.text("0123456789-^,/[]: GPUMIidle"), st.lists(st.text())))
+@given(st.one_of(st.text(), st.text("0123456789-,/[]: GPUMIidle"), st.lists(st.text())))
 def test_any_text_is_read_or_refused_with_a_reason(raw: str | list[str]) -> None:
     reason = ""
     try:

@@ -120,7 +120,7 @@ def test_a_setting_reads_what_users_write(name: str, raw: Raw, value: object) ->
         ("devices", "idle:0", "idle:2"),
         ("devices", "[]", "''"),
         ("devices", [], "lists no GPU"),
-        ("devices", "^", "''"),
+        ("devices", "^2", "is not a count"),
         ("devices", "1.0", "is not a count"),
         ("devices", {"a": "b"}, "map"),
         ("ranks", "0,", "neither a rank"),

@@ -114,8 +114,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
         {"num_processes": "2"},
         ("only 1 of 2 GPUs can be used (GPU 0: its compute mode is prohibited)",),
     ),
-    ("gpu_4", {"devices": "^1", "num_processes": "4"}, ("devices ^1, selects 3 of 4 GPUs",)),
-    ("gpu_4", {"devices": "^0-3"}, ("no GPU can be used: devices is ^0,^1,^2",)),
     ("gpu_mig", {"num_processes": "2"}, ("only one MIG slice",)),
     ("gpu_mig", {"devices": "2"}, ("devices is '2', but CUDA shows each process only one MIG",)),
     ("gpu_mig", {"devices": "idle:1"}, ("its driver does not report its use",)),
