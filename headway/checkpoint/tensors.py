@@ -221,6 +221,8 @@ class SavedTensors:
 def _alone_without_a_word() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        # of DCP's own code, to torch 2.8
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,8 @@ def test_gradients_are_exchanged_by_the_hook() -> None:
 
 @with_ranks(2, 3)
 def test_a_hook_that_torch_cannot_run_here_is_refused() -> None:
-    with pytest.raises(MachineError):
+    has_hook = torch.version.cuda is not None or torch.version.hip is not None
+    with nullcontext() if has_hook else pytest.raises(MachineError):
         prepared_with_hook(DDPCommunicationHookType.BF16)
 
 

@@ -64,6 +64,7 @@ def test_steps_that_an_accelerator_or_a_trainer_counts_do_not_count_twice(
     assert seen.step == 0
 
 
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="the compiler of torch 2.8 leaves a thread")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_a_compiled_step_is_compiled_as_ever_and_not_counted(seen: Progress) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
