@@ -6,7 +6,9 @@ saves and its waiting for data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headway.contract.records import Figures
@@ -23,10 +25,7 @@ class Attempt(NamedTuple):
     first_at: float = 0.0  # when that was done
     last: int = 0
     last_at: float = 0.0  # the last report of rank 0
-    training_s: float = 0.0  # of new steps after the first one, as the next two
-    saving_s: float = 0.0
-    data_s: float = 0.0
-    repeated_s: float = 0.0
+    spent: Mapping[str, float] = MappingProxyType({})  # seconds of its steps after the first one
 
 
 class Attempts:
@@ -48,25 +47,19 @@ class Attempts:
         if rank != 0:
             return ""
         row, count = self.rows[-1], figures.num_steps
-        if not count:
-            saving_s = row.saving_s + figures.save_s
-            self.rows[-1] = row._replace(last=figures.step, last_at=now, saving_s=saving_s)
-            return ""
         before = figures.step - count
-        if not row.first:
+        if count and not row.first:
             row = row._replace(first=max(before, 1), first_at=now - figures.seconds)
         furthest = self._furthest if figures.counts_training else 0
-        repeated = min(max(furthest - before, 0), count) / count
-        training_s = figures.seconds - figures.save_s - figures.data_s
-        self.rows[-1] = row = row._replace(
-            last=figures.step,
-            last_at=now,
-            training_s=row.training_s + training_s * (1 - repeated),
-            saving_s=row.saving_s + figures.save_s * (1 - repeated),
-            data_s=row.data_s + figures.data_s * (1 - repeated),
-            repeated_s=row.repeated_s + figures.seconds * repeated,
-        )
-        if not self._restart or figures.step <= furthest:
+        repeated = min(max(furthest - before, 0), count) / max(count, 1)
+        spent = defaultdict(float, row.spent)
+        spent["repeated steps"] += figures.seconds * repeated
+        spent["saving"] += figures.save_s * (1 - repeated)
+        spent["waiting for data"] += figures.data_s * (1 - repeated)
+        training_s = max(figures.seconds - figures.save_s - figures.data_s, 0.0)
+        spent["training"] += training_s * (1 - repeated)
+        self.rows[-1] = row = row._replace(last=figures.step, last_at=now, spent=spent)
+        if not (self._restart and count) or figures.step <= furthest:
             return ""
         restart, self._restart = self._restart, ""
         new = max(row.first, furthest + 1)
@@ -88,10 +81,8 @@ def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | N
     for number, (one, end) in enumerate(zip(attempts, ends, strict=True)):
         begun_at = one.first_at if one.first else end
         spent["recovery" if number else "start"] += begun_at - one.began_at
-        spent["training"] += one.training_s
-        spent["saving"] += one.saving_s
-        spent["waiting for data"] += one.data_s
-        spent["repeated steps"] += one.repeated_s
+        for name, seconds in one.spent.items():
+            spent[name] += seconds
         if end != ended_at and one.first:
             step_s = (one.last_at - one.first_at) / max(one.last - one.first, 1)
             spent["training"] += min(max(end - one.last_at, 0.0), max(step_s, _REPORT_EVERY_S))

@@ -94,7 +94,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
             attempts=tuple(
                 one._replace(began_at=record.start.began_at) for one in _process.attempts.rows
             ),
-            end=Outcome(time.time(), exit_code, report, progress.step),
+            end=Outcome(time.time(), exit_code, report),
         )
         store.write(folder, plain(record))
     except OSError as error:

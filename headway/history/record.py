@@ -44,7 +44,6 @@ class Outcome(NamedTuple):
     time: float
     exit_code: int | None  # None: a single process has ended by itself, with an unknown code
     report: str
-    step: int  # the last one that any rank reported; 0: not known
 
 
 class RankRecord(NamedTuple):
@@ -87,8 +86,7 @@ class RunRecord(NamedTuple):
     @property
     def num_steps(self) -> int:
         """The last step that any rank reported, or 0."""
-        steps = [rows[-1].step for rows in self.figures.values()]
-        return max([*steps, self.end.step if self.end is not None else 0])
+        return max((rows[-1].step for rows in self.figures.values()), default=0)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -157,7 +155,6 @@ class Recorder:
         self.tails: Callable[[], Mapping[int, Sequence[str]]] = dict  # the last lines of each rank
         self.kept: Callable[[], Iterable[Kept]] = tuple  # by the ranks
         self.attempts: Callable[[], Sequence[Attempt]] = tuple
-        self.step: Callable[[], int] = int  # the last one that a rank has reported; 0: none has
         self._secrets = secrets
         self._series = Series()
         self._kept: list[Kept] = []
@@ -182,7 +179,7 @@ class Recorder:
         self._kept += self.kept()
         self._tails = _cut(self.tails(), self._secrets)
         report = masked_output(self.report[-MAX_TEXT:], self._secrets)
-        self._end = Outcome(time.time(), self.exit_code, report, self.step())
+        self._end = Outcome(time.time(), self.exit_code, report)
         self._has_news.set()
         self._thread.join(_CLOSE_WITHIN_S)
         if self._thread.is_alive():

@@ -94,8 +94,7 @@ def supervise(
         recorder.tails = lambda: {
             end.rank: output.tail(end.rank, TAIL_LINES) for end in agent.exits
         }
-        recorder.kept, recorder.step = watch.kept, watch.step
-        recorder.attempts = lambda: agent.attempts.rows
+        recorder.kept, recorder.attempts = watch.kept, lambda: agent.attempts.rows
         if folder is not None:
             recorder.keep(LOGS, folder)
     stopped_by = None

@@ -105,7 +105,8 @@ def test_why_names_the_rank_that_all_others_waited_for(tmp_path: Path) -> None:
 
 def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
     began_at = write_run().start.began_at + 60  # of the next one, which takes 30 s
-    attempts = [Attempt(began_at, 1, began_at + 3, 9, began_at + 29, 21.0, 1.5, 4.5)]
+    spent = {"training": 21.0, "saving": 1.5, "waiting for data": 4.5}
+    attempts = [Attempt(began_at, 1, began_at + 3, 9, began_at + 29, spent)]
     write_run(attempts=attempts)
     said = "70.0 % training, 10.0 % start, 5.0 % saving, 15.0 % waiting for data"
     assert f"time: {said}" in run("why")[1]

@@ -74,7 +74,7 @@ def write_run(
         kept=tuple(kept),
         ranks=series.ranks(tails),
         attempts=tuple(attempts),
-        end=Outcome(began_at + 30, code, report, 0) if has_ended else None,
+        end=Outcome(began_at + 30, code, report) if has_ended else None,
     )
     store.write(record.path, plain(record))
     return record

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from headway.history.attempts import Attempt, Attempts, shares
+from headway.history.attempts import SHARES, Attempt, Attempts, shares
 from tests.history.runs import figures
 
 BEGAN = 1000.0
+NOTHING = {"training": 0.0, "saving": 0.0, "waiting for data": 0.0, "repeated steps": 0.0}
 
 
 def steps(step: int, count: int = 10, **changed: Any) -> Any:
@@ -18,69 +19,24 @@ def steps(step: int, count: int = 10, **changed: Any) -> Any:
     return figures(step, **taken)
 
 
-FIRST = Attempt(BEGAN, 1, BEGAN + 2, 50, BEGAN + 7, 4.0, 0.5, 0.5)
-AGAIN = Attempt(BEGAN + 8, 41, BEGAN + 11, 100, BEGAN + 17, 4.0, 0.5, 0.5, 1.0)
-KILLED = FIRST._replace(last_at=BEGAN + 6)
-TABLE: list[tuple[str, list[Attempt], float, dict[str, float] | None]] = [
-    # what happens, the attempts, when the run ended, seconds spent on each
+SPENT = {"training": 4.0, "saving": 0.5, "waiting for data": 0.5}
+FIRST = Attempt(BEGAN, 1, BEGAN + 2, 50, BEGAN + 7, SPENT)
+AGAIN = Attempt(BEGAN + 8, 41, BEGAN + 11, 100, BEGAN + 17, {**SPENT, "repeated steps": 1.0})
+KILLED, LATE = FIRST._replace(last_at=BEGAN + 6), FIRST._replace(last_at=BEGAN + 8)
+TABLE: list[tuple[str, list[Attempt], float, tuple[float, ...] | None]] = [
+    # what happens, the attempts, when the run ended, seconds of each of SHARES
     ("no step is known", [Attempt(BEGAN), Attempt(BEGAN + 3)], 9, None),
+    ("one attempt", [FIRST], 7, (4, 2, 0, 0, 0.5, 0.5, 0)),
+    ("a long evaluation at the end", [FIRST], 20, (4, 2, 0, 0, 0.5, 0.5, 13)),
     (
-        "one attempt",
-        [FIRST],
-        7,
-        {"start": 2, "training": 4, "saving": 0.5, "waiting for data": 0.5},
-    ),
-    (
-        "a long evaluation at the end",
-        [FIRST],
-        20,
-        {"start": 2, "training": 4, "saving": 0.5, "waiting for data": 0.5, "other": 13},
-    ),
-    (
-        "a restart; what a killed rank did not report is training, for a second at most",
+        "a restart, and up to a second that was not reported",
         [KILLED, AGAIN],
         17,
-        {
-            "start": 2,
-            "training": 9,
-            "recovery": 3,
-            "repeated steps": 1,
-            "saving": 1,
-            "waiting for data": 1,
-        },
+        (9, 2, 3, 1, 1, 1, 0),
     ),
-    (
-        "a second attempt without a step",
-        [FIRST._replace(last_at=BEGAN + 8), Attempt(BEGAN + 8)],
-        10,
-        {
-            "start": 2,
-            "training": 4,
-            "recovery": 2,
-            "saving": 0.5,
-            "waiting for data": 0.5,
-            "other": 1,
-        },
-    ),
-    (
-        "a first attempt without one",
-        [Attempt(BEGAN), AGAIN],
-        17,
-        {
-            "start": 8,
-            "recovery": 3,
-            "training": 4,
-            "repeated steps": 1,
-            "saving": 0.5,
-            "waiting for data": 0.5,
-        },
-    ),
-    (
-        "clocks that differ",
-        [FIRST],
-        5,
-        {"start": 2, "training": 4, "saving": 0.5, "waiting for data": 0.5},
-    ),
+    ("a second attempt without a step", [LATE, Attempt(BEGAN + 8)], 10, (4, 2, 2, 0, 0.5, 0.5, 1)),
+    ("a first attempt without one", [Attempt(BEGAN), AGAIN], 17, (4, 8, 3, 1, 0.5, 0.5, 0)),
+    ("clocks that differ", [FIRST], 5, (4, 2, 0, 0, 0.5, 0.5, 0)),
 ]
 
 
@@ -88,15 +44,13 @@ TABLE: list[tuple[str, list[Attempt], float, dict[str, float] | None]] = [
     ("attempts", "seconds", "spent"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_the_wall_time_of_a_run_is_shared_out(
-    attempts: list[Attempt], seconds: float, spent: dict[str, float] | None
+    attempts: list[Attempt], seconds: float, spent: tuple[float, ...] | None
 ) -> None:
     found = shares(attempts, BEGAN + seconds)
-    if spent is None or found is None:
-        assert found == spent
-        return
-    whole = sum(spent.values())
-    assert {name: part * whole for name, part in found.items() if part} == pytest.approx(spent)
-    assert sum(found.values()) == pytest.approx(1)
+    assert (found is None) == (spent is None)
+    if spent is not None:
+        parts = [part / sum(spent) for part in spent]
+        assert found == pytest.approx(dict(zip(SHARES, parts, strict=True)))
 
 
 def noted(attempts: Attempts, *reports: tuple[float, Any]) -> list[str]:
@@ -114,11 +68,12 @@ def test_steps_count_for_what_they_were_and_repeated_ones_apart() -> None:
     assert said == ["restart 1 of 3: 4.2 s to step 23, 13 steps repeated"]
     before, after = attempts.rows
     assert (before.first, before.first_at, before.last) == (1, BEGAN + 2.9, 22)
-    assert (before.training_s, before.data_s, before.repeated_s) == pytest.approx((1.68, 0.42, 0))
+    assert before.spent == pytest.approx({**NOTHING, "training": 1.68, "waiting for data": 0.42})
     assert (after.first, after.first_at, after.last) == (10, BEGAN + 9.9, 40)
-    assert (after.training_s, after.data_s, after.repeated_s) == pytest.approx((1.44, 0.36, 1.2))
+    spent = {"training": 1.44, "waiting for data": 0.36, "repeated steps": 1.2}
+    assert after.spent == pytest.approx({**NOTHING, **spent})
     noted(attempts, (15, figures(40, num_steps=0, seconds=0.0, save_s=2.0)))  # after the last step
-    assert attempts.rows[-1].saving_s == 2
+    assert attempts.rows[-1].spent["saving"] == 2
 
 
 RESTARTS = [

@@ -45,7 +45,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     recorder = Recorder(new_path(), lambda: start, ["0123456789"])
     recorder.note(0, figures(10))
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
-    recorder.step = lambda: 12
+    recorder.note(0, figures(10).moved_to(12, 0.1))
     recorder.tails = lambda: {
         0: [f"line {n}" for n in range(500)],
         1: ["x" * 9_000] * 299 + ["0123456789"],
@@ -60,7 +60,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     assert record.end.exit_code == 3
     assert record.tails[0][-1] == "line 499"
     assert len(record.tails[0]) == 200
-    assert record.figures[0] == (figures(10),)
+    assert record.figures[0] == (figures(10)._replace(step=12),)
     assert record.num_steps == 12  # also those after the last figures
     assert "torch" in record.packages
     text = (Path(record.path) / "run.json").read_text()
