@@ -44,7 +44,7 @@ class Training:
     prepared: list[tuple[Any, Any]] = field(default_factory=list)  # the script's objects, as what
     registered: list[Any] = field(default_factory=list)  # given to `register_for_checkpointing`
     has_prepared: bool = False  # anything, also if it was forgotten
-    of_evaluation: WeakSet[torch.nn.Module] = field(default_factory=WeakSet)  # of each rank alone
+    of_evaluation: set[torch.nn.Module] = field(default_factory=set)  # models of each rank alone
     ranks_may_differ: bool = False  # now, as ranks take different numbers of steps
 
     def __post_init__(self) -> None:
@@ -85,6 +85,7 @@ class Training:
     def forget(self) -> None:
         """Drop all prepared objects, free their memory, and begin a new accumulation."""
         self.prepared.clear()
+        self.of_evaluation.clear()
         self.accumulation.reset()
         clear_device_cache(garbage_collection=True)
 
