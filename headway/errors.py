@@ -65,25 +65,15 @@ class Code(Enum):
 
 
 class Problem(NamedTuple):
-    """One problem that a check found; several can be reported together.
+    """One problem that a check found; several can be reported together."""
 
-    Args:
-        what: one sentence with the offending value.
-        where: the file and line, variable, flag or call that the value came from.
-        fix: what the user can type or change.
-        details: shown between what and where: a traceback.
-        code: identifies the problem, if code depends on it.
-        names: of the settings concerned, first the one to change; env.NAME is one variable.
-        is_of_machine: another machine could do what was requested.
-    """
-
-    what: str
-    where: str
-    fix: str
-    details: str = ""
-    code: Code | None = None
-    names: tuple[str, ...] = ()
-    is_of_machine: bool = False
+    what: str  # one sentence with the offending value
+    where: str  # the file and line, variable, flag or call that the value came from
+    fix: str  # what the user can type or change
+    details: str = ""  # shown between what and where: a traceback
+    code: Code | None = None  # identifies the problem, if code depends on it
+    names: tuple[str, ...] = ()  # of settings, first the one to change; env.NAME is one variable
+    is_of_machine: bool = False  # another machine could do what was requested
 
     @property
     def without_fix(self) -> str:
@@ -186,12 +176,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return the name among `known` that `word` is most likely a typo of, if any is close.
-
-    Args:
-        word: what was typed.
-        known: the names that there are.
-    """
+    """Return the name among `known` that `word` is most likely a typo of, if any is close."""
     from difflib import get_close_matches  # imported only for error messages
 
     matches = get_close_matches(word, list(known), n=1)

@@ -32,9 +32,6 @@ class Outcome(NamedTuple):
     what: str
 
 
-Check = Callable[[Accelerator], Outcome]
-
-
 def main(results: str) -> None:
     """Run all checks on this rank; rank 0 writes their outcomes to the file `results` as JSON."""
     began = time.perf_counter()
@@ -149,7 +146,7 @@ def check_loader(accelerator: Accelerator) -> Outcome:
     return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Callable[[Accelerator], Outcome]] = {
     "ranks": check_ranks,
     "all-reduce": check_all_reduce,
     "precision": check_precision,

@@ -73,7 +73,7 @@ def _join_as(rank: int, store: Any) -> None:
     """Refuse to be a rank that another process is, such as the one that has started this one."""
     key, own = f"headway/process/{rank}", place_of_process()
     other = store.get(key).decode() if store.check([key]) else own
-    if other != own and is_here(other) and not has_ended(other):
+    if other != own and ended_here(other) is False:
         raise UsageError(
             f"rank {rank} is process {other.rpartition(':')[2]}, and process {os.getpid()} has its"
             " RANK too, as a process that a rank starts",
@@ -93,13 +93,13 @@ def place_of_process() -> str:
     return f"{machine}:{os.getpid()}"
 
 
-def is_here(place: str) -> bool:
-    return place.rpartition(":")[0] == place_of_process().rpartition(":")[0]
-
-
-def has_ended(place: str) -> bool:
+def ended_here(place: str) -> bool | None:
+    """Return whether a process of this machine is known to have ended; None on another machine."""
+    machine, _, number = place.rpartition(":")
+    if machine != place_of_process().rpartition(":")[0]:
+        return None
     try:
-        os.kill(int(place.rpartition(":")[2]), 0)
+        os.kill(int(number), 0)
     except ProcessLookupError:
         return True
     except OSError:  # another user's

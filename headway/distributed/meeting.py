@@ -23,7 +23,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from headway.contract.process_groups import has_ended, is_here, place_of_process, read_groups
+from headway.contract.process_groups import ended_here, place_of_process, read_groups
 from headway.contract.progress import process_progress
 from headway.contract.step_clock import SYNC
 from headway.devices.table import kind_of
@@ -275,11 +275,9 @@ class _Meetings:
         if not self._store.check(keys):  # a rank is still starting
             return [Where()] * self._size
         found = [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
-        return [one._replace(has_left=one.has_left or self._has_ended(one)) for one in found]
-
-    def _has_ended(self, one: Where) -> bool:
-        """Return whether a rank of this machine has ended without a report, as by os._exit()."""
-        return is_here(one.process) and has_ended(one.process)
+        # a rank of this machine may have ended without a report, as by os._exit()
+        left = [one.has_left or bool(ended_here(one.process)) for one in found]
+        return [one._replace(has_left=is_so) for one, is_so in zip(found, left, strict=True)]
 
     def _exchange(self, mine: Where) -> list[Where]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
