@@ -35,17 +35,14 @@ class Repeats:
         """Note a failure, and return whether it is the one before it; None: never."""
         before = self._last if self._has_failed else self._read()
         self._has_failed, self._last = True, site
-        if site is not None:
-            self._write(site)
-        elif before is not None:
-            self._remove()
+        self._keep(site)
         return site is not None and site == before and not self._restarts_anyway
 
     def pass_by(self, step: int, *, has_ended_well: bool = False) -> None:
         """Note how far a launch has come that ends by no failure."""
         before = self._last if self._has_failed else self._read()
         if before is not None and (has_ended_well or step > before.step):
-            self._remove()
+            self._keep(None)
 
     @property
     def _path(self) -> str:
@@ -57,18 +54,17 @@ class Repeats:
             return read(CrashSite, json.loads(read_plain(self._path, _MAX_BYTES)))
         return None
 
-    def _write(self, site: CrashSite) -> None:
-        if not (path := self._path):
-            return
-        partial = f"{path}-{os.getpid()}"
+    def _keep(self, site: CrashSite | None) -> None:
+        path = self._path
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(partial, "w") as file:
-                json.dump(plain(site), file)
-            os.replace(partial, path)
+            if site is None:
+                os.unlink(path)
+            elif path:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(partial := f"{path}-{os.getpid()}", "w") as file:
+                    json.dump(plain(site), file)
+                os.replace(partial, path)
+        except FileNotFoundError:  # nothing is to be removed
+            pass
         except OSError as error:
             say(f"note: a repeated failure will not be recognized: {path}: {error.strerror}")
-
-    def _remove(self) -> None:
-        with suppress(OSError):
-            os.unlink(self._path)
