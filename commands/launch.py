@@ -240,10 +240,7 @@ def _run(launch: _Launch) -> int:
     is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
     start = None
     if plan.settings.record == ON and plan.is_first:
-        words = [*launch.own, *launch.rest]
-        start = partial(
-            start_of, plan, launch.machine, words, environ, launch.began_at, os.getpid()
-        )
+        start = partial(start_of, plan, [*launch.own, *launch.rest], os.getpid())
     try:
         return run(plan, environ, is_quiet=is_quiet, start=start)
     except WorkerFailed as failed:

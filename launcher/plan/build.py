@@ -44,7 +44,10 @@ def build_plan(
         ConfigError: there are such problems, or settings contradict each other.
         MachineError: this machine cannot do what they request.
     """
-    supervised = _why_supervised(settings, supervise, task)
+    needing = _setting_for_a_launcher(settings, is_rank=task is not None)
+    supervised = "--supervise" if supervise else None
+    if needing is not None:
+        supervised = f"{needing} is {settings.values[needing].value}"
     if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
         in_process = True  # before the script's first line
     plan = LaunchPlan(
@@ -60,7 +63,7 @@ def build_plan(
         job=job,
         began_at=began_at,
     )
-    found = [*problems, *_program_problems(plan), *settings_problems(settings, machine)]
+    found = [*problems, *_program_problems(plan, needing), *settings_problems(settings, machine)]
     if not found:
         found += _binding_problems(plan)
     if task is not None:
@@ -80,15 +83,8 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
     return selected[: settings.num_processes]
 
 
-def _why_supervised(settings: Settings, supervise: bool, task: Ranks | None) -> str | None:
-    """Return why the launcher supervises the script; None: the script may replace it."""
-    name = _setting_for_a_launcher(settings, is_rank=task is not None)
-    if name is not None:
-        return f"{name} is {settings.values[name].value}"
-    return "--supervise" if supervise else None
-
-
 def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
+    """Return the setting for which the launcher supervises the script, if one does."""
     for name in ("num_processes", "num_machines"):
         if settings.values[name].value > 1 and not is_rank:
             return name
@@ -115,17 +111,16 @@ def _why_not_hooked(plan: LaunchPlan) -> str | None:
     return f"one process is plain Python ({TABLE['library_hooks'].as_flag(YES)} hooks them)"
 
 
-def _program_problems(plan: LaunchPlan) -> Iterator[Problem]:
+def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem]:
     settings, program, supervised = plan.settings, plan.program, plan.supervised
     if plan.in_process and supervised is not None:
-        name = _setting_for_a_launcher(settings, is_rank=plan.task is not None)
-        origin = "flag --supervise" if name is None else settings.where(name)
+        origin = "flag --supervise" if needing is None else settings.where(needing)
         yield Problem(
             f"--in-process runs one process without a launcher, but {supervised}",
             f"flag --in-process; {origin}",
             "pass --num-processes 1, and remove settings that need a launcher",
             code=Code.LAUNCHER_IN_PROCESS,
-            names=() if name is None else (name,),
+            names=() if needing is None else (needing,),
         )
     if plan.in_process and program.kind == "program":
         yield Problem(

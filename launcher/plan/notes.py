@@ -210,5 +210,4 @@ def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
 
 
 def _is_default(settings: Settings, name: str) -> bool:
-    default = TABLE[name].default
-    return bool(settings.values[name].value == default)
+    return bool(settings.values[name].value == TABLE[name].default)

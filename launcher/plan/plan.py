@@ -54,9 +54,8 @@ class LaunchPlan(NamedTuple):
     @property
     def is_told_elsewhere(self) -> bool:
         """Whether another process of the same cluster prints what holds for all of them."""
-        if self.task is not None:
-            return self.task.rank > 0
-        return self.settings.cluster != NO_CLUSTER and bool(self.settings.machine_rank)
+        is_in_cluster = self.task is not None or self.settings.cluster != NO_CLUSTER
+        return is_in_cluster and not self.is_first
 
     @property
     def is_first(self) -> bool:
@@ -107,30 +106,22 @@ def counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def start_of(
-    plan: LaunchPlan,
-    machine: Machine,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    began_at: float,
-    pid: int,
-) -> Launch:
+def start_of(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
     """Return what is recorded of a launch, with secrets masked.
 
-    `words` follow `headway launch`; the processes inherit `environ`, before the plan's changes;
-    `pid` is that of the launcher, or of the process that it becomes.
+    `words` follow `headway launch`; `pid` is that of the launcher, or of what it becomes.
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
     script = script_path(program.kind, program.name)
     name, arguments = program.name, program.args
-    code = environ.get(CODE_VARIABLE, "")
+    code = plan.inherited.get(CODE_VARIABLE, "")
     if code and (commit := copied_commit(code)) is not None:
         here = partial(_as_typed, code, commit.root)
         name, arguments, words = here(name), tuple(map(here, arguments)), [*map(here, words)]
         script = script.replace(code, commit.root)
     return Launch(
-        began_at=began_at,
+        began_at=plan.began_at,
         pid=pid,
         host=os.uname().nodename,
         folder=os.getcwd(),
@@ -149,8 +140,8 @@ def start_of(
             for name, change in shown.environment.items()
             if name in settings.env  # all others follow from settings and machine
         },
-        machine=_facts(machine),
-        variables=variables_of(environ),
+        machine=_facts(plan.machine),
+        variables=variables_of(plan.inherited),
         num_processes=settings.num_processes if plan.task is None else plan.task.world_size,
         num_machines=settings.num_machines,
         supervised=plan.supervised,
