@@ -1059,8 +1059,8 @@ class Accelerator(Process):
 
         Call it inside the loop over a prepared loader. Samples that were repeated to give all ranks
         equally many are dropped. As many rows as a full batch has are cut to the last batch
-        (`loss.repeat(batch_size)`). After a pass, the results for all its samples are gathered
-        rank by rank.
+        (`loss.repeat(batch_size)`), or refused where they may be several for each sample. After a
+        pass, the results for all its samples are gathered rank by rank.
 
         Args:
             input_data: tensors with one row, or k rows, for each sample of this rank's last batch,

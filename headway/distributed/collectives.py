@@ -60,7 +60,8 @@ def gather_uneven(tensor: Any) -> Any:
     return for_each_tensor(gather_one, tensor, strict="gather")
 
 
-def gather_object(object: Any) -> Any:
+@checked
+def gather_object(object: list[Any]) -> Any:
     """Return one list of the elements of every rank's list of picklable objects, in rank order.
 
     Args:

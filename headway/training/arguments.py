@@ -116,8 +116,7 @@ def merge_arguments(
         for name, value in changed.items()
     ]
     merged = contract._replace(**passed)
-    told = tuple(filter(None, notes))
-    return EffectiveSettings(merged, frozenset(passed), told)
+    return EffectiveSettings(merged, frozenset(passed), tuple(filter(None, notes)))
 
 
 def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) -> dict[str, Any]:
