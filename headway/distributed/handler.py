@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache, partial, wraps
@@ -74,6 +74,17 @@ def check_range(
                 f"{name} is {value!r}, not a number {limits}",
                 where=f"the script's {called}(...)",
                 fix=f"pass {name}={min(max(least, 1), most)}, or another number {limits}",
+            )
+
+
+def check_choice(called: str, choices: Collection[str], fix: str = "", **arguments: object) -> None:
+    """Raise UsageError for an argument that is none of the choices."""
+    for name, value in arguments.items():
+        if value not in choices:
+            raise UsageError(
+                f"{name} is {value!r}, not one of {', '.join(choices)}",
+                where=f"the script's {called}(...)",
+                fix=fix or f"pass one of them, such as {next(iter(choices))!r}",
             )
 
 

@@ -13,6 +13,7 @@ import torch
 from headway.contract.run import read_ranks
 from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
+from headway.distributed.handler import check_choice
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
@@ -87,14 +88,8 @@ def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
 
 
 def _type_of(name: str | RNGType) -> RNGType:
-    try:
-        return RNGType(name)
-    except ValueError:
-        raise UsageError(
-            f"rng_type is {name!r}, not one of {', '.join(RNGType)}",
-            where="the script's synchronize_rng_states(...)",
-            fix="leave it out",
-        ) from None
+    check_choice("synchronize_rng_states", [*RNGType], "leave it out", rng_type=name)
+    return RNGType(name)
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:

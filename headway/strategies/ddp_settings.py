@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headway.distributed.handler import KwargsHandler
+from headway.distributed.handler import KwargsHandler, check_choice
 from headway.errors import MachineError, UsageError
 
 _CALL = "the script's DistributedDataParallelKwargs(...)"
@@ -143,11 +143,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
 def _hook_type(
     name: str, value: object, choices: tuple[DDPCommunicationHookType, ...]
 ) -> DDPCommunicationHookType:
-    for choice in choices:
-        if value in (choice, choice.value):
-            return choice
-    raise UsageError(
-        f"{name} is {value!r}, not one of {', '.join(map(str, choices))}",
-        where=_CALL,
-        fix=f"pass {name}=DDPCommunicationHookType.BF16, or another of them",
-    )
+    text = getattr(value, "value", value)
+    fix = f"pass {name}=DDPCommunicationHookType.BF16, or another of them"
+    known = [one.value for one in choices]
+    check_choice("DistributedDataParallelKwargs", known, fix, **{name: text})
+    return DDPCommunicationHookType(text)

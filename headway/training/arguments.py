@@ -12,7 +12,7 @@ from headway.contract.origin import DEFAULT, Layer
 from headway.contract.run import DEVICES, RunContract
 from headway.data.configuration import DataLoaderConfiguration
 from headway.devices.table import is_kind, kind_of
-from headway.distributed.handler import KwargsHandler, check_range
+from headway.distributed.handler import KwargsHandler, check_choice, check_range
 from headway.errors import UsageError, did_you_mean
 from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
@@ -134,12 +134,9 @@ def settings_in(arguments: Arguments, accumulation: GradientAccumulationPlugin) 
 def merge_sharing(arguments: Arguments) -> dict[str, Any]:
     """Return the settings that say how ranks share models; the script may give each only once."""
     strategy = arguments.strategy
-    if strategy not in (None, AUTO, *STRATEGIES) and not isinstance(strategy, Strategy):
-        raise UsageError(
-            f"strategy is {strategy!r}, not one of {', '.join((AUTO, *STRATEGIES))}",
-            where=CALL,
-            fix="pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy",
-        )
+    if not isinstance(strategy, Strategy | None):
+        fix = "pass strategy='fsdp' to shard models over the ranks, or an instance of a Strategy"
+        check_choice("Accelerator", (AUTO, *STRATEGIES), fix, strategy=strategy)
     check_range("Accelerator", 2, shard_size=arguments.shard_size)
     said = {name: getattr(arguments, name) for name in SHARING}
     said["wrap"] = _wrap(arguments.wrap)
@@ -215,12 +212,9 @@ _MEANT = {"fp32": "no", "float32": "no", "32": "no", "none": "no", "float16": "f
 
 
 def _device(cpu: bool, device: str | None) -> str | None:
-    if device is not None and device not in (AUTO, *DEVICES) and not is_kind(device):
-        raise UsageError(
-            f"device is {device!r}, not one of {', '.join((AUTO, *DEVICES))}",
-            where=CALL,
-            fix="pass device='gpu'; `headway launch --devices 1,` selects GPU 1",
-        )
+    if device not in (None, AUTO, *DEVICES) and not is_kind(str(device)):
+        fix = "pass device='gpu'; `headway launch --devices 1,` selects GPU 1"
+        check_choice("Accelerator", (AUTO, *DEVICES), fix, device=device)
     if cpu and device not in (None, "cpu"):
         raise UsageError(
             f"cpu=True and device={device!r} contradict each other",

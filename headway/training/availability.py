@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.torch_version import TorchVersion
 
-from headway.errors import UsageError
+from headway.distributed.handler import check_choice
 
 _OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    ">": operator.gt,
     ">=": operator.ge,
+    ">": operator.gt,
     "==": operator.eq,
     "!=": operator.ne,
     "<=": operator.le,
@@ -40,12 +40,7 @@ def compare_versions(library_or_version: object, operation: str, requirement_ver
         >>> compare_versions("torch", ">=", "2.11")
         True
     """
-    if operation not in _OPERATIONS:
-        raise UsageError(
-            f"operation is {operation!r}, not one of {', '.join(_OPERATIONS)}",
-            where="compare_versions(...)",
-            fix="pass '>=' or another of them",
-        )
+    check_choice("compare_versions", _OPERATIONS, operation=operation)
     is_name = isinstance(library_or_version, str)
     found = version(str(library_or_version)) if is_name else str(library_or_version)
     return _OPERATIONS[operation](TorchVersion(found), requirement_version)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from headway.distributed.collectives import wait_for_everyone
-from headway.distributed.handler import KwargsHandler
+from headway.distributed.handler import KwargsHandler, check_choice
 from headway.errors import UsageError
 
 
@@ -74,12 +74,7 @@ class ProfileKwargs(KwargsHandler):
 
 def _activity(name: str) -> torch.profiler.ProfilerActivity:
     known = torch.profiler.ProfilerActivity.__members__
-    if name.upper() not in known:
-        raise UsageError(
-            f"activities has {name!r}, which torch's profiler does not know",
-            where="the script's ProfileKwargs(...)",
-            fix=f"pass some of {', '.join(sorted(map(str.lower, known)))}",
-        )
+    check_choice("ProfileKwargs", [*map(str.lower, known)], activity=name.lower())
     return known[name.upper()]
 
 

@@ -253,7 +253,7 @@ def test_a_handler_given_to_profile_goes_first() -> None:
     with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
         ONES.exp()
     assert "aten::exp" in {one.key for one in profiler.key_averages()}
-    with pytest.raises(UsageError, match="activities has 'nothing'"), accelerator.profile():
+    with pytest.raises(UsageError, match="activity is 'nothing'"), accelerator.profile():
         pass
 
 
