@@ -108,15 +108,13 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
     """Return the number of samples in a micro-batch of all ranks together, of `steps` in a step."""
     parts = num_ranks * steps
     if global_batch_size % parts:
-        below = global_batch_size // parts * parts
-        sizes = f"{below} or {below + parts}" if below else str(parts)
-        over = f"{num_ranks} ranks" + (f" times {steps} micro-batches" if steps > 1 else "")
+        above = -(-global_batch_size // parts) * parts
         raise UsageError(
-            f"global_batch_size={global_batch_size} cannot be divided evenly over {over} (a"
-            f" multiple of {parts} could be)",
+            f"global_batch_size={global_batch_size} cannot be divided evenly over {num_ranks} ranks"
+            f" times {steps} micro-batches",
             where="the script's Accelerator(global_batch_size=...)",
-            fix=f"pass global_batch_size={sizes}, or change num_processes or"
-            " gradient_accumulation_steps",
+            fix=f"pass a multiple of {parts}, as global_batch_size={above}, or change num_processes"
+            " or gradient_accumulation_steps",
         )
     return global_batch_size // steps
 

@@ -161,6 +161,9 @@ class Run:
         owner, one.is_over = one.owner, True
         self.open.remove(one)
         self._closed.append(one)
+        loops = [other for other in self.open if other.owner is owner and other.has_trained]
+        if loops and self.checkpoint.asked.get(owner) is one:  # a look within the loop
+            self.checkpoint.asked[owner] = loops[-1]
         if one.has_trained or (one.rounds and not self.counts_training):
             owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
         elif one.is_exhausted and self.has_trained and not owner.has_trained:

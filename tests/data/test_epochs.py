@@ -136,6 +136,13 @@ def test_loops_that_take_turns_are_reported(capsys: pytest.CaptureFixture[str]) 
             first.run.progress.num_trained += 1
             first.run.checkpoint.note_leader()
         assert notes(capsys).count("take turns") == (turns[-1] == 0)
+    first = prepared()
+    second = PreparedDataLoader(DataLoader(range(12), 2), run=first.run)  # type: ignore[arg-type]
+    for _ in zip(first, second, strict=False):
+        first.run.progress.num_trained += 1
+        next(iter(first))  # a look is no other loop
+        first.run.checkpoint.note_leader()
+    assert [one.epochs.leads for one in (first, second)] == [True, False]
 
 
 def test_loops_of_single_batches_are_saved_when_the_next_epoch_begins() -> None:

@@ -209,11 +209,6 @@ def whole_epochs(loader: Any, *others: Any) -> Iterator[list[Any]]:
         yield from ([batch] for batch in loader)
 
 
-def looked_at_by_each_run(loader: Any) -> Iterator[list[Any]]:
-    next(iter(loader)), next(iter(loader))
-    yield from whole_epochs(loader)
-
-
 def evaluated_first(loader: Any, *others: Any) -> Iterator[list[Any]]:
     """Yield the batches of whole epochs, after each run has looked at one and read the others."""
     _ = next(iter(loader)), [[*other] for other in others]
@@ -369,10 +364,8 @@ def test_batches_and_random_numbers_are_those_of_a_run_that_is_not_cut(kind: str
         pytest.param("two, of lasting workers", zipped, (5, 8), marks=pytest.mark.processes),
         ("shuffled", broken, (2, 4)),  # its count begins anew in the middle of an epoch
         ("shuffled", looked_at, range(1, 12)),
-        ("own generator", looked_at_by_each_run, range(1, 12)),
-        pytest.param(
-            *("lasting workers", looked_at_by_each_run, (2, 4)), marks=pytest.mark.processes
-        ),
+        ("own generator", evaluated_first, range(1, 12)),
+        pytest.param("lasting workers", evaluated_first, (2, 4), marks=pytest.mark.processes),
         ("stream", evaluated_first, (1, 3)),
         ("two with one generator", evaluated_first, range(1, 12)),
         ("own generator", looked_at_and_kept, range(1, 12)),
