@@ -46,6 +46,7 @@ from headway.data.shares import Item, NoBatch, mark, share_of
 from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
+from headway.distributed.handler import check_range, checked
 from headway.distributed.meeting import named
 from headway.distributed.nested import is_on, send_to_device
 from headway.errors import CheckpointError, UsageError
@@ -515,6 +516,7 @@ _OTHER_ORDER = (
 )
 
 
+@checked
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """Return a loader that leaves out the first batches of each pass.
 
@@ -534,12 +536,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
         [[4, 5]]
     """
-    if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 0:
-        raise UsageError(
-            f"num_batches is {num_batches!r}, not a whole number of at least 0",
-            where="the script's skip_first_batches(...)",
-            fix="pass how many batches of the epoch each rank has trained on",
-        )
+    check_range("skip_first_batches", 0, num_batches=num_batches)
     if isinstance(dataloader, TrainingLoader):
         return dataloader.without_first(num_batches)
     if is_plain(dataloader) and not isinstance(dataloader.dataset, IterableDataset):

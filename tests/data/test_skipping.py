@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from headway.data.configuration import DataLoaderConfiguration as Configuration
 from headway.data.loader import PreparedDataLoader, skip_first_batches
-from headway.errors import CheckpointError, UsageError
+from headway.errors import CheckpointError
 from tests.data.test_sharding import EpochsSampler, SizedStream
 
 
@@ -162,9 +162,3 @@ def test_a_stream_goes_on_after_whole_rounds_of_as_many_ranks() -> None:
     prepared(SizedStream(9), 3)[0].load_state_dict(position)
     with pytest.raises(CheckpointError, match="ranks read together is 2 in this run, and 3 were"):
         prepared(SizedStream(9), 2)[0].load_state_dict(position)
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, True])
-def test_what_is_no_number_of_batches_is_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="not a whole number"):
-        skip_first_batches(DataLoader(Loads(4)), wrong)
