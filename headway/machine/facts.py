@@ -4,10 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headway.contract.run import YES
 from headway.devices.kind import numbers, sm
 from headway.devices.table import CPU, CUDA, MPS, kind_of
-from headway.errors import ConfigError
 
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive-process", "prohibited"  # compute modes
 OLDEST_TORCH = (2, 11)  # as in pyproject.toml
@@ -26,9 +24,7 @@ WHEELS = (
 Source: pytorch's RELEASE.md, PyTorch CUDA Support Matrix, 2.11 to 2.14."""
 
 _END_OF_MASK = ("", "-1")
-"""Entries that end CUDA_VISIBLE_DEVICES on purpose; any other unknown entry is a mistake.
-
-Source: NVIDIA, CUDA C++ Programming Guide, environment variables."""
+"""End a mask on purpose; any other unknown entry is a mistake. Source: NVIDIA's CUDA guide."""
 
 
 class GpuUse(NamedTuple):
@@ -329,15 +325,3 @@ def shown_by_level_zero(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]
         if found[2] is None or int(found[2]) < gpus[int(found[1])].tiles:
             shown.setdefault(int(found[1]), []).append(found[0].strip())
     return [(",".join(names), gpus[index]) for index, names in sorted(shown.items())]
-
-
-def is_on(environ: Mapping[str, str], name: str) -> bool:
-    """Return a boolean variable; "0", "false", "no", "off" and "" are false, as is an unset one."""
-    word = environ.get(name, "").strip().lower()
-    if word in (*YES, "", "0", "false", "f", "no", "n", "off"):
-        return word in YES
-    raise ConfigError(
-        f"{name} is {environ[name]!r}, not a boolean",
-        where=f"environment {name}",
-        fix=f"`export {name}=1` to enable it, or unset it",
-    )

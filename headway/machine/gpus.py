@@ -24,19 +24,15 @@ from headway.machine.facts import (
 from headway.machine.source import Source, memory_facts
 
 _UNIFIED = ((7, 2), (8, 7), (11, 0), (12, 1))
-"""Capabilities of GPUs that share the CPU's memory: Xavier, Orin, Thor, GB10.
-
-Source: NVIDIA, CUDA GPU Compute Capability."""
+"""Capabilities of GPUs that share the CPU's memory, of NVIDIA's list: Xavier, Orin, Thor, GB10."""
 
 _UNIFIED_AMD = (110003, 110500, 110501, 110502, 110503)
-"""The same for AMD: Phoenix, Strix Point, Strix Halo, Krackan.
-
-Source: the kernel's amdkfd, kfd_device.c, and LLVM's AMDGPUUsage.rst."""
+"""AMD's, of amdkfd's kfd_device.c and LLVM: Phoenix, Strix Point, Strix Halo, Krackan."""
 
 KFD = "sys/class/kfd/kfd/topology/nodes"
 _ABSENT = "it is not installed"
 _ROCR, _HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-INDEX = "https://download.pytorch.org/whl"
+_INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl"
 # texts of nvidia-smi, which may change with a new version of it
 _SMI_MIG_IS_ON = "Enabled"
 _SMI_IS_EXCLUSIVE = "exclusive_process"
@@ -44,9 +40,7 @@ _SMI_IS_EXCLUSIVE = "exclusive_process"
 
 _SMI_UUID = r"UUID: (\S+)\)"
 _SMI_SLICE = r"\s+MIG (\S+)"
-"""A line of nvidia-smi -L, for a GPU and for a slice below it, with the profile's name.
-
-Source: NVIDIA, Multi-Instance GPU User Guide, for driver 525 and later."""
+"""A line of nvidia-smi -L, for a GPU and for a slice below it, as in NVIDIA's guide to MIG."""
 
 
 def with_gpus(
@@ -64,9 +58,8 @@ def with_gpus(
 def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
     """Return how to make GPUs usable, those of a kind if one is named; empty if nothing helps."""
     if device not in ("", machine.gpu_kind):
-        install = "pip install --force-reinstall torch --index-url"
         is_listed = device in machine.listed_kinds
-        return [f"`{install} {INDEX}/{kind_of(device).wheels}`"] if is_listed else []
+        return [f"`{_INSTALL}/{kind_of(device).wheels}`"] if is_listed else []
     if machine.mismatch is not None and not machine.is_hidden:
         return _matching_torch(machine)
     if machine.visible_gpus:
@@ -74,9 +67,8 @@ def how_to_use_gpus(machine: Machine, device: str = "") -> list[str]:
     if machine.mask is not None and (machine.gpus or machine.is_hidden):
         return [f"`unset {machine.mask_variable}`"]
     if machine.has_driver and machine.gpu_kind == CUDA.name:
-        tool, flags = CUDA.tool, "--gpus all"
-        if machine.is_rocm:
-            tool, flags = "rocm-smi", "--device /dev/kfd --device /dev/dri"
+        of_amd = ("rocm-smi", "--device /dev/kfd --device /dev/dri")
+        tool, flags = of_amd if machine.is_rocm else (CUDA.tool, "--gpus all")
         return [f"run `{tool}` to see why; reboot after an update; start a container with {flags}"]
     return []
 
@@ -98,25 +90,23 @@ def of_machine(command: str) -> str:
 def _matching_torch(machine: Machine) -> list[str]:
     if machine.is_rocm:
         return ["install torch's ROCm build: https://pytorch.org/get-started/locally"]
-    install = [*filter(None, [_install(machine)])]
-    if (machine.torch is not None and machine.torch.cuda is not None) or not install:
-        return ["update the NVIDIA driver", *install]
-    return install
+    install, has_cuda = _install(machine), machine.torch is not None and machine.torch.cuda
+    return install if install and not has_cuda else ["update the NVIDIA driver", *install]
 
 
 def how_to_get_kernels(machine: Machine) -> list[str]:
-    return [_install(machine) or "select GPUs that one build of PyTorch is for, by --devices"]
+    return _install(machine) or ["select GPUs that one build of PyTorch is for, by --devices"]
 
 
-def _install(machine: Machine) -> str:
+def _install(machine: Machine) -> list[str]:
     """Return how to install PyTorch's newest build that fits driver and GPUs; empty for none."""
     driver = numbers(machine.driver or "999")
     needed = [gpu.capability for gpu in machine.gpus if gpu.capability is not None]
     for index, cuda, first, last in reversed(WHEELS):
         fits = all(first <= one <= last for one in needed)
         if fits and OLDEST_DRIVER[cuda[0]] <= driver:
-            return f"`pip install --force-reinstall torch --index-url {INDEX}/{index}`"
-    return ""
+            return [f"`{_INSTALL}/{index}`"]
+    return []
 
 
 FIELDS = (

@@ -14,11 +14,11 @@ from typing import Any
 
 from headway.contract.choices import DDP
 from headway.contract.origin import DEFAULT, Layer, Origin
-from headway.contract.run import ACCELERATE
+from headway.contract.run import ACCELERATE, YES
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.devices.table import MPS, kind_of
 from headway.errors import Code, ConfigError, Problem, did_you_mean
-from headway.machine.facts import Machine, is_on
+from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.setting import (
@@ -29,6 +29,8 @@ from headway.settings.setting import (
     Value,
 )
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
+
+_NO = ("", "0", "false", "f", "no", "n", "off")
 
 NOTHING: Entries = MappingProxyType({})
 """The empty layer."""
@@ -214,10 +216,17 @@ def _from_variable(value: object, name: str, text: str, source: str = "environme
 
 def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = ACCELERATE["device"]
+    word = environ.get(name, "").strip().lower()
     # inside a launch the launcher has set this variable, not the user
-    if RUN_VARIABLE not in environ and is_on(environ, name):
+    if RUN_VARIABLE in environ or word in _NO:
+        return _detected(*machine.best_device())
+    if word in YES:
         return _from_variable("cpu", name, environ[name])
-    return _detected(*machine.best_device())
+    raise ConfigError(
+        f"{name} is {environ[name]!r}, not a boolean",
+        where=f"environment {name}",
+        fix=f"`export {name}=1` to enable it, or unset it",
+    )
 
 
 def _num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -> Value:
