@@ -82,7 +82,7 @@ def notebook_launcher(
         >>> notebook_launcher(train, ("small",), num_processes=1, mixed_precision="bf16")
         small: bf16
     """
-    check_precision(mixed_precision, where=CALL)
+    check_precision(mixed_precision, "notebook_launcher")
     reject_unsupported(unsupported, signature(notebook_launcher).parameters, CALL)
     if num_processes is None:
         gpus = [kind.count() for kind in KINDS.values() if kind.is_numbered]

@@ -161,7 +161,7 @@ class AcceleratorState(PartialState):
         group = {name: arguments.pop(name) for name in _GROUP_ARGUMENTS if name in arguments}
         known = ("cpu", "mixed_precision", *_GROUP_ARGUMENTS)
         reject_unsupported(arguments, known, STATE_CALL)
-        check_precision(mixed_precision, STATE_CALL)
+        check_precision(mixed_precision, "AcceleratorState")
         self.__dict__ = self._shared_state
         world = PartialState(cpu, **group).world
         if not self.initialized:

@@ -180,13 +180,9 @@ class Handlers:
     ) -> None:
         self._by_kind: dict[type[KwargsHandler], KwargsHandler] = {}
         for handler in handlers or ():
-            kind = next((one for one in kinds if isinstance(handler, one)), None)
-            if kind is None:
-                raise UsageError(
-                    f"kwargs_handlers has a {type(handler).__name__}, which is no handler",
-                    where=_CALL,
-                    fix=f"pass objects of {', '.join(one.__name__ for one in kinds)}",
-                )
+            kind = next((one for one in kinds if isinstance(handler, one)), type(handler))
+            names = [one.__name__ for one in kinds]
+            check_choice("Accelerator", names, kwargs_handlers=kind.__name__)
             if kind in self._by_kind:
                 raise UsageError(
                     f"kwargs_handlers has two {kind.__name__}",

@@ -199,13 +199,10 @@ def reject_unsupported(
         raise UsageError(f"unsupported argument {name!r}", where=where, fix=fix)
 
 
-def check_precision(name: str | Precision | None, where: str = CALL) -> None:
-    if not (name is None or isinstance(name, Precision) or name in PRECISIONS):
-        raise UsageError(
-            f"mixed_precision is {name!r}, not one of {', '.join(PRECISIONS)}",
-            where=where,
-            fix=f"pass mixed_precision={_MEANT.get(name, 'bf16')!r}",
-        )
+def check_precision(name: str | Precision | None, called: str = "Accelerator") -> None:
+    if isinstance(name, str):
+        fix = f"pass mixed_precision={_MEANT.get(name, 'bf16')!r}"
+        check_choice(called, PRECISIONS, fix, mixed_precision=name)
 
 
 _MEANT = {"fp32": "no", "float32": "no", "32": "no", "none": "no", "float16": "fp16", "16": "fp16"}
@@ -216,11 +213,7 @@ def _device(cpu: bool, device: str | None) -> str | None:
         fix = "pass device='gpu'; `headway launch --devices 1,` selects GPU 1"
         check_choice("Accelerator", (AUTO, *DEVICES), fix, device=device)
     if cpu and device not in (None, "cpu"):
-        raise UsageError(
-            f"cpu=True and device={device!r} contradict each other",
-            where=CALL,
-            fix="pass only one of the two",
-        )
+        raise _both("cpu=True", f"device={device!r}")
     return "cpu" if cpu else None if device == AUTO else device
 
 

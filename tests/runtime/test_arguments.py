@@ -92,7 +92,7 @@ def test_an_argument_beats_a_profile_and_says_so_in_one_line(
         (run("cuda", FLAG), {"cpu": True}, r"cpu=True.*contradicts device='cuda'"),
         (run("cuda", FLAG), {"device": "cpu"}, "contradicts device='cuda' from the command line"),
         (None, {"device": "tpu"}, "'tpu', not one of auto, cpu, cuda, gpu, mps"),
-        (None, {"cpu": True, "device": "mps"}, "cpu=True and device='mps' contradict"),
+        (None, {"cpu": True, "device": "mps"}, "both cpu=True and device='mps'"),
     ],
 )
 def test_what_contradicts_a_flag_or_cannot_be_is_refused(
