@@ -5,11 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from functools import cache
 from typing import NamedTuple
 
 from headway.contract.choices import SHARDED, SHARING
-from headway.contract.notes import say
+from headway.contract.notes import say, say_once
 from headway.contract.progress import Progress, process_progress
 from headway.contract.records import PROJECT
 from headway.contract.run import read_run
@@ -152,7 +151,7 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     progress.clock.watch_device(kind_of(world.device.type), world.device)
     if not world.is_main:
         return
-    _tell_if_unused(settings.run.resume, settings.run.time_limit, progress)
+    atexit.register(_tell_if_unused, settings.run.resume, settings.run.time_limit, progress)
     notes = settings.notes
     if strategy in SHARDED and world.ranks.world_size == 1:
         notes = (*notes, f"strategy {strategy!r} has no effect with one process")
@@ -160,21 +159,14 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
         say(note)
 
 
-@cache
 def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
-    """Log once, at the end of a successful script, which settings it has not used.
+    """Log at the end of a successful script which settings it has not used.
 
     Under a launcher, the launcher does.
     """
-    if resume is None and time_limit is None:
+    if getattr(sys, "last_type", None) is not None or progress.is_connected:
         return
-
-    def tell_now() -> None:
-        if getattr(sys, "last_type", None) is not None or progress.is_connected:
-            return
-        if resume is not None and not progress.uses.resuming:
-            say(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
-        if time_limit is not None and not progress.uses.stopping:
-            say(f"note: time_limit={time_limit} had no effect: the script asked neither {_STOP}")
-
-    atexit.register(tell_now)
+    if resume is not None and not progress.uses.resuming:
+        say_once(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
+    if time_limit is not None and not progress.uses.stopping:
+        say_once(f"note: time_limit={time_limit} had no effect: the script asked neither {_STOP}")
