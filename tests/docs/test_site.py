@@ -1,8 +1,10 @@
-"""The site is built without a warning, needs no other server, and its Python runs."""
+"""The site is built without a warning, and what pages and README tell people to type runs."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,9 @@ from headway.contract.origin import Layer
 from headway.errors import Code
 from headway.settings.profile import parse_profile
 from headway.settings.table import TABLE
-from tests.distributed.launching import launch, script
-from tests.docs.test_screens import ROOT, screens
+from tests.distributed.launching import HEADWAY, environment, launch, run, script
+from tests.docs import test_screens
+from tests.docs.test_screens import ROOT, printed_by, screens
 
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TESTED = {"sh", "console", "python", "yaml"}
@@ -98,3 +101,101 @@ def test_the_python_of_the_pages_runs_on_two_ranks() -> None:
     done = launch("-q", "--cpu", "--num-processes", "2", script(body), code=0)
     for page, _ in snippets:
         assert f"[1] {page}\n" in done.stdout
+
+
+README = (ROOT / "README.md").read_text()
+LISTS = [README.replace("```console", "```sh"), *(page.read_text() for page in screens.PAGES)]
+COMMANDS = {  # each once, and none that a page shows with its output
+    line[2:].partition("   #")[0].strip()
+    for text in LISTS
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("$ headway ")
+}.difference(command for _, _, command in test_screens.COMMANDS)
+
+WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person, or trains for long
+    "--num-machines": "--dry-run",
+    "idle:": "--dry-run --machine gpu_8_h100.json",
+    "--device cuda": "--dry-run --machine laptop_cpu.json",
+}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    """A folder with the files that the README speaks of."""
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    screens.make_stage(stage)
+    (stage / "headway.yaml").write_text("num_processes: 2\n")
+    (stage / "accelerate.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\n")
+    return stage
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("warm_pythons")
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
+    command: str, stage: Path
+) -> None:
+    command = command.replace("--size 124m", "--size tiny")  # a page shows the larger
+    words = shlex.split(command.replace("examples/fsdp.py", "train.py"))  # a test trains with it
+    for sign, added in WHAT_A_TEST_ADDS.items():
+        if sign in command:
+            words[2:2] = shlex.split(added)
+    if "unset" in words:
+        printed_by("headway config set num_processes=2", stage)
+    printed = printed_by(shlex.join(words), stage)
+    assert printed.strip()
+    assert "Traceback" not in printed
+    refused = "error: device is 'cuda' for 4 processes, but no GPU is visible"
+    assert printed.startswith(refused) == ("--device cuda" in command), printed
+    assert ("error:" in printed) == ("--device cuda" in command), printed
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
+def test_the_readme_shows_a_plan_and_a_refusal_as_they_are_printed(stage: Path) -> None:
+    (stage / "headway.yaml").unlink()
+    two_cores = json.loads((stage / "laptop_cpu.json").read_text())
+    two_cores |= {"cores": 2, "cores_reason": "2 usable cores"}
+    (stage / "laptop_cpu.json").write_text(json.dumps(two_cores))
+    here = "--dry-run --machine laptop_cpu.json"
+    for command in (
+        "--dry-run --cpu --num-processes 2 train.py",
+        "--device cuda --num-processes 4",
+    ):
+        shown = README.partition(f"$ headway launch {command}")[2].partition("```")[0]
+        printed = printed_by(f"headway launch {here} {command} train.py", stage)
+        for line in shown.splitlines()[1:]:
+            assert line.split() in [*map(str.split, printed.splitlines()), ["..."]]
+
+
+BEFORE = """
+import torch
+from torch.nn.functional import cross_entropy
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+images = torch.randn(64, 2)
+data = torch.utils.data.TensorDataset(images, (images[:, 0] > 0).long())
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+"""
+AFTER = "\nprint('loss', loss.item(), flush=True)\n"
+
+
+def losses(side: str, *launcher: str) -> list[float]:
+    """Run the README's script, as it was (-) or is (+), and return the last loss of each rank."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)
+    lines = [line[1:] for line in diff.splitlines() if line[0] in (" ", side)]
+    body = "\n".join(lines).replace('"cuda"', '"cpu"')
+    command = [*(launcher or [sys.executable]), script(f"{BEFORE}{body}{AFTER}")]
+    done = run(command, environment(), timeout_s=120, code=0)
+    return [float(text) for text in re.findall(r"loss (\S+)", done.stdout)]
+
+
+@pytest.mark.distributed
+@pytest.mark.usefixtures("warm_pythons")
+def test_the_eight_lines_of_the_readme_change_nothing_on_one_process_and_train_on_two() -> None:
+    assert losses("+") == losses("-")
+    assert len(losses("+", *HEADWAY, "-q", "--cpu", "--num-processes", "2")) == 2
