@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headway.checkpoint.folders import (
     FOLDER,
+    LOCK,
     NUMBERED,
     Claim,
     claim,
@@ -74,31 +75,41 @@ class Checkpointer:
         """Save the whole training as a checkpoint, which appears once it is complete."""
         target = self._next_folder(output_dir)
         project = self.project
-        then: Callable[[], object] = bool
-        if project.automatic_checkpoint_naming:
-            then = partial(
-                self.tidy_up, target.parents[1].absolute(), project.total_limit, NUMBERED
-            )
+        name = NUMBERED if project.automatic_checkpoint_naming else None
         with self.training.progress.calling("save_state"):
             require_group("save_state(...)")
             meet("save_state(...)")
             self.wait_for_checkpoint()
-            self.save_to(target, allow_pickle, wait=wait, then=then)
+            self.save_to(target, allow_pickle, wait=wait, name=name, keep=project.total_limit)
         project.iteration += 1
         return str(target)
 
     def save_to(
-        self, target: Path, allow_pickle: bool, *, wait: bool = True, then: Callable[[], object]
+        self,
+        target: Path,
+        allow_pickle: bool,
+        *,
+        wait: bool = True,
+        name: str | None = None,
+        keep: int | None = None,
     ) -> None:
-        """Save to `target`; rank 0 calls `then` once the checkpoint is complete."""
+        """Save to `target`; with `name`, its beginning, it is one of the project's.
+
+        Then rank 0 removes all but the newest `keep` of them, None for all.
+        """
         from headway.checkpoint.saving import CheckpointProgress, prepare_checkpoint, write_prepared
         from headway.checkpoint.training_state import own_buffers_of
 
-        def note_and_then() -> None:
+        def then() -> None:
             training.progress.note_kept(CHECKPOINTS, str(parent))
-            then()
+            if name is not None and keep is not None:
+                prune(parent, keep, name)
 
         training, parent = self.training, target.absolute().parent
+        if name is not None and training.world.is_main:
+            with suppress(OSError):  # which the save reports
+                parent.mkdir(parents=True, exist_ok=True)
+            self.claim(parent.parent)
         require_equal(training, "a checkpoint")
         own_buffers = own_buffers_of(training.inner_models)
         prepared = prepare_checkpoint(
@@ -109,7 +120,7 @@ class Checkpointer:
                 training.epoch,
                 self._began_at,
             ),
-            then=note_and_then,
+            then=then,
         )
         self.has_state = True
         if wait:
@@ -251,20 +262,19 @@ class Checkpointer:
     def claim(self, project: Path) -> bool:
         """Return whether the checkpoints of `project` are this run's; report it once if not."""
         claimed = self._claim
-        if claimed is None or (claimed.fd is None and not claimed.holder):
+        if claimed is None or claimed == Claim(None):
             self._claim = claimed = claim(project)
+            if claimed.problem:
+                say(
+                    f"note: {project / LOCK} cannot be locked: {claimed.problem}; another run that"
+                    " saves to this project, and removes its checkpoints, will not be noticed"
+                )
             if claimed.holder:
                 say(
                     f"note: another run saves to {project} as well ({claimed.holder}), and each"
                     " removes the other's checkpoints; give each a project_dir of its own"
                 )
         return claimed.fd is not None
-
-    def tidy_up(self, project: Path, keep: int | None, start: str) -> None:
-        """Remove all but the newest `keep` checkpoints with such names, after a save."""
-        self.claim(project)
-        if keep is not None:
-            prune(project / FOLDER, keep, start)
 
     def project_folder(self, method: str) -> Path:
         """Return the folder for named checkpoints, or refuse `method`, which needs it."""

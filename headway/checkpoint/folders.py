@@ -4,12 +4,13 @@ A checkpoint is there once the folder has its name, and never before. Names that
 are those of this file: `.tmp-NAME-NONCE` is being written, `.old-NAME-NONCE` is an older checkpoint
 of the same name on a file system that cannot exchange two folders, `.trash-NONCE` is being removed.
 A project has checkpoints in its folder, and in `checkpoints` below it; one run at a time saves to
-it, the one that has locked `.lock` in its folder.
+it, the one that has locked `.headway-lock` in its folder.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import platform
@@ -43,7 +44,8 @@ NUMBERED, STEP = "checkpoint_", "step_"
 """Begin the names that Headway gives: a number follows, of a step with eight digits."""
 
 _DIGITS = {NUMBERED: 1, STEP: 8}
-LOCK = ".lock"
+LOCK = ".headway-lock"
+_HOLDER = "process "
 _LEFT = re.compile(r"\.((tmp|old)-.+|trash)-[0-9a-f]{8}", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # renameat2(2)
@@ -395,32 +397,37 @@ class Claim(NamedTuple):
 
     fd: int | None  # of the locked file, which stays open; None: this run does not have them
     holder: str = ""  # the process of another run that has them
+    problem: str = ""  # why it is not known whether another run has them
 
 
 def claim(project: Path) -> Claim:
     """Lock a project's checkpoints for this process; its children do not keep the lock.
 
-    Source: fcntl_locking(2). Also for the machines that share a disk by NFS; a disk without locks
-    takes each run for the only one.
+    Source: fcntl_locking(2). It holds on all machines that share a disk by NFS.
     """
     import fcntl
 
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(project / LOCK, flags, 0o666)
-    except OSError:  # nothing has been saved yet, or this user may not save here
+    except FileNotFoundError:  # nothing has been saved yet
         return Claim(None)
+    except OSError as error:
+        may_save = os.access(project, os.W_OK)
+        return Claim(None, problem=os.strerror(error.errno or 0) if may_save else "")
     try:
+        found = os.pread(fd, 200, 0).decode(errors="replace")
+        if found and not found.startswith(_HOLDER):
+            raise FileExistsError(errno.EEXIST, "it is another program's file")
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        holder = os.pread(fd, 200, 0).decode(errors="replace")
+    except OSError as error:
         os.close(fd)
-        return Claim(None, shown(holder) or "a process that is starting")
-    except OSError:
-        pass
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # it is locked
+            return Claim(None, shown(found) or "a process that is starting")
+        return Claim(None, problem=str(error.strerror))
     with suppress(OSError):  # a full disk: what is there is shown
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} of {platform.node()}".encode(), 0)
+        os.pwrite(fd, f"{_HOLDER}{os.getpid()} of {platform.node()}".encode(), 0)
     return Claim(fd)
 
 

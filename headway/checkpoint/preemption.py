@@ -300,8 +300,7 @@ class Preemption:
         folder = named_folder(project, STEP, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
-        then = partial(self._checkpoints.tidy_up, project.absolute(), keep, STEP)
-        self._checkpoints.save_to(folder, allow_pickle, wait=wait, then=then)
+        self._checkpoints.save_to(folder, allow_pickle, wait=wait, name=STEP, keep=keep)
         return str(folder)
 
     def _wait_for_earlier(self) -> None:
@@ -405,6 +404,8 @@ def _interval_of(every: int | str | None) -> Interval:
 
         if not isinstance(every, str):
             raise ValueError("which is not one of the two")
+        if every.isdecimal():
+            raise ValueError("which has no unit")
         return Interval(seconds=Seconds(1)(every))
     except ValueError as error:
         raise UsageError(

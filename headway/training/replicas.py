@@ -26,6 +26,7 @@ _TOLERANCE = 1e-4  # ranks may have GPUs that round differently
 _ONE_RATE = (
     "give the scheduler the same number on all ranks, such as accelerator.reduce(metric, 'mean')"
 )
+_ONE_ARGUMENT = "pass Accelerator() the same arguments on all ranks"
 _ALIKE = (
     "prepare model and optimizer; call the prepared model itself, not"
     " accelerator.unwrap_model(model) or the model from before prepare(); call backward() once for"
@@ -45,15 +46,19 @@ def next_comparison(step: int) -> int:
 
 
 def require_equal(training: Training, call: str) -> None:
-    """Raise UsageError on all ranks if weights or learning rates are not the same on all.
+    """Raise UsageError on all ranks if weights, rates or arguments are not the same on all.
 
-    They compare a weight's sum and sum of squares. Every rank calls this, in `call` of the script.
+    They compare sums and sums of squares. Every rank calls this, in `call` of the script.
     """
     if not training.strategy.has_copies or training.ranks_may_differ or not has_real_ranks():
         return
     weights = dict(_weights_of(training, call))
     if not weights:
         return
+    arguments = {
+        "gradient_accumulation_steps": torch.tensor(float(training.accumulation.steps)),
+        "mixed_precision": torch.tensor(float(crc32(training.precision.name.encode()))),
+    }
     rates = {
         f"the learning rate of parameter group {group} of optimizer {number}": torch.tensor(
             float(one["lr"]), dtype=torch.float64
@@ -62,12 +67,12 @@ def require_equal(training: Training, call: str) -> None:
         for group, one in enumerate(optimizer.param_groups)
         if "lr" in one
     }
-    names = [*rates, *weights]
+    names = [*arguments, *rates, *weights]
     if meet(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
         raise _differing("the prepared weights of the ranks differ in name or number", call, _ALIKE)
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
-    compared = [*rates.values(), *weights.values()]
+    compared = [*arguments.values(), *rates.values(), *weights.values()]
     sums = torch.stack([_sums(one, dtype).to(device) for one in compared])
     everyones = gather_alike(sums[None])  # rank, weight, which sum
     scale = everyones[0].abs()
@@ -80,7 +85,11 @@ def require_equal(training: Training, call: str) -> None:
     raise _differing(
         f"{names[first]} differs on {named(ranks)} and on rank 0",
         call,
-        _ONE_RATE if first < len(rates) else _ALIKE,
+        _ALIKE
+        if names[first] in weights
+        else _ONE_RATE
+        if names[first] in rates
+        else _ONE_ARGUMENT,
     )
 
 

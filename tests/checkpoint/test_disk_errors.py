@@ -16,9 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway import Accelerator  # noqa: E402
-from headway.checkpoint import folders  # noqa: E402
+from headway.checkpoint import folders, saving  # noqa: E402
 from headway.checkpoint.folders import NUMBERED, STEP, State, listed_in, prune  # noqa: E402
 from headway.checkpoint.manifest import NAME, files_below  # noqa: E402
+from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.commands.checkpoint import main  # noqa: E402
 from headway.contract.paths import is_absent  # noqa: E402
 from headway.errors import CheckpointError, HeadwayError  # noqa: E402
@@ -151,6 +152,37 @@ def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
         if resumed:
             other.kill()  # however it ends
             other.communicate()
+
+
+def test_a_project_is_locked_before_the_first_save_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+
+    def write(*args: Any) -> Any:
+        held.append((tmp_path / "new" / folders.LOCK).read_text())
+        return save_tensors(*args)
+
+    monkeypatch.setattr(saving, "save_tensors", write)
+    train(tmp_path / "new", 1)
+    assert held[0].startswith(f"process {os.getpid()} of ")
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "text"])
+def test_a_lock_that_cannot_be_taken_is_reported_and_not_changed(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine := tmp_path / "mine").write_text("precious")
+    lock = tmp_path / folders.LOCK
+    if kind == "link":
+        lock.symlink_to(mine)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        os.link(mine, lock)
+    train(tmp_path, 1)
+    assert capsys.readouterr().err.count(f"{lock} cannot be locked: ") == 1
+    assert mine.read_text() == "precious"
 
 
 def test_a_save_that_was_cut_off_and_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -90,6 +90,11 @@ def own_learning_rate(accelerator: Accelerator, model: Any, optimizer: Any) -> N
     step(accelerator, optimizer, model(DATA).square().mean())
 
 
+def own_argument(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
+    accelerator.gradient_accumulation_steps = 1 + RANK
+    step(accelerator, optimizer, model(DATA).square().mean())
+
+
 def at_checkpoint(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
     model.module.body.weight.data[0, 0] += 0.01 * RANK
     accelerator.save_state("differs")
@@ -109,6 +114,7 @@ DRIFTS: dict[Callable[..., None], str] = {
     replaced_layer: "head.weight was not in its model.*number 1$",
     changed_by_hand: "head.bias differs on .*number 32$",
     own_learning_rate: "the learning rate of parameter group 0 of optimizer 0 .*number 1$",
+    own_argument: "gradient_accumulation_steps differs on rank.*number 1$",
     at_checkpoint: "body.weight differs .*a checkpoint$",
     at_the_end: r"weight of prepared model 1 differs .*end_training\(\)$",
 }
@@ -121,7 +127,8 @@ def test_ranks_whose_weights_differ_are_refused() -> None:
             drift(*prepared())
         text = str(refused.value)
         assert re.search(told, " ".join(text.splitlines()[:2])), (drift, text)
-        assert ("before prepare()" in text) == (drift is not own_learning_rate)
+        is_of_weights = drift not in (own_learning_rate, own_argument)
+        assert ("before prepare()" in text) == is_of_weights
 
 
 @with_ranks(2)

@@ -187,7 +187,9 @@ def test_a_duration_is_as_good_as_a_number_of_steps(monkeypatch: pytest.MonkeyPa
 NAN, ODD = float("nan"), torch.tensor(3)
 
 
-@pytest.mark.parametrize("every", [0, -1, 2.5, "soon", "0m", True, "", "inf", NAN, b"3", ODD])
+@pytest.mark.parametrize(
+    "every", [0, -1, 2.5, "100", "soon", "0m", True, "", "inf", NAN, b"3", ODD]
+)
 def test_an_interval_that_is_none_is_refused(every: Any) -> None:
     training = Training()
     training.accelerator.checkpoint()
