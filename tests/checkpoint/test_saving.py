@@ -1,22 +1,170 @@
-"""A checkpoint is saved and loaded by one process here; by several in tests/distributed."""
+"""A checkpoint is saved by one process, at once or while training goes on; failures are told."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from headway.accelerator import Accelerator  # noqa: E402
+from headway.checkpoint import saving  # noqa: E402
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.manifest import unlisted_files, verify  # noqa: E402
 from headway.checkpoint.saving import CheckpointProgress, State  # noqa: E402
+from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
+from headway.trackers.project import ProjectConfiguration  # noqa: E402
 from tests.checkpoint.saving import save_checkpoint  # noqa: E402
+from tests.distributed.launching import environment, run, script  # noqa: E402
+
+
+@pytest.fixture
+def accelerator(tmp_path: Path) -> Any:
+    project = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    yield accelerator
+    accelerator.end_training()
+
+
+@pytest.mark.processes
+def test_a_fork_waits_for_the_first_write_which_calls_operators_for_the_first_time(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, may_write, write = list[int](), threading.Event(), save_tensors
+
+    def when_it_may(*args: Any) -> Any:
+        assert may_write.wait(60)
+        result = write(*args)
+        written.append(1)
+        return result
+
+    monkeypatch.setattr(saving, "save_tensors", when_it_may)
+    accelerator.prepare(torch.nn.Linear(3, 2))
+    for is_first in (True, False):
+        may_write.clear()
+        accelerator.save_state(wait=False)
+        timer = threading.Timer(0.2 if is_first else 60, may_write.set)
+        timer.start()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert len(written) == 1, "the second write has not ended yet"
+        timer.cancel()
+        may_write.set()
+        timer.join()
+        accelerator.wait_for_checkpoint()
+
+
+def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = accelerator.prepare(torch.nn.Linear(3, 2))
+    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
+    held, write = torch.nn.Parameter(torch.zeros(1)), save_tensors
+    addresses = []
+
+    def change_first(tensors: Any, *others: Any) -> Any:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(7)
+            held.fill_(7)
+        addresses.append([tensor.data_ptr() for tensor in tensors.values()])
+        return write(tensors, *others)
+
+    monkeypatch.setattr(saving, "save_tensors", change_first)
+    for step in range(2):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        before = {name: one.clone() for name, one in model.state_dict().items()}
+        folder = Path(accelerator.save_state(wait=False))
+        accelerator.wait_for_checkpoint()
+        saved = load_checkpoint(folder).shared["models"][0]
+        assert held == 7
+        assert all(torch.equal(saved[name], one) for name, one in before.items())
+        assert [one.manifest.step for one in checkpoints_in(folder.parent)] == [step + 1]
+    assert addresses[0] == addresses[1]
+
+
+@pytest.mark.parametrize("how", ["wait", "save", "load", "end"])
+def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
+    how: str, accelerator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = accelerator.save_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_tensors", fail)
+        accelerator.save_state(wait=False)
+        for thread in threading.enumerate():
+            if thread.name == "headway-checkpoint":
+                thread.join()
+    wait = {
+        "wait": accelerator.wait_for_checkpoint,
+        "save": accelerator.save_state,
+        "load": accelerator.load_state,
+        "end": accelerator.end_training,
+    }[how]
+    with pytest.raises(CheckpointError) as caught:
+        wait()
+    assert "there" in caught.value.problems[0].where
+    assert [str(one.path) for one in checkpoints_in(Path(first).parent)] == [first]
+    assert leftovers_in(Path(first).parent) == []
+    wait()
+
+
+def test_resume_waits_for_a_save_of_its_own_run(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(*words: Any) -> Any:
+        sleep(0.5)
+        return save_tensors(*words)
+
+    monkeypatch.setattr(saving, "save_tensors", write_late)
+    accelerator.prepare(torch.nn.Linear(3, 2))
+    folder = accelerator.save_state(wait=False)
+    assert accelerator.resume().checkpoint == folder
+
+
+def fail(*_: object) -> None:
+    raise CheckpointError("the disk is full", where="there", fix="make space")
+
+
+SCRIPT = """
+import atexit, sys
+from headway import Accelerator
+from headway.checkpoint import saving
+from headway.errors import CheckpointError
+def fail(*_):
+    raise CheckpointError("the disk is full", where="there", fix="make space")
+atexit.register(print, "another exit handler")
+accelerator = Accelerator(cpu=True)
+accelerator.save_state("one", wait=False)
+accelerator.wait_for_checkpoint()
+saving.save_tensors = fail
+accelerator.save_state("two", wait=False)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm_pythons")
+def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error() -> None:
+    done = run([sys.executable, script(SCRIPT)], environment(), timeout_s=120)
+    assert done.returncode == CheckpointError.exit_code
+    assert "error:" in done.stderr
+    assert "there" in done.stderr
+    assert done.stdout == "another exit handler\n"
+    assert Path("one").exists()
+    assert not Path("two").exists()
+
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 STATE = State({"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "states": torch.ones(3)})
@@ -70,7 +218,7 @@ def test_files_of_the_script_in_the_folder_of_a_checkpoint_stay(tmp_path: Path) 
     assert unlisted_files(tmp_path / "a", verify(tmp_path / "a")) == ["later.txt", "sub/mine.txt"]
 
 
-def fail(_: Path) -> None:
+def run_out_of_space(_: Path) -> None:
     raise OSError(28, "No space left on device", "somewhere")
 
 
@@ -83,7 +231,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
     before = verify(folder / "a")
     state = State({"model": object()}, {}) if failure == "object" else STATE
     with pytest.raises(CheckpointError):
-        save(folder / "a", state, hook=fail if failure == "hook" else str)
+        save(folder / "a", state, hook=run_out_of_space if failure == "hook" else str)
     assert verify(folder / "a") == before
     assert len(checkpoints_in(folder)) == 1
     assert leftovers_in(folder) == []
