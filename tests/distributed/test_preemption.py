@@ -6,7 +6,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,15 +16,11 @@ from typing import Any
 import pytest
 
 from tests.distributed.families import process_of_this_test, processes_of_this_test, survivors
-from tests.distributed.launching import start
+from tests.distributed.launching import on_linux, start
 from tests.waiting import wait_for_lines, wait_until
 
 pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.timeout(300),  # two runs of two ranks, which may take LIMIT_S each
-    pytest.mark.skipif(sys.platform != "linux", reason="ranks are started for Linux"),
-]
+pytestmark = [*on_linux, pytest.mark.timeout(300)]  # two runs, which may take LIMIT_S each
 
 WORKER = str(Path(__file__).with_name("preempted_worker.py"))
 NUM_SAMPLES, EPOCHS, STEPS = 52, 4, 28

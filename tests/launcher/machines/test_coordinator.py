@@ -372,15 +372,6 @@ def test_who_is_ready_only_once_others_were_told_what_is_missing_is_told_as_well
     assert run.sent() == [(2, Missing("machine 2 of 3"))]
 
 
-def test_a_machine_whose_ranks_stop_for_long_is_told_what_is_missing_once_they_have() -> None:
-    run = Run(2, 3).begun(2)
-    run.coordinator.lose(2, "its launcher has ended", run.now)
-    run.wait(SETTLE_S + 1)
-    run.sent()
-    run.ready(1)
-    assert run.sent() == [(1, Missing("1 more machine"))]
-
-
 def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is_lost() -> None:
     run, seen, lost = Run(3, 3), list[object](), list[int]()
     run.coordinator.seen = Seen(lambda *steps: seen.append(steps), lost.append)
@@ -392,11 +383,15 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
     assert lost == [1]
 
 
-def test_a_range_waits_for_another_machine_when_too_few_are_left() -> None:
+@pytest.mark.parametrize("stops_for_long", [False, True])
+def test_a_range_waits_for_another_machine_when_too_few_are_left(stops_for_long: bool) -> None:
     run = Run(2, 3).begun(2)
     run.coordinator.lose(2, "its launcher has ended", run.now)
+    if stops_for_long:
+        run.wait(SETTLE_S + 1)
     run.ready(1)
-    run.wait(SETTLE_S + 1)
+    if not stops_for_long:
+        run.wait(SETTLE_S + 1)
     assert (1, Missing("1 more machine")) in run.sent()
     run.join(5, None)
     run.ready(5)
