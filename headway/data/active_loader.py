@@ -13,12 +13,7 @@ from headway.distributed.world import rank_and_size
 
 
 class TrainingLoader(DataLoader[Any]):
-    """A loader that a training has prepared, of whichever class.
-
-    Each has `epoch`, the number of the epoch that has begun and is not complete, or else of the
-    next one, `without_first` for `skip_first_batches`, and `sharing_evenly(even_batches)`, which
-    is in force in its block; see `DataLoaderConfiguration.even_batches`.
-    """
+    """A prepared loader; each class has `epoch`, `without_first` and `sharing_evenly`."""
 
     without_first: Any
 

@@ -118,13 +118,14 @@ class Epochs:
     @property
     def number(self) -> int:
         """The number of the epoch that is under way and not complete, or else of the next one."""
-        current = self.current
-        return self._next.epoch if current is None or current.is_complete else current.place.epoch
+        return self._standing.epoch
 
     @property
-    def _next(self) -> Place:
+    def _standing(self) -> Place:
         current = self.current
-        return self.place if current is None else current.following
+        if current is None:
+            return self.place
+        return current.following if current.is_complete else current.place
 
     @property
     def samples(self) -> int:
@@ -139,10 +140,10 @@ class Epochs:
 
     def stand(self) -> dict[str, Any]:
         """Return where the next pass of a run that resumes from here begins."""
-        current, place = self.current, self._next
+        current, place = self.current, self._standing
         if current is not None and not current.is_complete:
-            place = current.place
-            given = Offset(*map(sum, zip(place.taken, self.taken_in(current.rounds), strict=True)))
+            taken, since = place.taken, self.taken_in(current.rounds)
+            given = Offset(taken.batches + since.batches, taken.samples + since.samples)
             sums = [0, *current.sums[given.batches - 1 : given.batches]]
             first = self.draws.first if place.is_new else place.first
             checksum = sums[-1] or current.checksum

@@ -115,6 +115,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         is_sent = config.dispatch_batches or not self._is_plain
         reads_all = num_ranks > 1 and not is_own and bool(is_sent)
         self._division = Division(num_ranks, rank, config.even_batches, reads_all, is_own)
+        self.num_shares = num_ranks if is_own else None  # of data that each rank reads by itself
         self._config, self._before_pass = config, before_pass
         self.run = run or Run(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
@@ -274,11 +275,6 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     def total_batch_size(self) -> int:
         """The number of samples in a full batch of all ranks together; 0 if that is not known."""
         return self.epochs.batch_size * self._division.num_ranks
-
-    @property
-    def num_shares(self) -> int | None:
-        """How many ranks read data of their own; None if they share data out."""
-        return self._division.num_ranks if self._division.is_own else None
 
     @property
     def epoch(self) -> int:
@@ -496,9 +492,8 @@ def _place(position: dict[str, Any]) -> Place:
 
 
 _STREAM_NOTE = (
-    "note: the data set is a stream without state_dict(), or is read by workers, so the batches"
-    " before the checkpoint are read and dropped; the others are the same only if it gives the same"
-    " samples again"
+    "note: the batches before the checkpoint are read again and dropped, of a stream without"
+    " state_dict() or in workers; the others are the same only if it gives the same samples again"
 )
 _DRAWN_IN_WORKERS = (
     "note: loader workers draw random numbers, which do not resume exactly in the middle of an"

@@ -128,8 +128,7 @@ class Run:
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> Pass:
         """Begin a pass over a loader at its place; in a loop over it, where that epoch began.
 
-        Until something is trained, each begins with the generators that were saved, too. `skipped`
-        is what the script leaves out.
+        Until something is trained, each begins with the generators that were saved, too.
         """
         self.attribute()
         self.checkpoint.begin_pass(owner, is_in_epoch=self.epoch is not None)
@@ -139,7 +138,7 @@ class Run:
             place = Place(outer[-1].place.epoch)
         elif len(outer) == len(self.open) and not self.has_trained:
             self._restore()
-        if skipped is not None:
+        if skipped is not None:  # which the script leaves out
             stream = place.stream if skipped == place.taken else None
             place = place._replace(taken=skipped, checksum=0, stream=stream)
         if owner.draws.seed is None:
@@ -205,10 +204,7 @@ class Run:
     def resume(
         self, restore: Callable[[], object], counted: list[Any], *, has_trained: bool
     ) -> None:
-        """Resume where a run was saved: in its epoch of `counted_epochs`.
-
-        `restore` gives generators the states that they had.
-        """
+        """Resume where a run was saved; `restore` gives generators the states that they had."""
         self.epoch, self.checkpoint.was_before_pass = counted
         self._restore = restore if has_trained else int
         self.checkpoint.action = self.checkpoint.again = None

@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from headway.errors import UsageError
@@ -36,9 +33,7 @@ class SkipBatchSampler(StandIn, BatchSampler):
         self.skip_batches = skip_batches
 
     def __iter__(self) -> Iterator[Any]:
-        for index, batch in enumerate(self.batch_sampler):
-            if index >= self.skip_batches:
-                yield batch
+        return islice(self.batch_sampler, self.skip_batches, None)
 
     def __len__(self) -> int:
         return max(0, len(self.batch_sampler) - self.skip_batches)
@@ -73,11 +68,7 @@ def is_plain(loader: Any) -> bool:
 
 
 def as_plain(loader: Any) -> Any:
-    """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are.
-
-    A prepared loader keeps its state itself, for any number of ranks; one that was given a state
-    before is refused.
-    """
+    """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are."""
     torchdata = sys.modules.get("torchdata.stateful_dataloader")
     if torchdata is None or type(loader) is not torchdata.StatefulDataLoader:
         return loader

@@ -423,10 +423,7 @@ def _value(data: Any) -> Any:
 
 
 def share_of(loader: Any, draws: Draws, division: Division) -> Share:
-    """Return the share of `loader`, a DataLoader or any iterable of batches, that this rank reads.
-
-    `draws` is an Order for a map data set.
-    """
+    """Return what this rank reads of `loader`, a DataLoader or any iterable of batches."""
     num_ranks, order = division.num_ranks, draws if isinstance(draws, Order) else None
     if division.is_own:
         return OwnShare(loader, order, num_ranks)

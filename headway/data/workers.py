@@ -29,8 +29,7 @@ def with_lasting_workers(loader: Any, *, notes_draws: bool = False) -> Any:
     """Return `loader`, whose workers outlive requests to stop while their rank handles SIGTERM.
 
     Clusters send SIGTERM to every process of a job, and a terminal sends Ctrl-C to all of them: a
-    rank could not complete its step without its workers. With `notes_draws` they note whether they
-    have drawn random numbers.
+    rank could not complete its step without its workers.
     """
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
