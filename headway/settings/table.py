@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
-from headway.contract.numbering import ALONE
 from headway.contract.origin import Layer, Origin
 from headway.contract.run import DEVICES
 from headway.devices.table import OF_CLUSTERS, extensions, is_kind
@@ -43,7 +42,7 @@ _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 ON, OFF, NODE = "on", "off", "node"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
-NO_CLUSTER = ALONE
+NO_CLUSTER = "none"  # numbering.ALONE, which a launch outside of clusters does not import
 CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
 """The kinds of clusters whose variables are read, and the value for reading none."""
 

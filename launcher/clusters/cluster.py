@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headway.contract.numbering import NUMBERINGS
 from headway.contract.run import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
 from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.settings.profile import Entries
@@ -16,15 +15,11 @@ from headway.settings.resolve import NOTHING
 from headway.settings.setting import AUTO
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
-SIGNS = tuple(
-    {
-        name[: name.rfind("_") + 1] or name
-        for row in NUMBERINGS.values()
-        for name in (row.size, row.rank)
-        if name
-    }
+SIGNS = (
+    *("PET_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "JSM_NAMESPACE_", "FLUX_", "SLURM_"),
+    *("SKYPILOT_", "WORLD_", "RANK", "JOB_COMPLETION_", "AWS_BATCH_JOB_", "SM_", "PBS_", "LSB_"),
 )
-"""Prefixes of the clusters' variables: without one of them no row has to be imported."""
+"""Prefixes of the variables in NUMBERINGS: without one of them neither it nor a row is imported."""
 
 
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.contract.numbering import ALONE, NUMBERINGS
 from headway.contract.origin import Layer, Origin
 from headway.devices.table import extensions
 from headway.errors import ConfigError
@@ -21,7 +22,7 @@ from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import NOTHING, resolve
 from headway.settings.setting import AUTO, Machines
-from headway.settings.table import NO_CLUSTER, TABLE, Settings
+from headway.settings.table import TABLE, Settings
 from tests.distributed.launching import environment, free_port, script, start
 
 POD = {
@@ -210,7 +211,9 @@ def test_the_least_that_a_row_needs_has_a_name_for_which_rows_are_imported(row: 
 
 
 def test_each_row_is_a_value_of_the_setting() -> None:
-    assert {NO_CLUSTER, AUTO, *(row.name for row in CLUSTERS)} == {*TABLE["cluster"].choices}
+    assert {ALONE, AUTO, *(row.name for row in CLUSTERS)} == {*TABLE["cluster"].choices}
+    names = [name for row in NUMBERINGS.values() for name in (row.size, row.rank) if name]
+    assert all(name.startswith(cluster.SIGNS) for name in names)
 
 
 TOY = {
