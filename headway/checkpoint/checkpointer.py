@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +105,6 @@ class Checkpointer:
                 prune(parent, keep, name)
 
         training, parent = self.training, target.absolute().parent
-        if name is not None and training.world.is_main:
-            with suppress(OSError):  # which the save reports
-                parent.mkdir(parents=True, exist_ok=True)
-            self.claim(parent.parent)
         require_equal(training, "a checkpoint")
         own_buffers = own_buffers_of(training.inner_models)
         prepared = prepare_checkpoint(

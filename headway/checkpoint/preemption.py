@@ -6,6 +6,7 @@ import atexit
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
@@ -207,7 +208,7 @@ class Preemption:
         if training.world.is_main:
             for line in (*lines, _start_of(run, project)):
                 say(line)
-            if self._checkpoints.claim(project):
+            if self._checkpoints.claim(project.absolute()):
                 remove_leftovers(project)
             self._report_at_end(path)
         return run
@@ -300,6 +301,10 @@ class Preemption:
         folder = named_folder(project, STEP, step)
         keep = self._checkpoints.project.total_limit or _KEEP
         self._wait_for_earlier()
+        if self._training.world.is_main:
+            with suppress(OSError):  # which the save reports
+                project.mkdir(parents=True, exist_ok=True)
+            self._checkpoints.claim(project.absolute())
         self._checkpoints.save_to(folder, allow_pickle, wait=wait, name=STEP, keep=keep)
         return str(folder)
 
