@@ -189,6 +189,7 @@ class Checkpointer:
             agree(checkpoint.check)
             checkpoint.apply(self._models_to_load(folder, checkpoint.check_models))
         self.has_state = True
+        self.training.progress.step = self.training.steps_done
         project = self.project
         if project.automatic_checkpoint_naming:
             named_in = self.project_folder("load_state")

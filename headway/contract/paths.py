@@ -70,6 +70,19 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(handle)
 
 
+def write_whole(path: str, text: str) -> None:
+    """Write a file in place of an earlier one; an OSError leaves that as it is, and no other."""
+    partial = f"{path}-{os.getpid()}"
+    try:
+        with open(partial, "w") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
 def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
     """Return the bytes of a file; OSError for what `opened` refuses, or if there are too many."""
     with opened(path) as handle, open(handle, "rb", closefd=False) as file:

@@ -63,7 +63,7 @@ class Progress:
 
     Attributes:
         is_watched: whether anybody reads; else nobody needs to enter phases and end steps.
-        step: optimizer steps done, where somebody reads.
+        step: optimizer steps of the training that are done, where somebody reads.
         total: steps that the training will have; 0 if not known.
         loss: the last known one.
         num_trained: backward passes and optimizer steps of this process; never set back.

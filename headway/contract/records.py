@@ -146,6 +146,7 @@ class CrashSite(NamedTuple):
     """What a failure by an exception has in common with its repetition."""
 
     kind: str  # the exception's class
+    message: str  # a digest, as it may hold secrets
     frame: Frame  # the script's line
     step: int  # optimizer steps of the training that were done
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from headway.contract.paths import is_absent, user_folder
+from headway.contract.paths import is_absent, user_folder, write_whole
 from headway.contract.secrets import masked, masked_line
 from headway.contract.typed import plain, read
 from headway.machine.host import affects_training
@@ -127,10 +127,7 @@ def write(path: str, record: Mapping[str, Any]) -> None:
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
     text = json.dumps({"format": FORMAT, **record}, separators=(",", ":"))
-    partial = os.path.join(path, f".{FILE}-{os.getpid()}")
-    with open(partial, "w") as file:
-        file.write(text)
-    os.replace(partial, os.path.join(path, FILE))
+    write_whole(os.path.join(path, FILE), text)
 
 
 def lost(error: OSError) -> str:

@@ -213,8 +213,8 @@ class Settings:
         needs_launcher=True,
     )
     restart_anyway = _switch(
-        "restart also after a failure that is the one before it again: the same exception, line of "
-        "the script and step, which otherwise ends the run with exit code 76",
+        "restart also after a failure that is the one before it again, which otherwise ends the "
+        "run with exit code 76",
         obeyed_by="launcher",
     )
     restart_delay = Setting(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from headway.contract.notes import named
@@ -32,6 +34,8 @@ from headway.launcher.diagnosis.torch_messages import (
 _FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
 _MAX_LINES = 12  # of a failed rank's last output, in the report
 _KEPT_LINES = 40  # in the record
+# of a message: an address, and which of a loader's workers has read a bad sample
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=worker process )\d+")
 
 
 class RankExit(NamedTuple):
@@ -82,7 +86,8 @@ class Failure(NamedTuple):
         if crash is None or crash.step < 1 or may_pass(self.evidence) or self.doubt:
             return None
         frame = users_frame(parse_traceback(crash.traceback))
-        return None if frame is None else CrashSite(crash.name, frame, crash.step)
+        message = sha256(_VARYING.sub("", crash.message).encode(errors="replace")).hexdigest()[:16]
+        return None if frame is None else CrashSite(crash.name, message, frame, crash.step)
 
     @property
     def cause(self) -> str:

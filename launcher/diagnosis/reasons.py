@@ -14,8 +14,11 @@ from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
     DEBUGGER_LEFT,
+    DISK_FAILED,
+    DISK_FULL,
     LOADER_WORKER_ENDED,
     LOADER_WORKER_KILLED,
+    NEW_SEMAPHORE,
     NO_GPU,
     NO_INPUT,
     NO_KERNELS,
@@ -108,7 +111,7 @@ REASONS = (
     _of_crash(
         "shared_memory_full",
         # the whole traceback: that of a loader worker is in it
-        lambda crash: contains(crash.traceback, SHARED_MEMORY_FULL),
+        lambda crash: contains(crash.traceback, SHARED_MEMORY_FULL) or _lacks_semaphore(crash),
         "/dev/shm is full, through which loader workers pass batches: start the container with "
         "`docker run --shm-size=8g`, in Kubernetes mount an emptyDir of medium Memory at /dev/shm; "
         "or use num_workers=0",
@@ -229,11 +232,14 @@ _OF_CONNECTIONS = (  # exceptions of Python, requests, urllib3 and httpx, by the
 
 
 def may_pass(evidence: Evidence) -> bool:
-    """Return whether a restart may help: full memory, a connection, or no exception at all."""
+    """Return whether a restart may help: memory, a disk, a connection, or no exception at all."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _PASSING:
         return True
-    return crash.kind in _OF_CONNECTIONS or is_of_communication(crash)
+    if crash.kind in _OF_CONNECTIONS or is_of_communication(crash):
+        return True
+    # the text: a loader worker and another rank send it without the error's number
+    return contains(f"{crash.message}\n{crash.traceback}", DISK_FAILED)
 
 
 def find_reason(evidence: Evidence) -> Reason:
@@ -266,6 +272,11 @@ def _has_lost_loader_worker(seen: Evidence) -> bool:
     texts = LOADER_WORKER_ENDED if seen.memory_kills else LOADER_WORKER_KILLED
     # the whole traceback: torch mostly raises another exception from the one that says why
     return seen.crash is not None and contains(seen.crash.traceback, texts)
+
+
+def _lacks_semaphore(crash: Crash) -> bool:
+    is_full = contains(crash.message, [DISK_FULL])
+    return is_full and contains(crash.traceback, [NEW_SEMAPHORE])
 
 
 def is_out_of_memory(crash: Crash) -> bool:

@@ -6,6 +6,8 @@ build does not hold, were read in torch's source files.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -49,6 +51,17 @@ NO_KERNELS = (
 SHARED_MEMORY_FULL = (
     Text("unable to allocate shared memory(shm)", "torch 2.13.0, libtorch_cpu (MapAllocator.cpp)"),
     Text("workers are out of shared memory", "torch 2.13.0, libtorch_python.so (DataLoader.cpp)"),
+)
+NEW_SEMAPHORE = Text("_multiprocessing.SemLock(", "Python 3.11, multiprocessing/synchronize.py")
+DISK_FULL = Text(os.strerror(errno.ENOSPC), "errno(3)")
+DISK_FAILED = (
+    DISK_FULL,
+    *(
+        Text(os.strerror(one), "errno(3)")
+        for one in (errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
+    ),
+    Text("] . unexpected pos ", "torch 2.13.0, inline_container.cc: torch.save to a full disk"),
+    Text("PytorchStreamWriter failed writing", "torch 2.13.0, inline_container.cc"),
 )
 WRAPPED_MODEL = (Text("'DistributedDataParallel' object has no attribute", "torch 2.13.0, Module"),)
 NO_INPUT = (Text("EOF when reading a line", "Python 3.11, Python/bltinmodule.c: input()"),)

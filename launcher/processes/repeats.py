@@ -1,6 +1,7 @@
 """Whether a failure is the one before it again: a restart, or a requeued job, only repeats it.
 
-The rule: the same exception, script line and step (1 or later), with no new step in between.
+The rule: the same exception, message, script line and step (1 or later), with no new step in
+between, on whichever rank.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.contract.notes import say
-from headway.contract.paths import read_plain
+from headway.contract.paths import read_plain, write_whole
 from headway.contract.records import CrashSite
 from headway.contract.typed import plain, read
 
@@ -61,9 +62,7 @@ class Repeats:
                 os.unlink(path)
             elif path:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                with open(partial := f"{path}-{os.getpid()}", "w") as file:
-                    json.dump(plain(site), file)
-                os.replace(partial, path)
+                write_whole(path, json.dumps(plain(site)))
         except FileNotFoundError:  # nothing is to be removed
             pass
         except OSError as error:

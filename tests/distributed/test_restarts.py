@@ -114,6 +114,8 @@ if how == "refused" and accelerator.is_main_process:
     if len(count.read_text()) < 3:
         raise ConnectionRefusedError("not yet")
 for batch in loader:
+    if step == 4 and how == "before":
+        raise ValueError("boom")
     optimizer.zero_grad()
     accelerator.backward(model(batch).sum())
     optimizer.step()
@@ -139,6 +141,11 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one
     assert (again.returncode, again.stdout.count("tried 0")) == (76, 1), again.stderr
     anyway = train("hopeless", "--restart-anyway")
     assert (anyway.returncode, anyway.stdout.count("tried 0")) == (1, 4), anyway.stderr
+
+
+def test_a_failure_before_the_first_new_step_is_the_one_before_it_again() -> None:
+    done = train("before")
+    assert (done.returncode, done.stdout.count("tried 0")) == (76, 2), done.stderr
 
 
 def test_a_run_that_progresses_between_failures_has_all_its_restarts() -> None:

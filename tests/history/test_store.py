@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,14 @@ def test_a_record_is_read_as_it_was_written() -> None:
     record = write_run(rows=rows, tails={1: ["\udcff"]}, arguments=("\udcf0", "a\nb"))
     assert find(None) == record
     assert (record.num_steps, record.samples_per_s) == (20, 640.0)
+
+
+def test_a_record_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / store.FILE).mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        store.write(str(folder), {})
+    assert os.listdir(folder) == [store.FILE]
 
 
 def test_launches_of_one_second_have_folders_of_their_own() -> None:

@@ -46,6 +46,7 @@ def test_the_numbers_go_on_over_several_runs(capsys: pytest.CaptureFixture[str])
             checkpoint=str(CHECKPOINTS / f"step_{run.step:08d}"),
         )
         assert str(run.checkpoint) in capsys.readouterr().err
+        assert process_progress().step == run.step  # of a failure before the next one
         training.train_to(step, run, every=3)
     assert read_manifest(CHECKPOINTS / "step_00000012").epoch == 2
 

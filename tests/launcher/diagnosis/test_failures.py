@@ -73,6 +73,9 @@ def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
     assert failure(ended(1, 2, 2.0, crash=usage)).fix == "pass 1"
 
 
+NO_SPACE = "[Errno 28] No space left on device"
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "fix"),
     [
@@ -82,6 +85,8 @@ def test_an_error_of_headway_in_the_script_says_the_fix_itself() -> None:
             "It is possible that dataloader's workers are out of shared memory",
             "shm",
         ),
+        ("OSError", f"_multiprocessing.SemLock(\n{NO_SPACE}", "--shm-size"),
+        ("OSError", NO_SPACE, "fix the script at the line"),
         ("AttributeError", "'DistributedDataParallel' object has no attribute 'w'", "unwrap_model"),
         ("AttributeError", "'Net' object has no attribute 'w'", "fix the script at the line"),
         ("EOFError", "EOF when reading a line", "as an argument"),

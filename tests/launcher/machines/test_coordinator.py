@@ -321,7 +321,7 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_le
     run = Run(2, 2, max_restarts=3)
     run.coordinator.seen = Seen(failure=Repeats(str).judge)
     run.begun(2)
-    site = CrashSite("ValueError", Frame("train.py", 7, "f"), 20)
+    site = CrashSite("ValueError", "", Frame("train.py", 7, "f"), 20)
     run.take(2, failed()._replace(site=site))
     assert kinds(run.sent()) == [(1, "Restart"), (2, "Restart")]
     run.ready(1, 2)

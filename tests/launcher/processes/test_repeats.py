@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ Traceback (most recent call last):
   File "/env/site-packages/torch/nn/functional.py", line 99, in linear
 ValueError: boom
 """
-SITE = CrashSite("ValueError", Frame("/work/train.py", 7, "<module>"), 20)
+SITE = CrashSite("ValueError", "", Frame("/work/train.py", 7, "<module>"), 20)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
+AN_OS_ERROR = SITE._replace(kind="OSError")
+CAUSED_BY_DISK = f"{os.strerror(errno.ENOSPC)}\n\nThe above exception was the direct cause"
 NO_MEMORY = {"kind": "OutOfMemoryError", "message": "CUDA out of memory"}
 
 
@@ -39,6 +44,11 @@ NO_MEMORY = {"kind": "OutOfMemoryError", "message": "CUDA out of memory"}
         ({"kind": "DistBackendError"}, None),
         ({"kind": "RuntimeError", "traceback": TRACEBACK + "Connection closed by peer"}, None),
         ({"kind": "KeyboardInterrupt", "code": -2}, None),
+        *(({"kind": "OSError", "message": os.strerror(one)}, None) for one in DISK),
+        ({"kind": "OSError", "message": "[Errno 2] No such file or directory: 'x'"}, AN_OS_ERROR),
+        ({"kind": "CheckpointError", "message": f"it failed: {os.strerror(errno.EIO)}"}, None),
+        ({"kind": "RuntimeError", "traceback": TRACEBACK + CAUSED_BY_DISK}, None),
+        ({"kind": "RuntimeError", "message": "[enforce fail] . unexpected pos 704 vs 598"}, None),
     ],
 )
 def test_only_a_failure_that_nothing_but_the_script_explains_can_be_repeated(
@@ -48,10 +58,37 @@ def test_only_a_failure_that_nothing_but_the_script_explains_can_be_repeated(
     ended = RankExit(1, 70, 1, 2.0, was_stopping=False, crash=crash, left_silently=False)
     found = find_failure([ended], ranks=range(2), world_size=2)
     assert found is not None
-    assert found.site == site
+    assert (found.site and found.site._replace(message="")) == site
     killed = find_failure([ended._replace(crash=None, code=-9)], ranks=range(2), world_size=2)
     assert killed is not None
     assert killed.site is None
+
+
+BAD_SAMPLE = "Caught ValueError in DataLoader worker process {}.\\nOriginal Traceback ... sample 7"
+
+
+@pytest.mark.parametrize(
+    ("messages", "are_same"),
+    [
+        (("boom", "boom"), True),
+        (("loss is nan", "stale file handle"), False),
+        (("no nfs 1", "no nfs 2"), False),
+        (("<Batch at 0x7f01>", "<Batch at 0x7fEE>"), True),
+        ((BAD_SAMPLE.format(0), BAD_SAMPLE.format(13)), True),
+    ],
+)
+def test_another_message_is_another_failure_but_for_addresses_and_workers(
+    messages: tuple[str, str], are_same: bool
+) -> None:
+    sites = []
+    for rank, message in enumerate(messages):
+        crash = Crash(2.0, "ValueError", message, TRACEBACK, step=20)
+        ended = RankExit(rank, 70, 1, 2.0, was_stopping=False, crash=crash, left_silently=False)
+        failure = find_failure([ended], ranks=range(2), world_size=2)
+        assert failure is not None
+        assert message not in str(failure.site)
+        sites.append(failure.site)
+    assert (sites[0] == sites[1]) is are_same
 
 
 LATER, OTHER = SITE._replace(step=21), SITE._replace(frame=Frame("/work/train.py", 8, "f"))
@@ -116,3 +153,10 @@ def test_a_folder_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     Repeats(lambda: str(tmp_path / "file")).judge(SITE)
     assert "a repeated failure will not be recognized" in capsys.readouterr().err
+
+
+def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / FILE).mkdir(parents=True)
+    Repeats(lambda: str(project)).judge(SITE)
+    assert os.listdir(project) == [FILE]
