@@ -58,10 +58,8 @@ class Division(NamedTuple):
 
     def of_samples(self, samples: list[Any], full: int) -> Round:
         """Divide a round of samples, of which there are usually `full`."""
-        if self.even:
-            slices, batch = _evenly(len(samples), self.num_ranks, full)
-        else:
-            slices, batch = _unevenly(len(samples), self.num_ranks, full)
+        divided = _evenly if self.even else _unevenly
+        slices, batch = divided(len(samples), self.num_ranks, full)
         if batch.padded > batch.samples:  # the first ones are repeated
             samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
         return Round(samples, slices, batch)

@@ -126,13 +126,12 @@ class MapShare(Share):
         """Yield items, once the ranks have compared their data sets."""
         first = [*islice(items, 1)]
         length, indices = len_of(self.loader.dataset), self._indices.first
-        require_same(lengths=length, indices=mark(indices), samples=self._mark_of(indices))
+        samples = None if indices is None else self._mark_of(indices)
+        require_same(lengths=length, indices=mark(indices), samples=samples)
         yield from chain(first, items)
 
     def _mark_of(self, indices: Any) -> int | None:
-        """Return a number for a batch of these indices; None if it is random, or there is none."""
-        if indices is None:
-            return None
+        """Return a number for a batch of these indices; None if it is random."""
         options = {self._name: [indices, indices], "num_workers": min(self.loader.num_workers, 1)}
         own = {"generator": torch.Generator(), "persistent_workers": False}
         with generators_kept():
@@ -231,11 +230,9 @@ class StreamShare(Share):
 
     def __init__(self, loader: Any, division: Division) -> None:
         self._stream = StreamRounds(loader, division)
-        collate = loader.collate_fn
-        if loader.batch_size is None:
-            collate = partial(_collate_only, collate)
         single: dict[str, Any] = {"batch_size": None, "batch_sampler": None, "drop_last": False}
-        single["collate_fn"] = partial(_collate_parts, collate)
+        collate = partial(_collate_parts, loader.collate_fn, loader.batch_size is None)
+        single["collate_fn"] = collate
         super().__init__(changed(loader, dataset=self._stream, **single), division)
 
     def rounds(self, start: Pass) -> Iterator[Parts]:
@@ -252,42 +249,35 @@ class StreamShare(Share):
             require_same(lengths=False, samples=None)
 
     def __len__(self) -> int:
-        return self._stream.count()
+        one = self._stream
+        return self._division.num_rounds(len(one.stream), one.full, one.drop_last)
 
 
 class StreamRounds(IterableDataset[_Read]):
     """The rounds of a stream, with one rank's part of each, or with all."""
 
+    # without a length: torch would warn when workers, each with a last batch, give more batches
     def __init__(self, loader: DataLoader[Any], division: Division) -> None:
         self._division = division
-        self._stream: Any = loader.dataset
-        self._full = (loader.batch_size or 1) * division.num_ranks
-        self._drop_last = bool(loader.drop_last)
+        self.stream: Any = loader.dataset
+        self.full = (loader.batch_size or 1) * division.num_ranks
+        self.drop_last = bool(loader.drop_last)
 
     def __iter__(self) -> Iterator[_Read]:
-        stream, num_marked = iter(self._stream), self._full
-        while read := list(islice(stream, self._full)):
-            if self._drop_last and len(read) < self._full:
+        stream, num_marked = iter(self.stream), self.full
+        while read := list(islice(stream, self.full)):
+            if self.drop_last and len(read) < self.full:
                 return
-            samples, slices, batch = self._division.of_samples(read, self._full)
+            samples, slices, batch = self._division.of_samples(read, self.full)
             parts = [samples[one] for one in self._division.read(slices)]
             yield parts or [NoBatch], batch, mark(read[:num_marked])
             num_marked = 1  # of later rounds the first sample
 
-    def count(self) -> int:
-        """Return the number of rounds of which this rank has a part, if the stream has a length."""
-        # no __len__: torch would warn when workers, each with a last batch, give more batches
-        return self._division.num_rounds(len(self._stream), self._full, self._drop_last)
 
-
-def _collate_parts(collate: Callable[[list[Any]], Any], read: _Read) -> _Read:
+def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) -> _Read:
     parts, batch, number = read
-    return [one if one is NoBatch else collate(one) for one in parts], batch, number
-
-
-def _collate_only(collate: Callable[[Any], Any], samples: list[Any]) -> Any:
-    """Collate the single sample of a loader without batch size."""
-    return collate(samples[0])
+    ready = [one if one is NoBatch else collate(one[0] if is_single else one) for one in parts]
+    return ready, batch, number
 
 
 class OwnShare(Share):
