@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from headway.commands.runs import command_line, ended, slow_rank, time_shares, took
+from headway.commands.runs import command_line, ended, restarts, slow_rank, time_shares, took
 from headway.commands.tables import when
 from headway.contract.notes import shown
 from headway.contract.records import METRICS, Figures
@@ -61,6 +61,7 @@ def page(record: RunRecord, good: RunRecord | None, changes: Sequence[Change]) -
             ("run", record.name),
             ("began", f"{when(start.began_at)}, took {took(record)}"),
             ("time", time_shares(record)),
+            ("restarts", "; ".join(restarts(record))),
             ("ranks", _ranks(record)),
             ("steps", str(record.num_steps or "-")),
             ("samples/s", "-" if (speed := record.samples_per_s) is None else _number(speed)),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.contract.notes import say, shown
-from headway.contract.records import STOPPED_AND_SAVED
+from headway.contract.records import REPEATED, STOPPED_AND_SAVED
+from headway.history.attempts import num_restarts
 from headway.history.changes import Change, changes
 from headway.history.record import RunRecord, find, is_running, read_all
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
@@ -18,9 +19,14 @@ from headway.launcher.remote.orders import OF_ONE_RUN
 RUN = "RUN: a name that `headway runs` lists, or its beginning or end; without one, the newest."
 UNKNOWN = "unknown"
 """How a run ended that nobody saw."""
+_NAMED = {0: "well", STOPPED_AND_SAVED: "saved and stopped", REPEATED: "failed as before"}
 _LEAST_STEPS = 20  # of a run in which a rank can be called slow
-_OPTIONAL = ("training", "samples/s", "steps", "began", "ranks")  # a narrow terminal does without
-_HEAD = ("run", "began", "script", "ranks", "ended", "steps", "samples/s", "training", "took")
+_OPTIONAL = ("restarts", "training", "samples/s", "steps", "began", "ranks")
+"""Columns that a narrow terminal does without."""
+_HEAD = (
+    *("run", "began", "script", "ranks", "ended", "restarts", "steps", "samples/s", "training"),
+    "took",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def as_json(record: RunRecord) -> dict[str, object]:
-    start, end = record.start, record.end
+    start, end, restarted = record.start, record.end, record.attempts[1:]
     return {
         "run": record.name,
         "began_at": start.began_at,
@@ -67,6 +73,8 @@ def as_json(record: RunRecord) -> dict[str, object]:
         "steps": record.num_steps or None,
         "samples_per_s": record.samples_per_s,
         "time": record.shares,
+        "restarts": [{"cause": one.cause, "step": one.failed_at_step} for one in restarted],
+        "restarts_used": _used(record),
         "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
         "path": record.path,
         "command": command_line(record),
@@ -105,6 +113,7 @@ def _row(record: RunRecord, script: str) -> tuple[str, ...]:
         shown(script),
         str(start.num_processes * start.num_machines),
         ended(record),
+        _used(record) if record.attempts[1:] else "-",
         str(record.num_steps or "-"),
         "-" if speed is None else f"{speed:.4g}",
         "-" if (parts := record.shares) is None else f"{parts['training'] * 100:.0f} %",
@@ -118,16 +127,17 @@ def ended(record: RunRecord) -> str:
     code = record.end.exit_code
     if code is None:
         return "code unknown"
-    if code == 0:
-        return "well"
-    return "saved and stopped" if code == STOPPED_AND_SAVED else f"exit code {code}"
+    return _NAMED.get(code, f"exit code {code}")
 
 
 def took(record: RunRecord) -> str:
     """Return how long a run lasted; empty if unknown."""
     if record.end is None:
         return "-"
-    seconds = max(record.end.time - record.start.began_at, 0.0)
+    return _duration(max(record.end.time - record.start.began_at, 0.0))
+
+
+def _duration(seconds: float) -> str:
     if not seconds < 1e9:
         return "-"
     if seconds < 60:
@@ -138,8 +148,25 @@ def took(record: RunRecord) -> str:
 
 def time_shares(record: RunRecord) -> str:
     """Return what the wall time of a run was spent on; empty if unknown."""
-    parts = (record.shares or {}).items()
-    return ", ".join(f"{part * 100:.1f} % {name}" for name, part in parts if part >= 0.0005)
+    wall_s = record.end.time - record.start.began_at if record.end is not None else 0.0
+    return ", ".join(
+        f"{part * 100:.1f} % {name} ({_duration(part * wall_s)})"
+        for name, part in (record.shares or {}).items()
+        if part >= 0.0005
+    )
+
+
+def restarts(record: RunRecord) -> list[str]:
+    """Return how many restarts of how many were used, and what each was because of."""
+    causes = [
+        one.cause + (f" at step {one.failed_at_step}" if one.failed_at_step else "")
+        for one in record.attempts[1:]
+    ]
+    return [f"{_used(record)} restarts used", *causes] if causes else []
+
+
+def _used(record: RunRecord) -> str:
+    return f"{num_restarts(record.attempts)} of {record.start.settings.get('max_restarts', '?')}"
 
 
 def slow_rank(record: RunRecord) -> str:

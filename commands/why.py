@@ -14,6 +14,7 @@ from headway.commands.runs import (
     command_line,
     ended,
     print_changes,
+    restarts,
     slow_rank,
     time_shares,
     took,
@@ -77,6 +78,8 @@ def _print(record: RunRecord) -> None:
     print(f"began {when(start.began_at)}, took {took(record)}, ended: {ended(record)}")
     if spent := time_shares(record):
         print(f"time: {spent}")
+    for number, line in enumerate(restarts(record)):
+        print("  " * bool(number) + shown(line))
     for kept in record.kept:
         print(f"{kept.what}: {shown(kept.path)}")
     if slow := slow_rank(record):

@@ -26,6 +26,9 @@ class Attempt(NamedTuple):
     last: int = 0
     last_at: float = 0.0  # the last report of rank 0
     spent: Mapping[str, float] = MappingProxyType({})  # seconds of its steps after the first one
+    cause: str = ""  # of the failure that it follows; empty for the first attempt
+    failed_at_step: int = 0  # that the training had reached then; 0: not known
+    number: int = 0  # of the restart; 0: it does not count as one
 
 
 class Attempts:
@@ -36,11 +39,16 @@ class Attempts:
         self._furthest = 0  # step of all earlier attempts
         self._restart = ""  # whose cost is not known yet
 
-    def begin(self, at: float, restart: str) -> None:
-        """Begin an attempt, the ranks having failed then; `restart` names it in a sentence."""
+    def begin(self, attempt: Attempt, restart: str) -> None:
+        """Begin an attempt; `restart` names it in a sentence."""
         self._furthest = max(self._furthest, self.rows[-1].last)
-        self.rows.append(Attempt(at))
+        self.rows.append(attempt)
         self._restart = restart
+
+    def end(self, step: int, at: float) -> None:
+        """End the last attempt, which has come to `step`: too few steps have no figures."""
+        if step and not self.rows[-1].first:
+            self.rows[-1] = self.rows[-1]._replace(first=step, first_at=at, last=step, last_at=at)
 
     def note(self, rank: int, figures: Figures, now: float) -> str:
         """Add figures of a rank; return what a restart has cost, once a new step is done."""
@@ -67,6 +75,11 @@ class Attempts:
         new_at = now - (figures.step - new) * figures.seconds / count
         cost = f"{restart}: {new_at - row.began_at:.1f} s to step {new}"
         return f"{cost}, {repeats} step{'s' * (repeats != 1)} repeated" if furthest else cost
+
+
+def num_restarts(attempts: Sequence[Attempt]) -> int:
+    """Return how many restarts count."""
+    return max((one.number for one in attempts), default=0)
 
 
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:

@@ -85,6 +85,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
     _process.has_ended = True
     exit_code = None if code is None else shell_code(code)
     progress.finish()
+    _process.attempts.end(progress.step, time.time())
     report = masked_output(report[-MAX_TEXT:], secrets_among(os.environ, sys.orig_argv))
     try:
         record = read_record(folder)

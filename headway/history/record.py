@@ -193,7 +193,10 @@ class Recorder:
                 self._has_news.clear()
                 record["end"] = plain(self._end)  # set after all the rest
                 record["kept"] = plain(self._kept)
-                record["attempts"] = plain(tuple(self.attempts()))
+                record["attempts"] = [
+                    plain(one._replace(cause=masked_output(one.cause, self._secrets)))
+                    for one in self.attempts()
+                ]
                 record["ranks"] = plain(self._series.ranks(self._tails))
                 store.write(self.path, record)
         except OSError as error:

@@ -21,7 +21,7 @@ from headway.contract.typed import plain, read
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
-FORMAT = 2
+FORMAT = 3
 """Of records: raised with every change of their classes, as no other format is read."""
 
 MAX_RUNS = 200

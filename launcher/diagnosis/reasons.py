@@ -111,7 +111,10 @@ REASONS = (
     _of_crash(
         "shared_memory_full",
         # the whole traceback: that of a loader worker is in it
-        lambda crash: contains(crash.traceback, SHARED_MEMORY_FULL) or _lacks_semaphore(crash),
+        lambda crash: (
+            contains(crash.traceback, SHARED_MEMORY_FULL)
+            or (contains(crash.message, [DISK_FULL]) and contains(crash.traceback, [NEW_SEMAPHORE]))
+        ),
         "/dev/shm is full, through which loader workers pass batches: start the container with "
         "`docker run --shm-size=8g`, in Kubernetes mount an emptyDir of medium Memory at /dev/shm; "
         "or use num_workers=0",
@@ -272,11 +275,6 @@ def _has_lost_loader_worker(seen: Evidence) -> bool:
     texts = LOADER_WORKER_ENDED if seen.memory_kills else LOADER_WORKER_KILLED
     # the whole traceback: torch mostly raises another exception from the one that says why
     return seen.crash is not None and contains(seen.crash.traceback, texts)
-
-
-def _lacks_semaphore(crash: Crash) -> bool:
-    is_full = contains(crash.message, [DISK_FULL])
-    return is_full and contains(crash.traceback, [NEW_SEMAPHORE])
 
 
 def is_out_of_memory(crash: Crash) -> bool:

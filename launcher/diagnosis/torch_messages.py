@@ -54,12 +54,9 @@ SHARED_MEMORY_FULL = (
 )
 NEW_SEMAPHORE = Text("_multiprocessing.SemLock(", "Python 3.11, multiprocessing/synchronize.py")
 DISK_FULL = Text(os.strerror(errno.ENOSPC), "errno(3)")
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 DISK_FAILED = (
-    DISK_FULL,
-    *(
-        Text(os.strerror(one), "errno(3)")
-        for one in (errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
-    ),
+    *(Text(os.strerror(one), "errno(3)") for one in _OF_DISKS),
     Text("] . unexpected pos ", "torch 2.13.0, inline_container.cc: torch.save to a full disk"),
     Text("PytorchStreamWriter failed writing", "torch 2.13.0, inline_container.cc"),
 )

@@ -129,9 +129,10 @@ class Watch:
         self._wake()
 
     def step(self) -> int:
-        """Return the last optimizer step that a rank of this attempt has reported; 0: none has."""
+        """Return the training's last step that a rank of this attempt has reported; 0: none has."""
         with self._lock:
-            return max((one.step for one in self._ranks.values()), default=0)
+            known = [one for one in self._ranks.values() if one.counts_training]
+            return max((one.step for one in known), default=0)
 
     def last_word(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""
@@ -239,7 +240,7 @@ class Watch:
 
     def _are_alone(self) -> bool:
         """Return whether no rank has joined a process group, or reported progress."""
-        if self._is_stopping or self.step():
+        if self._is_stopping or self.last_word():
             return False
         statuses = self.statuses()
         return all(one.groups == () and one.progress is None for one in statuses)
@@ -371,6 +372,10 @@ class RankChannel:
     @property
     def step(self) -> int:
         return self._progress.step if self._progress is not None else 0
+
+    @property
+    def counts_training(self) -> bool:
+        return self._figures is None or self._figures.counts_training
 
     @property
     def status(self) -> RankStatus:

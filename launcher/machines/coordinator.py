@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
     steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
     loss: Callable[[int], object] = lambda _: None  # of this machine
-    failure: Callable[[CrashSite | None], bool] = lambda _: False  # returns whether it is repeated
+    failure: Callable[[CrashSite | None], str] = lambda _: ""  # returns how it is the one before
 
 
 @dataclass(eq=False)
@@ -392,8 +392,8 @@ class Coordinator:
         if first.doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
             return
         self._asked_at = None
-        first = first._replace(is_repeated=self.seen.failure(first.site))
-        if first.is_repeated:
+        first = first._replace(repeats=self.seen.failure(first.site))
+        if first.repeats:
             self._end(first)
         elif self.num_restarts < self._max_restarts and not first.is_final:
             self._restart(first.cause, is_counted=True, now=now)

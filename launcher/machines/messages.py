@@ -77,7 +77,7 @@ class Failed(NamedTuple):
     ago_s: float = 0.0  # when it happened, before the message was sent
     is_final: bool = False  # a restart would not help
     site: CrashSite | None = None
-    is_repeated: bool = False  # the failure before it was the same, as machine 0 has found
+    repeats: str = ""  # how it is the failure before it, as machine 0 has found
 
 
 class Done(NamedTuple):

@@ -64,7 +64,7 @@ class Rendezvous(RendezvousHandler):
         # these are called by another thread
         self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
         self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
-        self.judge: Callable[[CrashSite | None], bool] = lambda _: False
+        self.judge: Callable[[CrashSite | None], str] = lambda _: ""
         self.end_grace_period: Callable[[], None] = lambda: None  # of the ranks here
         self._store: Store | None = None
 

@@ -26,7 +26,7 @@ from headway.contract.notes import say
 from headway.contract.records import PROJECT, CrashSite, Figures
 from headway.contract.run import CPUS_VARIABLE
 from headway.errors import ConfigError
-from headway.history.attempts import Attempts
+from headway.history.attempts import Attempt, Attempts
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,
@@ -72,19 +72,24 @@ def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
 
 
 class Restarts:
-    """Doubles the delay with every failure until an attempt makes progress, which resets it."""
+    """Doubles the delay with every failure until an attempt makes progress, which resets it.
+
+    Progress is a step beyond the furthest one before, or without known steps more than 60 s.
+    """
 
     def __init__(self, max_restarts: int, delay_s: float) -> None:
         self._max_restarts = max_restarts
+        self._furthest = 0  # step of all attempts
         self._first_delay_s = delay_s
         self._delay_s = delay_s
 
     def after(
-        self, cause: str, number: int, made_progress: bool, *, where: str = ""
+        self, cause: str, number: int, step: int, lasted_s: float, *, where: str = ""
     ) -> tuple[str, float]:
         """Return the line to print, and the delay in seconds; `number` 0: a machine was lost."""
-        if made_progress:
+        if step > self._furthest or (not step and lasted_s > _MAX_DELAY_S):
             self._delay_s = self._first_delay_s
+        self._furthest = max(self._furthest, step)
         delay_s = min(self._delay_s, _MAX_DELAY_S)
         self._delay_s = delay_s * 2
         when = f" in {delay_s:.0f} s" if delay_s else ""
@@ -140,7 +145,7 @@ class Agent(LocalElasticAgent):
         self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
         self._repeats = Repeats(self._project, settings.restart_anyway == YES)
         handler.judge = self._repeats.judge
-        self._is_repeated = False  # the failure that has ended the run
+        self._repeated = ""  # how the failure that has ended the run is the one before it
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
         self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
@@ -301,17 +306,15 @@ class Agent(LocalElasticAgent):
             is_left=is_left,
         )
 
-    def is_repeated(
-        self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool
-    ) -> bool:
-        """Return whether the failure that has ended the run is the one before it again."""
+    def repeats(self, failure: Failure | Hang | ServerDeath | None, *, is_stopped: bool) -> str:
+        """Return how the failure that has ended the run is the one before it again."""
         if (elsewhere := self.handler.ended_by) is not None:
-            return elsewhere.is_repeated
+            return elsewhere.repeats
         if failure is not None and not is_stopped:
-            return self._is_repeated or self._repeats.judge(_site_of(failure))
+            return self._repeated or self._repeats.judge(_site_of(failure))
         if self.handler.machine == 0:
             self._repeats.pass_by(self.watch.step(), has_ended_well=not is_stopped)
-        return False
+        return ""
 
     def _note_cost(self, rank: int, figures: Figures) -> None:
         if cost := self.attempts.note(rank, figures, time.time()):
@@ -323,23 +326,25 @@ class Agent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
-        made_progress = lasted_s > _MAX_DELAY_S or self.watch.step() > 0
+        step = self.watch.step()
         if (ordered := self.handler.restart) is not None:
             cause, number, where = ordered.cause, ordered.number, " on all machines"
             failed_at = time.time()
         else:
             failure = self.find_failure()
             assert failure is not None, "nobody else restarts ranks"
-            self._is_repeated = self._repeats.judge(_site_of(failure))
-            if self._is_repeated:
+            self._repeated = self._repeats.judge(_site_of(failure))
+            if self._repeated:
                 raise RunEnded
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
             number = worker_group.spec.max_restarts - self._remaining_restarts
-        line, delay_s = self._restarts.after(cause, number, made_progress, where=where)
+        line, delay_s = self._restarts.after(cause, number, step, lasted_s, where=where)
         say(line)
         most = self.plan.settings.max_restarts
-        self.attempts.begin(failed_at, f"restart {number} of {most}" if number else "restart")
+        self.attempts.end(step, failed_at)
+        restarted = Attempt(failed_at, cause=cause, failed_at_step=step, number=number)
+        self.attempts.begin(restarted, f"restart {number} of {most}" if number else "restart")
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
 

@@ -25,7 +25,8 @@ class Outcome(NamedTuple):
     failure: Failure | Hang | ServerDeath | None = None  # of this machine
     elsewhere: Failed | None = None  # the failure that ended the run, as machine 0 decided
     lost_amid_stop: Failed | None = None  # another machine, while ranks here were to save
-    is_repeated: bool = False  # the failure that ended the run is the one before it again
+    repeats: str = ""  # how the failure that ended the run is the one before it again
+    restarts: str = ""  # how many there were
     will_save: bool = False  # ranks said that they save when they are stopped
     machine: int = 0
     is_reported_by_machine_0: bool = False  # on the same terminal
@@ -80,7 +81,7 @@ def ending_of(run: Outcome) -> Ending:
 
 def _repeated(run: Outcome, ending: Ending) -> Ending:
     """Return the ending with the exit code of a repeated failure, if it is one."""
-    if not run.is_repeated:
+    if not run.repeats:
         return ending
-    again = f"; the failure before it was the same: exit code {REPEATED}, not the rank's own"
-    return ending._replace(code=REPEATED, repeats=f"{again} {ending.code}")
+    codes = f"exit code {REPEATED}, not the rank's own {ending.code}"
+    return ending._replace(code=REPEATED, repeats=f"; {codes}: {run.repeats}; {run.restarts}")

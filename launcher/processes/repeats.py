@@ -32,12 +32,17 @@ class Repeats:
         self._has_failed = False  # in this launch
         self._last: CrashSite | None = None
 
-    def judge(self, site: CrashSite | None) -> bool:
-        """Note a failure, and return whether it is the one before it; None: never."""
-        before = self._last if self._has_failed else self._read()
+    def judge(self, site: CrashSite | None) -> str:
+        """Note a failure, and return how it is the one before it; empty if it is another one."""
+        is_earlier = not self._has_failed
+        before = self._read() if is_earlier else self._last
         self._has_failed, self._last = True, site
         self._keep(site)
-        return site is not None and site == before and not self._restarts_anyway
+        if site is None or site != before or self._restarts_anyway:
+            return ""
+        kept = f" of an earlier launch, kept in {self._path}," if is_earlier else ""
+        again = f"as in the failure before it{kept} with no new step in between"
+        return f"{site.kind} at {site.frame} after step {site.step} {again}"
 
     def pass_by(self, step: int, *, has_ended_well: bool = False) -> None:
         """Note how far a launch has come that ends by no failure."""

@@ -17,6 +17,7 @@ from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
+from headway.history.attempts import num_restarts
 from headway.history.record import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
@@ -126,10 +127,12 @@ def supervise(
         if has_failed and is_debugged:
             print(file=sys.stderr)  # a debugger's prompt may be on this line
     failure = agent.find_failure()
+    agent.attempts.end(agent.watch.step(), time.time())
     outcome = outcome._replace(
         failure=failure,
         elsewhere=handler.ended_by,
-        is_repeated=agent.is_repeated(failure, is_stopped=stopped_by is not None),
+        repeats=agent.repeats(failure, is_stopped=stopped_by is not None),
+        restarts=f"{num_restarts(agent.attempts.rows)} of {settings.max_restarts} restarts used",
         lost_amid_stop=agent.failed_amid_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
@@ -210,18 +213,15 @@ def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
         say(ending.line)
         return
     if failure is not None:
+        where, aftermath = place_of(failure, folder), failure.aftermath
+    elif elsewhere is not None:
+        where = f"{elsewhere.where} (machine {elsewhere.machine})"
+        aftermath = describe_killed(agent.exits)
+    if (failed := failure or elsewhere) is not None:
         raise WorkerFailed(
-            failure.cause + failure.aftermath + ending.repeats,
-            where=place_of(failure, folder),
-            fix=failure.fix + anyway,
-            details=failure.details,
-            exit_code=ending.code,
-        )
-    if elsewhere is not None:  # machine 0 alone knows the traceback
-        raise WorkerFailed(
-            elsewhere.cause + describe_killed(agent.exits) + ending.repeats,
-            where=f"{elsewhere.where} (machine {elsewhere.machine})",
-            fix=elsewhere.fix + anyway,
-            details=elsewhere.details,
+            failed.cause + aftermath + ending.repeats,
+            where=where,
+            fix=failed.fix + anyway,
+            details=failed.details,  # of another machine's ranks machine 0 alone knows them
             exit_code=ending.code,
         )

@@ -108,7 +108,7 @@ def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
     spent = {"training": 21.0, "saving": 1.5, "waiting for data": 4.5}
     attempts = [Attempt(began_at, 1, began_at + 3, 9, began_at + 29, spent)]
     write_run(attempts=attempts)
-    said = "70.0 % training, 10.0 % start, 5.0 % saving, 15.0 % waiting for data"
+    said = "70.0 % training (21.0 s), 10.0 % start (3.0 s), 5.0 % saving (1.5 s), 15.0 % waiting"
     assert f"time: {said}" in run("why")[1]
     run("why", "--html", str(tmp_path / "run.html"))
     assert said in (tmp_path / "run.html").read_text()
@@ -116,6 +116,27 @@ def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
     known = json.loads(run("why", "--json")[1])["time"]
     assert (known["training"], known["other"]) == (0.7, 0)
     assert [one["time"] for one in json.loads(run("runs", "--json")[1])] == [None, known]
+
+
+def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
+    began_at = write_run().start.began_at + 60
+    attempts = [
+        Attempt(began_at),
+        Attempt(began_at, cause="rank 1 failed with KeyError", failed_at_step=40, number=1),
+        Attempt(began_at, cause="rank 0 was ended by SIGKILL", number=2),
+    ]
+    write_run(76, attempts=attempts, settings={**START.settings, "max_restarts": "2"})
+    said = ["rank 1 failed with KeyError at step 40", "rank 0 was ended by SIGKILL"]
+    assert "\n  ".join(["2 of 2 restarts used", *said]) in run("why")[1]
+    assert "ended: failed as before" in run("why")[1]
+    run("why", "--html", str(tmp_path / "run.html"))
+    assert "; ".join(["2 of 2 restarts used", *said]) in (tmp_path / "run.html").read_text()
+    assert "failed as before  2 of 2" in " ".join(run("runs")[1].splitlines())
+    known = json.loads(run("runs", "--json")[1])[1]
+    assert known["restarts_used"] == "2 of 2"
+    causes = [f"{one['cause']} at step {one['step']}" for one in known["restarts"]]
+    assert causes == [said[0], f"{said[1]} at step 0"]
+    assert known == {name: json.loads(run("why", "--json")[1])[name] for name in known}
 
 
 def test_two_runs_are_compared() -> None:

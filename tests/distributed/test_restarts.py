@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.commands.runs import restarts
 from headway.history.record import find
 from tests.distributed.families import survivors
 from tests.distributed.launching import launch, on_linux, script, start
@@ -135,7 +136,13 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one
     done = train("hopeless")
     assert (done.returncode, done.stdout.count("tried 0")) == (76, 2), done.stderr
     *_, cause = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert cause.endswith("the failure before it was the same: exit code 76, not the rank's own 1")
+    assert "exit code 76, not the rank's own 1: ValueError at " in cause
+    end = "as in the failure before it with no new step in between; 1 of 3 restarts used"
+    assert cause.endswith(f"after step 5 {end}")
+    assert restarts(find(None)) == [
+        "1 of 3 restarts used",
+        "rank 1 of 2 failed with ValueError at step 5",
+    ]
     assert "--restart-anyway restarts it nonetheless" in done.stderr
     again = train("hopeless")
     assert (again.returncode, again.stdout.count("tried 0")) == (76, 1), again.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.history.attempts import SHARES, Attempt, Attempts, shares
+from headway.history.attempts import SHARES, Attempt, Attempts, num_restarts, shares
 from tests.history.runs import figures
 
 BEGAN = 1000.0
@@ -62,7 +62,7 @@ def test_steps_count_for_what_they_were_and_repeated_ones_apart() -> None:
     attempts = Attempts(BEGAN)
     assert not noted(attempts, (3, steps(2, 1)), (4, steps(12)), (5, steps(22)))
     assert attempts.note(1, steps(500), BEGAN + 6) == ""  # rank 0 alone counts
-    attempts.begin(BEGAN + 7, "restart 1 of 3")
+    attempts.begin(Attempt(BEGAN + 7), "restart 1 of 3")
     # it has resumed from step 9, and its second record has steps on both sides of the failure
     said = noted(attempts, (10, steps(11, 1)), (11.9, steps(30, 19)), (12.9, steps(40)))
     assert said == ["restart 1 of 3: 4.2 s to step 23, 13 steps repeated"]
@@ -93,11 +93,25 @@ RESTARTS = [
 def test_a_restart_says_what_it_cost(report: Any, said: str) -> None:
     attempts = Attempts(BEGAN)
     noted(attempts, (3, steps(22)))
-    attempts.begin(BEGAN + 7, "restart 1")
+    attempts.begin(Attempt(BEGAN + 7), "restart 1")
     assert noted(attempts, (10, report)) == [said]
 
 
 def test_a_failure_before_the_first_step_has_nothing_to_repeat() -> None:
     attempts = Attempts(BEGAN)
-    attempts.begin(BEGAN + 7, "restart 1")
+    attempts.begin(Attempt(BEGAN + 7), "restart 1")
     assert noted(attempts, (10, steps(2, 1))) == ["restart 1: 2.9 s to step 1"]
+
+
+def test_a_failure_after_the_first_step_which_has_no_figures_ends_the_start() -> None:
+    attempts = Attempts(BEGAN)
+    attempts.end(0, BEGAN + 3)
+    assert shares(attempts.rows, BEGAN + 5) is None
+    attempts.end(1, BEGAN + 3)
+    attempts.end(2, BEGAN + 4)  # its end is known
+    attempts.begin(Attempt(BEGAN + 3, number=1), "restart 1 of 3")
+    attempts.end(1, BEGAN + 4)
+    found = shares(attempts.rows, BEGAN + 5)
+    assert found is not None
+    assert {name for name, part in found.items() if part} == {"start", "recovery", "other"}
+    assert (found["start"], found["recovery"], num_restarts(attempts.rows)) == (0.6, 0.2, 1)

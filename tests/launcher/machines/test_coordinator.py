@@ -327,7 +327,9 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_le
     run.ready(1, 2)
     run.sent()
     run.take(2, failed()._replace(site=site))
-    assert [one.is_repeated for _, one in run.sent() if isinstance(one, Failed)] == [True, True]
+    said = [one.repeats for _, one in run.sent() if isinstance(one, Failed)]
+    assert said[0].startswith("ValueError at train.py:7 in f after step 20 as in the failure")
+    assert said[0] == said[1]
 
 
 def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next_restart() -> None:

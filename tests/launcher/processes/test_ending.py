@@ -37,6 +37,7 @@ KILLED = "stopped by SIGTERM; ranks 0-1 were killed, still stopping after 30 s (
 UNSAVED = "interrupted before all ranks had saved and ended"
 THERE, BY_0 = {"elsewhere": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
+AS_BEFORE = {"repeats": "KeyError again", "restarts": "1 of 5 restarts used"}
 SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_amid_stop": ELSEWHERE}
 TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     # what happens, the ends of two ranks, what else is known -> the code, the line or report
@@ -59,8 +60,8 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; before, rank 3 failed"),
     ("a rank fails", exits(0, 42), {}, 42, "rank 1"),
     ("two ranks fail", exits(3, 42), {}, 3, "rank 0"),
-    ("a rank fails as before", exits(0, 42), {"is_repeated": True}, 76, "rank 1"),
-    ("another machine as before", exits(0, 0), {**THERE, "is_repeated": True}, 76, "rank 3"),
+    ("a rank fails as before", exits(0, 42), AS_BEFORE, 76, "rank 1"),
+    ("another machine as before", exits(0, 0), {**THERE, **AS_BEFORE}, 76, "rank 3"),
     ("a rank is ended by a signal", exits(0, -KILL), {}, 137, "rank 1"),
     ("a rank crashes in C", exits(0, -SEGV), {}, 139, "rank 1"),
     ("os._exit(0), then a peer fails", SILENT, {}, 1, "rank 0"),
@@ -92,3 +93,6 @@ def test_how_a_run_ends(ends: list[RankExit], known: dict[str, Any], code: int, 
         assert ending.line == shown
     else:
         assert report.cause.startswith(shown)
+    said = f"; exit code 76, not the rank's own {report.exit_code if report else 0}: "
+    said += "KeyError again; 1 of 5 restarts used"
+    assert ending.repeats == (said if "repeats" in known else "")

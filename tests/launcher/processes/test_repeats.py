@@ -123,28 +123,28 @@ def test_a_failure_is_repeated_if_the_one_before_it_was_the_same_without_a_new_s
             launch.pass_by(event)
         else:
             assert event is None or isinstance(event, CrashSite)
-            found.append(launch.judge(event))
+            found.append(bool(launch.judge(event)))
     assert found == expected
 
 
 def test_without_a_project_only_the_failures_of_one_launch_are_compared() -> None:
     launch = Repeats(str)
-    assert [launch.judge(SITE), launch.judge(SITE), Repeats(str).judge(SITE)] == [
-        False,
-        True,
-        False,
-    ]
+    again = "as in the failure before it with no new step in between"
+    said = f"ValueError at /work/train.py:7 in <module> after step 20 {again}"
+    assert [launch.judge(SITE), launch.judge(SITE), Repeats(str).judge(SITE)] == ["", said, ""]
 
 
 def test_restart_anyway_calls_no_failure_repeated(tmp_path: Path) -> None:
     launch = Repeats(lambda: str(tmp_path), restarts_anyway=True)
-    assert [launch.judge(SITE), launch.judge(SITE)] == [False, False]
+    assert [launch.judge(SITE), launch.judge(SITE)] == ["", ""]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"kind": 3}), "\0"])
 def test_a_damaged_file_is_no_failure(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    assert [Repeats(lambda: str(tmp_path)).judge(SITE) for _ in range(2)] == [False, True]
+    first, again = (Repeats(lambda: str(tmp_path)).judge(SITE) for _ in range(2))
+    assert not first
+    assert f"of an earlier launch, kept in {tmp_path / FILE}, with no new step" in again
 
 
 def test_a_folder_that_cannot_be_written_is_named(
