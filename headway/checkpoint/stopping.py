@@ -37,7 +37,7 @@ class Request(IntEnum):
     SIGINT = 5
 
     def __str__(self) -> str:
-        return {1: "the time limit", 5: "Ctrl-C"}.get(self, self.name)
+        return "the time limit" if self is Request.TIME_LIMIT else self.name
 
 
 class StopSignals:
@@ -111,8 +111,10 @@ class StopSignals:
         self._came = max(self._came, came)
         if is_first:
             again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
-            if rank_and_size()[0] == 0:
-                say_amid_writing(f"{came}: saving and stopping after this step{again}")
+            rank, size = rank_and_size()
+            if_all = ", if all ranks complete it" if size > 1 else ""  # one may have failed
+            if rank == 0:
+                say_amid_writing(f"{came}: saving and stopping after this step{if_all}{again}")
         is_called = before is not None and not signals.is_usual(before)
         if is_called or (came is Request.SIGINT and is_again):
             before(number, frame)

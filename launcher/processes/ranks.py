@@ -287,7 +287,8 @@ class RankProcesses(PContext):
 
     def _describe_stop(self, shutdown: Shutdown) -> str:
         grace_s = round(shutdown.ends_at - shutdown.began_at, 1)
-        verb = "save and stop" if shutdown.will_save else "stop"
+        will_save = shutdown.will_save and shutdown.failed_at == float("inf")
+        verb = "save and stop" if will_save else "stop"
         again = "; Ctrl-C again ends them now" if shutdown.number == signal.SIGINT else ""
         return f"{self._named(self._alive())} to {verb}, up to {grace_s:g} s{again}"
 

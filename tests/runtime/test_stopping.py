@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from headway import Accelerator
+from headway.checkpoint import stopping
 from headway.checkpoint.stopping import Agreement, Request, StopSignals
 from headway.contract.records import WillSave
 from tests.distributed.launching import environment, run, script
@@ -43,7 +45,8 @@ def test_a_signal_saves_and_leaves_after_the_step(
         training.train_to(1000, every="1h")
     assert caught.value.code == code
     (name,) = names()
-    assert name in capsys.readouterr().err
+    said = rf"stopped by {number.name} after step \d+; saved .*{name}"
+    assert re.search(said, capsys.readouterr().err)
     assert heard == ["own"] * (number == signal.SIGUSR1), "the script's own handler is called too"
     assert number != signal.SIGINT or signal.getsignal(number) == before
     for again in (signal.SIGTERM, signal.SIGUSR1):
@@ -74,6 +77,26 @@ def test_a_rank_saves_when_it_is_stopped_until_its_handlers_are_released() -> No
     stopping.release()
     assert signal.getsignal(signal.SIGTERM) == before
     assert progress.sent == [WillSave(), WillSave(False)]
+
+
+@pytest.mark.parametrize(("size", "condition"), [(1, ""), (2, ", if all ranks complete it")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_signal_leads_to_is_said_without_a_promise_that_another_rank_may_break(
+    size: int,
+    condition: str,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(stopping, "rank_and_size", lambda: (0, size))
+    progress: Any = Reported()
+    signals = StopSignals(progress)
+    signals.trap()
+    signal.raise_signal(number)
+    signals.release()
+    said = f"{number.name}: saving and stopping after this step{condition}"
+    again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+    assert f"{said}{again}\n" in capfd.readouterr().err
 
 
 class Unread(io.StringIO):

@@ -91,6 +91,16 @@ def test_ranks_whose_script_has_ended_are_not_said_to_be_waited_for(
     assert ("waiting for rank 0 to stop" in capsys.readouterr().err) is not has_ended
 
 
+@pytest.mark.parametrize(("hang", "task"), [(None, "save and stop"), (object(), "stop")])
+def test_ranks_that_hang_are_not_said_to_save(
+    hang: object, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "SILENT_S", 0)
+    run = Run(Grace(0, 0.1, 0.1), will_save=lambda: True, hang=hang)
+    run.ranks.close()
+    assert f"waiting for rank 0 to {task}, " in capsys.readouterr().err
+
+
 def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_lost() -> None:
     run = Run(Grace(usual_s=0, victim_s=0, to_save_s=600), will_save=lambda: True)
     run.elsewhere = object()
