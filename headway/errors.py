@@ -13,14 +13,13 @@
 Printed once, by `headway/commands/main.py`. A traceback from a command is a bug in Headway.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-E = TypeVar("E", bound="HeadwayError")
+if TYPE_CHECKING:  # it would compile its bound
+    E = TypeVar("E", bound="HeadwayError")
 
 
 class Code(Enum):
@@ -110,7 +109,7 @@ class HeadwayError(Exception):
         super().__init__(str(self.problems[0]))
 
     @classmethod
-    def of(cls: type[E], problems: Sequence[Problem]) -> E:
+    def of(cls: "type[E]", problems: Sequence[Problem]) -> "E":
         """Return one error that reports all `problems` (at least one).
 
         Examples:

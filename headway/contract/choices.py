@@ -1,7 +1,5 @@
 """The choices of `mixed_precision` and `strategy`, and the names of a sharded model's units."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@
 refuses it in a process without RANK.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The origin of a value: its layer as data, and details for messages."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -63,7 +61,7 @@ class Origin(NamedTuple):
         """Whether the value was set for one launch, by a flag or a variable."""
         return self.layer in (Layer.ENVIRONMENT, Layer.FLAG)
 
-    def because(self, reason: str) -> Origin:
+    def because(self, reason: str) -> "Origin":
         return self._replace(reason=f"{self.reason}; {reason}" if self.reason else reason)
 
 

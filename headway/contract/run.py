@@ -4,8 +4,6 @@ It is one JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_
 is the other direction. Without the variable, Accelerate's variables are read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from headway.machine.source import Source
 
 
-class Lack(NamedTuple):
-    """Why a device does not have a precision, and what to use instead."""
-
-    reason: str
-    instead: str
+Lack = NamedTuple("Lack", [("reason", str), ("instead", str)])  # noqa: UP014  compiles no text
+"""Why a device does not have a precision, and what to use instead."""
 
 
 class DeviceKind:

@@ -3,11 +3,8 @@
 One folder a run, which only its user may enter. A launch of one process waits for this.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -207,6 +204,8 @@ def git(folder: str, *words: str, within_s: float = _WITHIN_S) -> str | None:
 
     Does not use subprocess, whose import takes longer than git.
     """
+    import select
+
     output, write = os.pipe()
     try:
         pid = os.posix_spawnp(
