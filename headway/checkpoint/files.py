@@ -9,18 +9,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import safetensors.torch
 import torch
 
 from headway.contract.run import Ranks, read_ranks
+from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
 _logger = logging.getLogger(__name__)
 
 
+@checked
 def save(
     obj: Any,
     f: str | os.PathLike[str] | IO[bytes],
@@ -103,15 +106,13 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yield a file for each target, which it replaces after the block, unless the block fails."""
-    partials = [one.with_name(f".{one.name}.{os.getpid()}.tmp") for one in targets]
-    try:
+    """Yield a file of the same name for each target, which it replaces unless the block fails."""
+    parent, name = targets[0].parent, targets[0].name
+    with TemporaryDirectory(".tmp", f".{name}.", parent, ignore_cleanup_errors=True) as folder:
+        partials = [Path(folder, one.name) for one in targets]
         yield partials
         for partial, target in zip(partials, targets, strict=True):
             partial.replace(target)
-    finally:
-        for partial in partials:
-            partial.unlink(missing_ok=True)
 
 
 def write_synced(obj: Any, path: Path, *, safe: bool = False) -> None:
@@ -153,6 +154,7 @@ def save_weights(
     full, and is called on every rank in the same order.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
+    check_range("save_model", 1, max_shard_size=limit)
     _check(state_dict, folder, safe_serialization)
     state = without_shared_memory(state_dict)
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import pytest
 import safetensors.torch
@@ -186,6 +187,7 @@ def test_tied_and_overlapping_tensors_are_saved_once_and_whole(tmp_path: Path) -
     assert all(read[name].equal(state[name]) for name in read)
     utils.save({"seed": random.randrange(9)}, tmp_path / "any.pt")
     assert utils.load(tmp_path / "any.pt").keys() == {"seed"}
+    assert ZipFile(tmp_path / "any.pt").namelist()[0] == "any/data.pkl"  # in every run
 
 
 def test_the_type_of_precisions_has_all_precisions() -> None:
