@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Iterator
 from importlib import import_module
 from inspect import signature
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
 from headway.errors import ConfigError
@@ -36,7 +36,8 @@ _FROM = re.compile(rb"from[\s\\]+(?P<module>\w+(?:[\s\\]*\.[\s\\]*\w+)*)[\s\\]+i
 
 
 class Script:
-    """A parsed script. Types are not inferred: `attributes` are those of all objects.
+    """A parsed script. `attributes` are those of what `Accelerator(...)` is assigned to, and of all
+    that is called accelerator.
 
     Raises:
         SyntaxError: it is not Python of this version.
@@ -57,10 +58,11 @@ class Script:
         for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 self._read_import(node)
+        self._accelerators = _holders(nodes)
         for node in nodes:
             if isinstance(node, ast.Attribute):
                 self._read_attribute(node)
-            elif isinstance(node, ast.Call) and _name_of(node.func) == ACCELERATOR:
+            elif isinstance(node, ast.Call) and _makes(node):
                 for keyword in node.keywords:
                     if keyword.arg is not None and ast.unparse(keyword.value) != "None":
                         _note(self.keywords, keyword.arg, node.lineno)
@@ -92,9 +94,9 @@ class Script:
 
     def _read_attribute(self, node: ast.Attribute) -> None:
         line, module = node.end_lineno or node.lineno, self._module(node.value)
-        if module is None:
+        if module is None and (_makes(node.value) or _name_of(node.value) in self._accelerators):
             _note(self.attributes, node.attr, line)
-        elif self._module(node) is None:
+        elif module is not None and self._module(node) is None:
             _note(self.names, (module, node.attr), line)
 
     def _module(self, node: ast.AST) -> str | None:
@@ -106,7 +108,18 @@ class Script:
         return None
 
 
-def _name_of(called: ast.expr) -> str:
+def _makes(value: ast.AST | None) -> bool:
+    return isinstance(value, ast.Call) and _name_of(value.func) == ACCELERATOR
+
+
+def _holders(nodes: list[ast.AST]) -> set[str]:
+    """Return what variables and attributes that hold an Accelerator are called."""
+    made = [node for node in nodes if _makes(getattr(node, "value", None))]
+    targets = [getattr(node, "targets", None) or [getattr(node, "target", None)] for node in made]
+    return {ACCELERATOR.lower(), *map(_name_of, chain(*targets))} - {""}
+
+
+def _name_of(called: ast.expr | None) -> str:
     if isinstance(called, ast.Attribute):
         return called.attr
     return called.id if isinstance(called, ast.Name) else ""
@@ -308,8 +321,7 @@ def rows_of(script: Script, *, compat: bool = False) -> list[Row]:
     """List the names of a script: what is missing, what differs, what is the same.
 
     Every difference of a name is listed, whether it applies to the script or not; none if all
-    imports become those of `headway.compat`, as with `compat`. The Accelerator's members are found
-    by name, on any object.
+    imports become those of `headway.compat`, as with `compat`.
     """
     only_compat = compat or all(map(_becomes_compat, script.imports))
     rows = []

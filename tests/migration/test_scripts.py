@@ -111,7 +111,7 @@ accelerate.utils.tqdm
     }
 
 
-def test_attributes_are_found_of_whatever_object_and_arguments_of_accelerators() -> None:
+def test_attributes_of_what_holds_an_accelerator_and_its_arguments_are_found() -> None:
     script = Script("""\
 import accelerate
 from accelerate import Accelerator
@@ -119,9 +119,13 @@ one = Accelerator(log_with="all", cpu=None, **others)
 accelerate.Accelerator(project_dir=".")
 self.trainer.one.prepare(sched)
 other(deepspeed_plugin=1).reduce(2)
+args.use_stateful_dataloader, self.accelerator.reduce(3), accelerate.Accelerator().gather
+self.mine: Accelerator = Accelerator(); (two := Accelerator()).free_memory(); two.clear()
+self.mine.backward(two.loss)
 """)
     assert script.keywords == {"log_with": [3], "project_dir": [4]}
-    assert script.attributes.items() >= {"prepare": [5], "reduce": [6]}.items()
+    found = {"prepare": [5], "reduce": [7], "gather": [7], "clear": [8], "backward": [9]}
+    assert script.attributes == found | {"loss": [9]}
 
 
 @pytest.mark.parametrize(
