@@ -152,7 +152,9 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     masked = masked_value(row.name, entry.raw)
     raw = " ".join(masked) if row.shape == "map" and isinstance(masked, list) else str(masked)
     written = raw if len(raw) <= 60 else raw[:57] + "..."
-    example, *others = row.choices or dict.fromkeys((row.example, str(row.default or row.example)))
+    close = did_you_mean(raw, row.choices)
+    either = row.choices or (row.example, str(row.default or row.example))
+    example, *others = dict.fromkeys((close or either[0], *either))
     is_optional = row.default is None
     also = f" (or {', '.join(others)})" if others else ""
     fix = {
@@ -163,7 +165,6 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     }.get(
         entry.origin.layer, f"write `{row.name}: {example}`{also}" + ", or remove it" * is_optional
     )
-    close = did_you_mean(raw, row.choices)
     what = f"{row.name} is {written!r}, {error}" + (f"; did you mean {close!r}?" if close else "")
     return Problem(what, str(entry.origin), fix, code=Code.BAD_VALUE, names=(row.name,))
 

@@ -210,6 +210,7 @@ class Settings:
         0,
         "how often to restart all processes, on all machines, after a failure",
         metavar="N",
+        example="3",
         needs_launcher=True,
     )
     restart_anyway = _switch(

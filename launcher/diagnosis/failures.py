@@ -14,7 +14,7 @@ from headway.contract.signals import shell_code
 from headway.launcher.diagnosis.reasons import (
     Evidence,
     Reason,
-    describe_cause,
+    described,
     find_reason,
     is_of_communication,
     may_pass,
@@ -92,7 +92,7 @@ class Failure(NamedTuple):
     @property
     def cause(self) -> str:
         of = f" of {self.world_size}" if self.world_size > 1 else ""
-        return describe_cause(self.reason, self.evidence, f"rank {self.first.rank}{of}")
+        return described(self.reason.cause, self.evidence, f"rank {self.first.rank}{of}")
 
     @property
     def aftermath(self) -> str:
@@ -122,7 +122,7 @@ class Failure(NamedTuple):
     def fix(self) -> str:
         """What to do next: an error of Headway's in the script says so itself."""
         crash = self.first.crash
-        return (crash.fix if crash is not None else "") or self.reason.fix
+        return (crash.fix if crash is not None else "") or described(self.reason.fix, self.evidence)
 
     @property
     def exit_code(self) -> int:
@@ -242,11 +242,11 @@ class ServerDeath(NamedTuple):
     @property
     def cause(self) -> str:
         reason = find_reason(self.evidence)
-        return describe_cause(reason, self.evidence, "the process that starts the ranks")
+        return described(reason.cause, self.evidence, "the process that starts the ranks")
 
     @property
     def fix(self) -> str:
-        fix = find_reason(self.evidence).fix
+        fix = described(find_reason(self.evidence).fix, self.evidence)
         if self.evidence.code > 0:
             return f"{fix}, or try --set start_method=exec"
         return f"{fix}; with --max-restarts 1 it is started again"

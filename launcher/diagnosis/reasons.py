@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from headway.launcher.diagnosis.torch_messages import (
     NO_INPUT,
     NO_KERNELS,
     NO_NCCL,
+    OUT_OF_CPU_MEMORY,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
     SHARED_MEMORY_FULL,
@@ -46,7 +48,8 @@ class Reason(NamedTuple):
     """One reason why a run fails.
 
     `cause` is one sentence with fields: {rank} (as "rank 1 of 4"), {exception}, {signal}, {code},
-    {message}, {memory_kills}, {lost_reader} and {divergence}. Without a `fix` it is all
+    {message}, {memory_kills}, {lost_reader} and {divergence}; a fix may have {installer} and
+    {module}, the one that is missing, as packages mostly are called. Without a `fix` it is all
     that there is to say.
     """
 
@@ -134,7 +137,7 @@ REASONS = (
     _of_crash(
         "module_not_found",
         lambda crash: crash.kind == "ModuleNotFoundError",
-        f"a package: install it for the Python of this launch, `{installer_of(sys.executable)}`, "
+        "a package: install it for the Python of this launch, `{installer} {module}`, "
         "or launch from the environment that has it; a file of yours: put its folder on PYTHONPATH",
     ),
     _of_crash(
@@ -145,8 +148,9 @@ REASONS = (
     ),
     _of_crash(
         "out_of_memory",
-        lambda crash: crash.kind == "MemoryError",
-        "use fewer processes, loader workers or samples on this machine",
+        lambda crash: crash.kind == "MemoryError" or contains(crash.message, OUT_OF_CPU_MEMORY),
+        "this process's memory is full, or at a limit (`ulimit -v`): use fewer processes, "
+        "loader workers or samples on this machine",
     ),
     _of_crash(
         "debugger_left",
@@ -250,9 +254,11 @@ def find_reason(evidence: Evidence) -> Reason:
     return next(reason for reason in REASONS if reason.holds(evidence))
 
 
-def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
+def described(text: str, evidence: Evidence, rank: str = "") -> str:
+    """Return a reason's cause or fix with its fields."""
+    missing = re.search(r"No module named '(\w+)", evidence.crash.message if evidence.crash else "")
     kills = f" (OOM kills by the kernel during the run: {evidence.memory_kills})"
-    sentence = reason.cause.format(
+    sentence = text.format(
         rank=rank,
         exception=evidence.crash and evidence.crash.name,
         signal=signal_name(-evidence.code),
@@ -261,6 +267,8 @@ def describe_cause(reason: Reason, evidence: Evidence, rank: str) -> str:
         memory_kills=kills if evidence.memory_kills else "",
         lost_reader=evidence.lost_reader,
         divergence="".join(evidence.divergence[:1]),
+        installer=installer_of(sys.executable),
+        module=missing[1] if missing else "NAME",
     )
     return shown(sentence)
 
@@ -278,7 +286,7 @@ def _has_lost_loader_worker(seen: Evidence) -> bool:
 
 
 def is_out_of_memory(crash: Crash) -> bool:
-    """Return whether a device was full: torch's class on CUDA, its messages for MPS and the CPU."""
+    """Return whether a device was full: torch's class on CUDA, its message for MPS."""
     return crash.kind == OUT_OF_MEMORY_ERROR.text or contains(crash.message, OUT_OF_MEMORY)
 
 

@@ -21,8 +21,8 @@ DEBUGGER_LEFT = Text("BdbQuit", "Python 3.11, Lib/bdb.py: q, or the end of stand
 OUT_OF_MEMORY_ERROR = Text("OutOfMemoryError", "torch 2.13.0, torch.OutOfMemoryError")
 OUT_OF_MEMORY = (
     Text("out of memory", "torch sources, CUDACachingAllocator.cpp and MPSAllocator.mm"),
-    Text("can't allocate memory", "torch 2.13.0, libc10.so (alloc_cpu.cpp)"),
 )
+OUT_OF_CPU_MEMORY = (Text("can't allocate memory", "torch 2.13.0, libc10.so (alloc_cpu.cpp)"),)
 LOADER_WORKER_KILLED = (
     Text("is killed by signal: Killed", "torch 2.13.0, libtorch_python.so (DataLoader.cpp)"),
 )

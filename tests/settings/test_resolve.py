@@ -113,6 +113,7 @@ def test_all_problems_are_reported_at_once_with_their_places() -> None:
     ]
     assert "did you mean 'device'?" in problems[0].what
     assert problems[2].what.endswith("; did you mean 'bf16'?")
+    assert problems[2].fix == "pass `--mixed-precision bf16` (or no, fp16)"
 
 
 def test_an_unknown_headway_variable_is_refused_with_a_suggestion() -> None:
