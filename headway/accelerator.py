@@ -21,7 +21,7 @@ from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
 from headway.distributed import collectives
 from headway.distributed.collectives import Reduction
-from headway.distributed.handler import Handlers, KwargsHandler, check_call, checked
+from headway.distributed.handler import Handlers, KwargsHandler, check_call, checked, checks
 from headway.distributed.process import Process
 from headway.distributed.rng import RNGType
 from headway.distributed.world import DistributedType, leave_world
@@ -70,6 +70,7 @@ PartTypes = tuple[type[Preparer], Callable[[Arguments], Arguments]]
 """How a kind of Accelerator differs: what prepares objects, and which arguments it takes."""
 
 
+@checks(but=("accumulate", "backward", "checkpoint", "log", "unwrap_model"))
 class Accelerator(Process):
     """Prepare a training script for one process or many; names and meanings are Accelerate's.
 
@@ -141,7 +142,6 @@ class Accelerator(Process):
 
     part_types: PartTypes = (Preparer, lambda arguments: arguments)  # headway.compat has others
 
-    @checked
     def __init__(
         self,
         device_placement: bool = True,
@@ -188,6 +188,7 @@ class Accelerator(Process):
             step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             rng_types=rng_types,
             seed=seed,
+            forward_methods=forward_methods or (),
         )
         tracking = Tracking(connected.world.is_main, arguments.log_with, project)
         checkpoints = Checkpointer(
@@ -213,7 +214,6 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ prepare: Preparer
 
-    @checked
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare models, optimizers, data loaders and schedulers; return them in the same order.
 
@@ -239,7 +239,6 @@ class Accelerator(Process):
         """
         return self.parts.preparer.prepare(*args, device_placement=device_placement)
 
-    @checked
     def prepare_model(
         self,
         model: torch.nn.Module,
@@ -262,7 +261,6 @@ class Accelerator(Process):
         make = partial(preparer.make_model, trains=not evaluation_mode)
         return preparer.prepare_one(make, model, device_placement)
 
-    @checked
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> Any:
@@ -273,7 +271,6 @@ class Accelerator(Process):
         preparer = self.parts.preparer
         return preparer.prepare_one(preparer.make_optimizer, optimizer, device_placement)
 
-    @checked
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> Any:
@@ -289,7 +286,6 @@ class Accelerator(Process):
         preparer = self.parts.preparer
         return preparer.prepare_one(preparer.make_loader, data_loader, device_placement)
 
-    @checked
     def prepare_scheduler(self, scheduler: LRScheduler | PreparedScheduler) -> Any:
         """Prepare one scheduler, as `prepare` does; an object of another kind raises UsageError.
 
@@ -464,7 +460,6 @@ class Accelerator(Process):
         """
         return self.parts.steps.trigger_sync_in_backward(model)
 
-    @checked
     def join_uneven_inputs(
         self, joinables: Sequence[Any], even_batches: bool | None = None
     ) -> AbstractContextManager[None]:
@@ -508,7 +503,6 @@ class Accelerator(Process):
         """
         self.parts.steps.unscale_gradients(optimizer)
 
-    @checked
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
@@ -531,7 +525,6 @@ class Accelerator(Process):
         """
         return self.parts.steps.clip_grad_norm_(parameters, max_norm, norm_type)
 
-    @checked
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], unless gradients accumulate.
 
@@ -717,7 +710,6 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ checkpoints: Checkpointer
 
-    @checked
     def save_state(
         self,
         output_dir: Folder = None,
@@ -763,7 +755,6 @@ class Accelerator(Process):
         reject_unsupported(save_model_func_kwargs, (), "the script's save_state(...)")
         return self.parts.checkpoints.save_state(output_dir, allow_pickle=allow_pickle, wait=wait)
 
-    @checked
     def load_state(
         self,
         input_dir: Folder = None,
@@ -771,7 +762,7 @@ class Accelerator(Process):
         *,
         allow_pickle: bool = False,
         strict: bool = True,
-        map_location: Any = None,
+        map_location: Literal["cpu", "on_device"] | torch.device | None = None,
         **load_model_func_kwargs: Any,
     ) -> None:
         """Resume the training that `save_state` saved; the same objects must be prepared.
@@ -875,7 +866,6 @@ class Accelerator(Process):
 
     # ------------------------------------------------------------------ interruptions: Preemption
 
-    @checked
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         """Resume from the newest checkpoint of the project folder, if any; rank 0 logs which.
 
@@ -942,6 +932,8 @@ class Accelerator(Process):
             'runs/digits/checkpoints/step_00000000'
             >>> accelerator.end_training()
         """
+        if {type(allow_pickle), type(wait)} != {bool}:  # as fast as can be
+            check_call(Accelerator.checkpoint, (), {"allow_pickle": allow_pickle, "wait": wait})
         return self.parts.preemption.checkpoint(every, allow_pickle=allow_pickle, wait=wait)
 
     @property
@@ -1053,7 +1045,6 @@ class Accelerator(Process):
         """
         return collectives.gather(tensor)
 
-    @checked
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Gather results for samples of the current batch, without repeats, in the data's order.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from headway.devices.table import KINDS, outside_kinds
+from headway.distributed.handler import checked
 from headway.distributed.meeting import meet
 from headway.errors import OutOfMemory, UsageError, WrongType
 
@@ -89,6 +90,7 @@ def find_executable_batch_size(
 ) -> Callable[..., T]: ...
 
 
+@checked
 def find_executable_batch_size(
     function: Callable[..., Any] | None = None,
     starting_batch_size: int = 128,

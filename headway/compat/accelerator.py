@@ -143,6 +143,7 @@ class Accelerator(native.Accelerator):
     """
 
     part_types = (_Preparer, _accepted)
+    _requires_ranks = False
 
     # as libraries look at them
     _models = property(lambda self: self.parts.training.models)

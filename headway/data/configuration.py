@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from headway.data.samplers import batch_size_of, changed, distributed_sampler_of, is_plain
-from headway.distributed.handler import check_range
+from headway.distributed.handler import check_call, check_range
 from headway.errors import UsageError
 
 
@@ -64,6 +64,7 @@ class DataLoaderConfiguration:
 
 def check_configuration(config: DataLoaderConfiguration) -> None:
     """Raise a UsageError for options that cannot be obeyed; they may have been set since."""
+    check_call(type(config).__init__, (), vars(config))
     own = "already_sharded" if config.already_sharded else "split_streams"
     others = {
         "dispatch_batches=True": config.dispatch_batches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -512,7 +512,7 @@ _OTHER_ORDER = (
 
 
 @checked
-def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
     """Return a loader that leaves out the first batches of each pass.
 
     The samples of a map data set that are left out are not loaded, only drawn; those of a stream
@@ -534,10 +534,11 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     check_range("skip_first_batches", 0, num_batches=num_batches)
     if isinstance(dataloader, TrainingLoader):
         return dataloader.without_first(num_batches)
-    if is_plain(dataloader) and not isinstance(dataloader.dataset, IterableDataset):
-        name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-        return changed(dataloader, **{name: SkipBatchSampler(source_of(dataloader), num_batches)})
-    return _WithoutFirst(dataloader, num_batches)
+    loader: Any = dataloader
+    if is_plain(loader) and not isinstance(loader.dataset, IterableDataset):
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        return changed(loader, **{name: SkipBatchSampler(source_of(loader), num_batches)})
+    return _WithoutFirst(loader, num_batches)
 
 
 class _WithoutFirst(StandIn, DataLoader[Any]):

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache, partial, wraps
-from inspect import signature
+from inspect import isfunction, signature
 from itertools import chain
 from numbers import Real
 from types import UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import IO, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import torch
 
@@ -44,6 +36,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def checks(but: Collection[str] = ()) -> Callable[[type[R]], type[R]]:
+    """Make the public methods of a class, except those in `but`, `checked`."""
+
+    def decorate(kind: type[R]) -> type[R]:
+        for name, method in [*vars(kind).items()]:
+            is_public = name == "__init__" or not (name.startswith("_") or name in but)
+            if is_public and isfunction(method):
+                setattr(kind, name, checked(method))
+        return kind
+
+    return decorate
 
 
 def check_call(
@@ -91,10 +96,13 @@ def check_choice(called: str, choices: Collection[str], fix: str = "", **argumen
 def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
     called = called.removesuffix(".__init__")
     shown_hint = hint.__name__ if isinstance(hint, type) else re.sub(r"\b[\w.]+\.", "", str(hint))
+    kind, fix = f"of type {shown_hint}", f"pass a value of this type: help({called})"
+    if isinstance(value, str) and "PathLike" in shown_hint:  # an empty one
+        kind, fix = "a path", f"pass {name}='.' for the current folder, or leave it out"
     return WrongType(
-        f"{name} is {shown(value)}, not of type {shown_hint}",
+        f"{name} is {shown(value)}, not {kind}",
         where=f"the script's {called.rpartition('.')[2]}(...)",
-        fix=f"pass a value of this type: help({called})",
+        fix=fix,
     )
 
 
@@ -117,14 +125,21 @@ def _fits(hint: Any) -> Fits:
         return lambda _: True
     if origin in (Union, UnionType):
         alternatives = [*map(_fits, inner)]
-        return lambda value: any(fits(value) for fits in alternatives)
+        # an empty path would be the current folder
+        refused = [""] * any(get_origin(one) is os.PathLike for one in inner)
+        return lambda value: any(fits(value) for fits in alternatives) and value not in refused
     if origin is Literal:
         return lambda value: isinstance(value, str) and value in inner
     if hint in _NUMBERS:
         return lambda value: isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
     if origin in _LISTS:
         return partial(_is_list, fits=None if origin is Iterable else _fits(inner[0]))
-    return lambda value: isinstance(value, origin or hint)
+    if origin is IO:
+        return lambda value: hasattr(value, "write")
+    if isinstance(hint, TypeVar):
+        return _fits(hint.__bound__)
+    kind = Mapping if origin is dict else origin or hint
+    return lambda value: isinstance(value, kind)
 
 
 _NUMBERS: dict[Any, Any] = {int: int, float: (Real, torch.Tensor)}

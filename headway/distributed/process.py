@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from headway.contract.run import Ranks, read_ranks
+from headway.distributed.handler import check_range, checks
 from headway.distributed.meeting import barrier, watch
 from headway.distributed.nested import send_to_device
 from headway.distributed.world import DistributedType, World
@@ -20,8 +21,11 @@ from headway.errors import UsageError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@checks()
 class Process:
     """This rank, as the script sees it."""
+
+    _requires_ranks = True  # a number that no rank has is refused; not so in headway.compat
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -133,7 +137,7 @@ class Process:
         machine.
 
         Raises:
-            UsageError: there is no `process_index`.
+            UsageError: there is no `process_index`, or several ranks and none of this number.
 
         Examples:
             >>> @accelerator.on_process(process_index=1)
@@ -143,22 +147,26 @@ class Process:
             by rank 1, or the only one
             >>> local = accelerator.on_local_process(report, local_process_index=0)
         """
-        return self._on(function, process_index, self.process_index, "process_index")
+        return self._on(function, process_index, "process_index")
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
         """Make a function run on one rank of each machine only; see `on_process`."""
-        own = self.local_process_index
-        return self._on(function, local_process_index, own, "local_process_index")
+        return self._on(function, local_process_index, "local_process_index")
 
-    def _on(self, function: Any, wanted: int | None, own: int, argument: str) -> Any:
+    def _on(self, function: Any, wanted: int | None, argument: str) -> Any:
+        ranks, is_local = self.world.ranks, argument.startswith("local")
+        own, size = ranks[1::2] if is_local else ranks[::2]
+        called = f"on_{argument.removesuffix('_index')}"
         if wanted is None:
             raise UsageError(
                 f"there is no {argument} for the function",
-                where=f"the script's on_{argument.removesuffix('_index')}(...)",
+                where=f"the script's {called}(...)",
                 fix=f"pass {argument}=0, or use on_main_process",
             )
+        if self.use_distributed and self._requires_ranks:
+            check_range(called, 0, size - 1, **{argument: wanted})
         only = functools.partial(_only_if, own == wanted or not self.use_distributed)
         return only if function is None else only(function)
 

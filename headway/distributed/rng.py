@@ -13,7 +13,7 @@ import torch
 from headway.contract.run import read_ranks
 from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
-from headway.distributed.handler import check_choice
+from headway.distributed.handler import check_choice, check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 
@@ -92,6 +92,7 @@ def _type_of(name: str | RNGType) -> RNGType:
     return RNGType(name)
 
 
+@checked
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
     """Seed Python's, numpy's and torch's generators, on all devices.
 
@@ -112,6 +113,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         >>> torch.equal(first, torch.rand(2))
         True
     """
+    check_range("set_seed", 0, 2**32 - 1, seed=seed)
     if device_specific:
         ranks = read_ranks()
         seed += rank_and_size()[0] if ranks is None else ranks.rank

@@ -12,6 +12,7 @@ from typing import Any
 from headway.contract.notes import say, shown
 from headway.contract.progress import process_progress
 from headway.contract.records import METRICS
+from headway.distributed.handler import checked
 from headway.errors import UsageError
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
@@ -46,6 +47,13 @@ class JsonlTracker(GeneralTracker):
         self, run_name: str, logging_dir: str | os.PathLike[str], run_id: str | None = None
     ) -> None:
         super().__init__()
+        own = os.path.relpath(os.path.join(logging_dir, run_name), logging_dir)
+        if Path(own).parts[:1] == (os.pardir,):
+            raise UsageError(
+                f"project_name is {run_name!r}, not a folder below {os.fspath(logging_dir)!r}",
+                where="the script's init_trackers(...)",
+                fix="pass a name without '..', and the folder as Accelerator(project_dir=...)",
+            )
         self.run_name = run_name
         self.logging_dir = logging_dir
         self.run_id = run_id
@@ -105,8 +113,9 @@ class JsonlTracker(GeneralTracker):
         """Write the hyperparameters; values may be nested, and what JSON lacks becomes text."""
         self._write({"time": _now(), "config": python_numbers(values)})
 
+    @checked
     def log(  # type: ignore[override]  # it has no further keywords
-        self, values: dict[str, Any], step: int | None = None
+        self, values: dict[str, Any], step: float | None = None
     ) -> None:
         """Write one line; nested values get names with a slash, tensors of one number are numbers.
 

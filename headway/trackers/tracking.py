@@ -49,7 +49,7 @@ class _Member:
         try:
             self.tracker.log(values, step=step, **kwargs)
         except Exception as error:
-            if not self._has_logged:
+            if not self._has_logged or isinstance(error, UsageError):
                 raise
             self._miss(error, began)
         else:

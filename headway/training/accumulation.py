@@ -308,7 +308,7 @@ def _weight(tokens: torch.Tensor) -> torch.Tensor:
 def _counted(num_tokens: int | torch.Tensor) -> torch.Tensor:
     """Return the number as a tensor of shape []; the value of one on a GPU is not waited for."""
     tokens = torch.as_tensor(num_tokens).detach()
-    is_whole = not (tokens.is_floating_point() or tokens.is_complex())
+    is_whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool)
     if tokens.numel() != 1 or not is_whole or (tokens.device.type == "cpu" and tokens < 0):
         raise UsageError(
             f"num_tokens is {num_tokens}, not a whole number of at least 0",

@@ -40,12 +40,14 @@ class Preparer:
         step_scheduler_with_optimizer: bool = True,
         rng_types: Sequence[str | RNGType] | None = None,
         seed: int | None = None,
+        forward_methods: Sequence[str] | str = (),
     ) -> None:
         self.training = training
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = agreed_types(rng_types)
         self._data, self._seed = data, seed
+        self._methods = [forward_methods] if isinstance(forward_methods, str) else forward_methods
 
     @property
     def data(self) -> DataLoaderConfiguration:
@@ -68,6 +70,7 @@ class Preparer:
                 fix="give one entry for each object, or leave device_placement out",
             )
         self.training.take_over(args)
+        self._require_methods([one for one in args if isinstance(one, torch.nn.Module)])
         # a strategy may replace the parameters of models: what holds them comes later
         for make in (self.make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
             for obj, place in zip(args, placement, strict=True):
@@ -77,6 +80,16 @@ class Preparer:
         self._note_unshared([obj for obj, one in zip(args, found, strict=True) if one is None])
         results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _require_methods(self, models: Sequence[torch.nn.Module]) -> None:
+        for name in self._methods if models else ():
+            if not any(hasattr(one, name) for one in (*models, *self.training.inner_models)):
+                raise UsageError(
+                    f"forward_methods is {name!r}, not a method of {type(models[0]).__name__}",
+                    where="the script's Accelerator(forward_methods=...)",
+                    fix="pass names of the model's methods; of several models, prepare the one that"
+                    " has it first, or all together",
+                )
 
     def _note_unshared(self, objects: Iterable[Any]) -> None:
         """Log which of these, as they are, look like data that each rank will read in full."""

@@ -166,6 +166,7 @@ class Steps:
         if optimizer is None:
             optimizer = self.training.optimizers
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        check_entries("optimizer", given, torch.optim.Optimizer, "Accelerator.unscale_gradients")
         inner = [one.optimizer if isinstance(one, PreparedOptimizer) else one for one in given]
         groups = chain.from_iterable(one.param_groups for one in inner)
         parameters = chain.from_iterable(group["params"] for group in groups)

@@ -133,8 +133,9 @@ def test_what_an_interrupted_save_left_and_cannot_be_removed_fails_no_resume(
 
 @pytest.mark.processes
 def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     train(tmp_path, 3)
     live = folders.begin(tmp_path / "checkpoints" / "step_00000004")
     code = "import sys; from pathlib import Path; from headway.checkpoint.folders import claim\n"
@@ -146,7 +147,7 @@ def test_what_another_live_run_writes_stays_and_the_run_is_named_until_it_ends(
     assert other.stdout.readline() == b"\n"
     said = f"another run saves to {tmp_path} as well (process {other.pid} of "
     for resumed in (True, False):
-        train(tmp_path, 1)
+        train(Path(), 1)
         assert folders.leftovers_in(live.parent) == ([live] if resumed else [])
         assert capsys.readouterr().err.count(said) == resumed
         if resumed:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
+from headway.compat import Accelerator as CompatAccelerator
 from headway.distributed.collectives import DifferentTensors, gather_uneven
 from headway.errors import UsageError
 from headway.state import AcceleratorState, PartialState
@@ -110,6 +111,12 @@ def test_each_rank_knows_its_place_and_its_turn() -> None:
     is_first, is_last = RANK == 0, RANK == WORLD - 1
     assert accelerator.on_main_process(lambda: RANK)() == (0 if is_first else None)
     on_last = accelerator.on_process(lambda: RANK, process_index=WORLD - 1)
+    for wrong in (-1, WORLD) if WORLD > 1 else ():
+        with pytest.raises(UsageError, match=f"index is {wrong}, not a number from 0 to"):
+            accelerator.on_process(print, process_index=wrong)
+        with pytest.raises(UsageError, match=f"index is {wrong}, not a number from 0 to"):
+            accelerator.on_local_process(print, local_process_index=wrong)
+    CompatAccelerator().on_process(print, process_index=WORLD)  # as in Accelerate
     assert on_last() == accelerator.on_last_process(lambda: RANK)() == (RANK if is_last else None)
     assert accelerator.is_last_process == is_last
     assert accelerator.distributed_type == ("NO" if WORLD == 1 else "MULTI_CPU")

@@ -171,7 +171,7 @@ def test_frozen_models_have_the_weights_of_rank_0() -> None:
 def test_named_methods_exchange_gradients() -> None:
     handler = DistributedDataParallelKwargs(find_unused_parameters=True)
     accelerator, model, optimizer = prepared(
-        forward_methods=["features", "score", "missing"], kwargs_handlers=[handler]
+        forward_methods=["features", "score"], kwargs_handlers=[handler]
     )
     net = accelerator.unwrap_model(model)
     alone = pickle.loads(pickle.dumps(copy.deepcopy(net)))

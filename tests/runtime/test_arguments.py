@@ -15,6 +15,7 @@ from headway.contract.origin import Layer, Origin
 from headway.contract.run import RunContract
 from headway.errors import UsageError
 from headway.state import AcceleratorState
+from headway.tracking import JsonlTracker
 from headway.training.arguments import (
     merge_arguments,
     reject_unsupported,
@@ -129,7 +130,11 @@ def test_a_wrong_argument_is_named_with_its_value_and_what_is_accepted(
 ) -> None:
     names = {name: getattr(module, name) for module in (utils, headway) for name in module.__all__}
     names |= {"AcceleratorState": AcceleratorState, "torch": torch, "model": torch.nn.Linear(1, 1)}
-    names |= {"accelerator": headway.Accelerator(cpu=True), "one": torch.ones(1).requires_grad_()}
+    names |= {
+        "JsonlTracker": JsonlTracker,
+        "accelerator": headway.Accelerator(cpu=True),
+        "one": torch.ones(1).requires_grad_(),
+    }
     with pytest.raises(UsageError) as refused:
         exec(code, names)  # noqa: S102
     argument = re.findall(r"\w+(?==)", code) or [r"\w+"]

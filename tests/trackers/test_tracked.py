@@ -243,6 +243,14 @@ def test_a_tracker_that_is_slow_to_fail_rests(
     accelerator.end_training()
 
 
+def test_a_wrong_argument_of_a_later_call_is_the_scripts(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=tmp_path)
+    accelerator.init_trackers("x")
+    accelerator.log({"loss": 1}, step=1)
+    with pytest.raises(UsageError, match="step is 'x', not of type float"):
+        accelerator.log({"loss": 1}, step="x")  # type: ignore[arg-type]
+
+
 def test_an_error_of_the_first_call_is_the_scripts(recorder: Recorder) -> None:
     accelerator = Accelerator(cpu=True, log_with=recorder)
     accelerator.init_trackers("project")
