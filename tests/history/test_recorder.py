@@ -19,6 +19,7 @@ from headway.contract.progress import Progress
 from headway.contract.run import RECORD_VARIABLE
 from headway.errors import LaunchError
 from headway.history import own, store
+from headway.history.attempts import Attempt
 from headway.history.record import Recorder, find, read_all, read_record
 from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
 from headway.launcher import run
@@ -46,6 +47,7 @@ def test_a_record_says_what_code_ran_and_how_the_run_ended() -> None:
     recorder.note(0, figures(10))
     recorder.exit_code, recorder.report = 3, "rank 0 failed\nAPI_TOKEN=abcdefgh123 0123456789"
     recorder.note(0, figures(10).moved_to(12, 0.1))
+    recorder.attempts = lambda: [Attempt(START.began_at, cause="exit code 3: 0123456789")]
     recorder.tails = lambda: {
         0: [f"line {n}" for n in range(500)],
         1: ["x" * 9_000] * 299 + ["0123456789"],

@@ -29,6 +29,7 @@ from headway.contract.typed import encode
 from headway.launcher.diagnosis import watch
 from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import Watch
+from tests.history.runs import figures
 from tests.waiting import wait_until
 
 
@@ -66,6 +67,17 @@ def test_garbage_on_the_channel_is_said_once_and_what_comes_after_it_is_read(
     wait_until(lambda: rank.watch.statuses()[0].progress == ProgressSnapshot(3, "data"))
     assert rank.watch.step() == 3
     assert capfd.readouterr().err.count("rank 0 wrote to the launcher's status channel") == 1
+
+
+@pytest.mark.parametrize(("data_s", "step"), [(0.2, 20), (0.0, 0)])
+def test_steps_that_a_script_counts_in_its_process_are_none_of_the_training(
+    rank: Rank, data_s: float, step: int
+) -> None:
+    spent = {"data_s": data_s, "forward_s": 0.0, "backward_s": 0.0, "total": 0}
+    rank.tell(figures(20, **spent))
+    wait_until(lambda: bool(rank.figures))
+    assert rank.watch.step() == step
+    assert rank.watch.last_word() == "rank 0 at optimizer step 20"
 
 
 def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: Rank) -> None:
