@@ -10,7 +10,6 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.contract.notes import say, shown
 from headway.contract.records import REPEATED, STOPPED_AND_SAVED
-from headway.history.attempts import num_restarts
 from headway.history.changes import Change, changes
 from headway.history.record import RunRecord, find, is_running, read_all
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
@@ -166,7 +165,8 @@ def restarts(record: RunRecord) -> list[str]:
 
 
 def _used(record: RunRecord) -> str:
-    return f"{num_restarts(record.attempts)} of {record.start.settings.get('max_restarts', '?')}"
+    used = record.attempts[-1].num_restarts if record.attempts else 0
+    return f"{used} of {record.start.settings.get('max_restarts', '?')}"
 
 
 def slow_rank(record: RunRecord) -> str:

@@ -28,7 +28,7 @@ class Attempt(NamedTuple):
     spent: Mapping[str, float] = MappingProxyType({})  # seconds of its steps after the first one
     cause: str = ""  # of the failure that it follows; empty for the first attempt
     failed_at_step: int = 0  # that the training had reached then; 0: not known
-    number: int = 0  # of the restart; 0: it does not count as one
+    num_restarts: int = 0  # that were used by then
 
 
 class Attempts:
@@ -75,11 +75,6 @@ class Attempts:
         new_at = now - (figures.step - new) * figures.seconds / count
         cost = f"{restart}: {new_at - row.began_at:.1f} s to step {new}"
         return f"{cost}, {repeats} step{'s' * (repeats != 1)} repeated" if furthest else cost
-
-
-def num_restarts(attempts: Sequence[Attempt]) -> int:
-    """Return how many restarts count."""
-    return max((one.number for one in attempts), default=0)
 
 
 def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | None:

@@ -131,8 +131,8 @@ class Watch:
     def step(self) -> int:
         """Return the training's last step that a rank of this attempt has reported; 0: none has."""
         with self._lock:
-            known = [one for one in self._ranks.values() if one.counts_training]
-            return max((one.step for one in known), default=0)
+            known = self._ranks.values()
+            return max((one.step for one in known if one.counts_training), default=0)
 
     def last_word(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""

@@ -45,7 +45,7 @@ from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
 from headway.launcher.processes.repeats import Repeats
 from headway.launcher.processes.shutdown import grace_of
-from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
+from headway.launcher.processes.starter import ServerEnded, Starter
 from headway.launcher.rank.debugging import DOUBLE_PRESS_S, breakpoint_variables
 from headway.machine.source import count_memory_kills
 from headway.settings.problems import missing_ranks
@@ -282,10 +282,6 @@ class Agent(LocalElasticAgent):
         elif number != signal.SIGWINCH:
             signals.say_too_early(number)
 
-    def await_children(self) -> None:
-        """After a success, wait for what the ranks have left running."""
-        wait_for_left_processes(self._starter, self.plan.settings.grace_period_s)
-
     def find_failure(self, *, is_left: bool = False) -> Failure | Hang | ServerDeath | None:
         """Return how the last attempt failed on this machine; `is_left`: or a rank has left it."""
         memory_kills = count_memory_kills() - self._kills_before
@@ -341,10 +337,11 @@ class Agent(LocalElasticAgent):
             number = worker_group.spec.max_restarts - self._remaining_restarts
         line, delay_s = self._restarts.after(cause, number, step, lasted_s, where=where)
         say(line)
-        most = self.plan.settings.max_restarts
         self.attempts.end(step, failed_at)
-        restarted = Attempt(failed_at, cause=cause, failed_at_step=step, number=number)
-        self.attempts.begin(restarted, f"restart {number} of {most}" if number else "restart")
+        used = number or self.attempts.rows[-1].num_restarts
+        restart = f"restart {number} of {self.plan.settings.max_restarts}" if number else "restart"
+        attempt = Attempt(failed_at, cause=cause, failed_at_step=step, num_restarts=used)
+        self.attempts.begin(attempt, restart)
         self.handler.pause(delay_s)
         super()._restart_workers(worker_group)
 

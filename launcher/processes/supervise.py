@@ -17,7 +17,6 @@ from headway.contract import signals
 from headway.contract.notes import say
 from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
-from headway.history.attempts import num_restarts
 from headway.history.record import TAIL_LINES
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
@@ -31,7 +30,7 @@ from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.launcher.processes.agent import Agent, place_of
 from headway.launcher.processes.ending import Ending, Outcome, ending_of
 from headway.launcher.processes.log_folder import create_log_folder
-from headway.launcher.processes.starter import ServerEnded, Starter
+from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import lent_terminal
 from headway.settings.table import OFF, RAW
 
@@ -106,7 +105,7 @@ def supervise(
             _signals(agent),
         ):
             if not agent.run().is_failed():
-                agent.await_children()
+                wait_for_left_processes(starter, settings.grace_period_s)
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
     except (ServerEnded, RunEnded):
@@ -132,7 +131,7 @@ def supervise(
         failure=failure,
         elsewhere=handler.ended_by,
         repeats=agent.repeats(failure, is_stopped=stopped_by is not None),
-        restarts=f"{num_restarts(agent.attempts.rows)} of {settings.max_restarts} restarts used",
+        restarts=f"{agent.attempts.rows[-1].num_restarts} of {settings.max_restarts} restarts used",
         lost_amid_stop=agent.failed_amid_stop,
         will_save=watch.will_save(),
         machine=handler.machine,

@@ -122,8 +122,8 @@ def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
     began_at = write_run().start.began_at + 60
     attempts = [
         Attempt(began_at),
-        Attempt(began_at, cause="rank 1 failed with KeyError", failed_at_step=40, number=1),
-        Attempt(began_at, cause="rank 0 was ended by SIGKILL", number=2),
+        Attempt(began_at, cause="rank 1 failed with KeyError", failed_at_step=40, num_restarts=1),
+        Attempt(began_at, cause="rank 0 was ended by SIGKILL", num_restarts=2),
     ]
     write_run(76, attempts=attempts, settings={**START.settings, "max_restarts": "2"})
     said = ["rank 1 failed with KeyError at step 40", "rank 0 was ended by SIGKILL"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.history.attempts import SHARES, Attempt, Attempts, num_restarts, shares
+from headway.history.attempts import SHARES, Attempt, Attempts, shares
 from tests.history.runs import figures
 
 BEGAN = 1000.0
@@ -109,9 +109,9 @@ def test_a_failure_after_the_first_step_which_has_no_figures_ends_the_start() ->
     assert shares(attempts.rows, BEGAN + 5) is None
     attempts.end(1, BEGAN + 3)
     attempts.end(2, BEGAN + 4)  # its end is known
-    attempts.begin(Attempt(BEGAN + 3, number=1), "restart 1 of 3")
+    attempts.begin(Attempt(BEGAN + 3, num_restarts=1), "restart 1 of 3")
     attempts.end(1, BEGAN + 4)
     found = shares(attempts.rows, BEGAN + 5)
     assert found is not None
     assert {name for name, part in found.items() if part} == {"start", "recovery", "other"}
-    assert (found["start"], found["recovery"], num_restarts(attempts.rows)) == (0.6, 0.2, 1)
+    assert (found["start"], found["recovery"], attempts.rows[-1].num_restarts) == (0.6, 0.2, 1)
