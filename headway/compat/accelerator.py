@@ -16,7 +16,7 @@ from headway.compat.forwarding import forward
 from headway.contract.notes import say
 from headway.data.samplers import as_plain, is_plain
 from headway.distributed.collectives import Reduction
-from headway.distributed.handler import checked
+from headway.distributed.handler import checks
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
@@ -127,6 +127,7 @@ def _accepted(arguments: Arguments) -> Arguments:
     return replace(arguments, split_batches=False)
 
 
+@checks(but=("accumulate",))
 class Accelerator(native.Accelerator):
     """`headway.Accelerator` for scripts that rely on what Accelerate does differently.
 
@@ -166,7 +167,6 @@ class Accelerator(native.Accelerator):
         self.step = 0 if ends else self.step + 1
         return super().accumulate(*models)
 
-    @checked
     def clip_grad_norm_(
         self, parameters: Tensors, max_norm: float, norm_type: float | Literal["inf"] = 2
     ) -> torch.Tensor:
@@ -174,7 +174,6 @@ class Accelerator(native.Accelerator):
         unscaled = self.parts.steps.unscaled(parameters)
         return self.parts.training.strategy.clip_grad_norm_(unscaled, max_norm, float(norm_type))
 
-    @checked
     def clip_grad_value_(self, parameters: Tensors, clip_value: float) -> None:
         """Clip each gradient to [-clip_value, clip_value], also while they accumulate."""
         unscaled = self.parts.steps.unscaled(parameters)

@@ -98,7 +98,7 @@ def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
     shown_hint = hint.__name__ if isinstance(hint, type) else re.sub(r"\b[\w.]+\.", "", str(hint))
     kind, fix = f"of type {shown_hint}", f"pass a value of this type: help({called})"
     if isinstance(value, str) and "PathLike" in shown_hint:  # an empty one
-        kind, fix = "a path", f"pass {name}='.' for the current folder, or leave it out"
+        kind, fix = "a path", "pass a path, as '.' for the current folder, or leave it out"
     return WrongType(
         f"{name} is {shown(value)}, not {kind}",
         where=f"the script's {called.rpartition('.')[2]}(...)",
