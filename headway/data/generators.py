@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -77,7 +78,7 @@ def _set_state(one: Any, state: Any) -> None:
         is_raw = isinstance(state, bytes)
         one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8) if is_raw else state)
     elif isinstance(state, bytes):
-        ctypes.memmove(_address(one), state, min(len(state), _MT19937_BYTES))
+        ctypes.memmove(_address(one), state, len(state))
     elif isinstance(one, np.random.RandomState):
         one.set_state(state)
     elif isinstance(one, random.Random):
@@ -115,7 +116,8 @@ def generators_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        put_back(states)
+        for one, state in zip(_GLOBAL, states, strict=True):
+            _set_state(one, state)
 
 
 def mixed(*numbers: int) -> int:
@@ -131,12 +133,19 @@ def mixed(*numbers: int) -> int:
 
 def snapshot() -> list[Any]:
     """Return the states of the global generators, to compare and put back; in 5 us."""
-    return [*map(_bytes, _GLOBAL)]  # without the normal number that numpy keeps for the next call
+    of_pythons = _bytes(_PYTHONS), _PYTHONS.gauss_next
+    return [
+        of_pythons,
+        *map(_bytes, _GLOBAL[1:]),
+    ]  # numpy's without the normal number that it keeps
 
 
 def put_back(states: list[Any]) -> None:
     """Set the global generators to the states of a snapshot."""
-    for one, state in zip(_GLOBAL, states, strict=True):
+    (raw, normal), *others = states
+    position, *words = struct.unpack(f"{len(raw) // 4}I", raw)
+    _PYTHONS.setstate((_PYTHONS.VERSION, (*words, position), normal))
+    for one, state in zip(_GLOBAL[1:], others, strict=True):
         _set_state(one, state)
 
 
@@ -145,12 +154,15 @@ def _bytes(one: Any) -> bytes:
         return one.get_state().numpy().tobytes()
     if one is _NUMPYS and type(one._bit_generator) is not np.random.MT19937:
         return b""  # the script has replaced it
-    kept = b"%r" % one.gauss_next if one is _PYTHONS else b""
-    return ctypes.string_at(_address(one), _MT19937_BYTES) + kept
+    return ctypes.string_at(_address(one), _MT19937_BYTES)
 
 
 def _address(one: random.Random | np.random.RandomState) -> int:
-    """Return where a generator's 624 words and position are, by numpy's `BitGenerator.ctypes`."""
-    if isinstance(one, random.Random):  # in CPython, all that a `_random.Random` has
+    """Return where a generator's 624 words and position are, by numpy's `BitGenerator.ctypes`.
+
+    Relies for Python's on CPython, where they are all that a `_random.Random` has, the position
+    first; they are only read there, as `getstate()` takes 17 us.
+    """
+    if isinstance(one, random.Random):
         return id(one) + object.__basicsize__
     return int(one._bit_generator.ctypes.state_address)

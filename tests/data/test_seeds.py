@@ -24,7 +24,7 @@ from torch.utils.data import (  # noqa: E402
 
 from headway import Accelerator  # noqa: E402
 from headway.data.configuration import DataLoaderConfiguration  # noqa: E402
-from headway.data.generators import mixed  # noqa: E402
+from headway.data.generators import mixed, put_back, snapshot  # noqa: E402
 from headway.data.loader import PreparedDataLoader, skip_first_batches  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
@@ -160,6 +160,20 @@ class Masked:
 
     def __call__(self, samples: list[list[float]]) -> list[Any]:
         return [*torch.tensor(samples).T, torch.rand(len(samples))]
+
+
+def test_a_snapshot_has_the_words_of_pythons_generator_and_the_normal_number_that_it_keeps() -> (
+    None
+):
+    random.seed(5)
+    random.gauss()  # which keeps a second number for the next call
+    drawn, before = random.getstate(), snapshot()
+    assert snapshot() == before
+    random.gauss()
+    assert snapshot() != before, "the number that was kept is gone"
+    random.random()
+    put_back(before)
+    assert (random.getstate(), snapshot()) == (drawn, before)
 
 
 @pytest.mark.processes
