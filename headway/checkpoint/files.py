@@ -15,6 +15,7 @@ from typing import IO, Any
 import safetensors.torch
 import torch
 
+from headway.contract.paths import is_absent
 from headway.contract.run import Ranks, read_ranks
 from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
@@ -32,6 +33,8 @@ def save(
 ) -> None:
     """Write `obj` on rank 0, atomically: a file is replaced in full or not at all.
 
+    What is no file, such as a pipe or /dev/null, is written to.
+
     Args:
         f: a path in an existing folder, or an open binary file.
         save_on_each_node: write on the first rank of each machine instead.
@@ -48,13 +51,21 @@ def save(
     local_rank = (read_ranks() or Ranks()).local_rank
     if local_rank if save_on_each_node else rank_and_size()[0]:
         return
-    if isinstance(f, (str, os.PathLike)):
+    if not isinstance(f, (str, os.PathLike)):
+        _write(obj, f, safe_serialization)
+    elif is_absent(f) or os.path.isfile(f):
         with replacing([Path(f)]) as [partial]:
             write_synced(obj, partial, safe=safe_serialization)
-    elif safe_serialization:
-        f.write(safetensors.torch.save(without_shared_memory(obj), metadata={"format": "pt"}))
     else:
-        torch.save(obj, f)
+        with open(f, "wb") as file:
+            _write(obj, file, safe_serialization)
+
+
+def _write(obj: Any, file: IO[bytes], safe: bool) -> None:
+    if safe:
+        file.write(safetensors.torch.save(without_shared_memory(obj), metadata={"format": "pt"}))
+    else:
+        torch.save(obj, file)
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:

@@ -179,9 +179,9 @@ REFUSALS = {
     ),
     "an abbreviated flag": (["--num-proc", "2", "script.py"], "unknown flag"),
     "a wrong choice": (["--device=tpu", "script.py"], "one of cpu, cuda, gpu, mps"),
-    "a typo that this machine may not support": (
+    "a typo": (
         ["--mixed-precision", "fp61", "script.py"],
-        "fix:  pass `--mixed-precision no` (or fp16, bf16)",
+        "fix:  pass `--mixed-precision fp16` (or no, bf16)",
     ),
     "no GPU": (["--devices", "0", "script.py"], "fix:  pass `--devices 0,` (or all)"),
     "a flag without its value": (["--num-processes"], "requires a value"),

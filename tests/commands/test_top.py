@@ -77,7 +77,7 @@ def test_all_ranks_of_all_runs_and_the_slow_one_are_one_json_object(
     assert rank["step_ms"] == pytest.approx(130)
     assert rank["data_share"] == pytest.approx(0.8 / 2.6)
     assert rank["samples_per_s"] == pytest.approx(640 / 2.6)
-    assert rank["rss_bytes"] == 3 * 2**30
+    assert rank["rss_bytes"] == SLOW.rss_bytes
     assert (other["pid"], other["program"], other["slowest"]) == (4321, "other.py", None)
     assert other["ranks"][0]["step"] == 100
 

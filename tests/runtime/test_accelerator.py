@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import os
 import pickle
 import random
 import subprocess
@@ -364,6 +365,16 @@ def test_a_save_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> 
         accelerator.save({"weights": torch.ones(1000), "bad": lambda: None}, str(path))
     assert path.read_bytes() == whole
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["model.pt"]
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_what_is_no_file_is_written_to_and_not_replaced(safe: bool, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    Accelerator(cpu=True).save({"weight": torch.ones(2)}, pipe, safe_serialization=safe)
+    assert pipe.is_fifo()
+    assert len(os.read(reading, 2**16)) > 8
+    os.close(reading)
 
 
 def test_free_memory_forgets_objects_and_returns_nones() -> None:
