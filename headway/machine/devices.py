@@ -112,10 +112,10 @@ def parse_devices(raw: Iterable[str]) -> DeviceSpec:
         return DeviceSpec(idle=int(number))
     if word == "idle":
         raise ValueError("which needs the number of idle GPUs: idle:2")
-    if text == "0":
-        raise ValueError("which selects no GPU: write `0,` for GPU 0, or --cpu for none")
     if not _is_number(text):
         raise ValueError("which is not a count (2), a list (0,2 or 0-3), all or idle:2")
+    if int(text) == 0:
+        raise ValueError("which selects no GPU: write `0,` for GPU 0, or --cpu for none")
     return DeviceSpec(first=int(text))
 
 

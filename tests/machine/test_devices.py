@@ -114,6 +114,7 @@ def test_every_spec_is_read_back_from_its_own_text(spec: DeviceSpec) -> None:
 
 
 @given(st.one_of(st.text(), st.text("0123456789-,/[]: GPUMIidle"), st.lists(st.text())))
+@example("00")
 def test_any_text_is_read_or_refused_with_a_reason(raw: str | list[str]) -> None:
     reason = ""
     try:
