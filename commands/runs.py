@@ -54,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
             say("no run has a record yet: `headway launch` writes one")
         if records and (line := command_line(records[-1])):
             say(f"the newest again: {line}")
-    for line in refused:
-        say(f"note: {line}")
+    if refused:
+        others = len(refused) - 1
+        say(f"note: {refused[-1]}" + f"; {others} more cannot be read" * (others > 0))
     return 0
 
 

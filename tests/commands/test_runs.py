@@ -46,6 +46,14 @@ def test_runs_are_listed_the_newest_last() -> None:
     assert (first["steps"], first["samples_per_s"], first["duration_s"]) == (20, 320.0, 30.0)
 
 
+def test_records_that_cannot_be_read_are_one_line() -> None:
+    for _ in range(3):
+        Path(runs_folder(), write_run().name, "run.json").write_text("{")
+    text = run("runs")[1]
+    assert "is damaged: it is not JSON; 2 more cannot be read" in text
+    assert text.count("damaged") == 1
+
+
 def test_scripts_of_one_name_are_told_apart_by_their_paths() -> None:
     for script in ("/work/a/main.py", "/work/b/main.py", "/work/train.py"):
         write_run(script=script, program=os.path.basename(script))
