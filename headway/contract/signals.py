@@ -75,6 +75,29 @@ def is_usual(handler: Handler) -> bool:
     return handler in (signal.SIG_DFL, signal.default_int_handler, exit_by)
 
 
+class Bell:
+    """Wakes the one thread that waits; any thread and any signal handler may ring it.
+
+    A handler cannot set a threading.Event: the interrupted thread may hold its lock. And before
+    Python 3.13, `queue.SimpleQueue.get(timeout=...)` waits without end once a handler has taken
+    longer than what was left of the timeout.
+    """
+
+    def __init__(self) -> None:
+        import threading  # a launch of one process waits for nothing
+
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # it rings already
+            self._silence.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it rings, or has rung since the last wait; return whether it has."""
+        return self._silence.acquire(timeout=timeout_s)
+
+
 def exit_by(number: int, _: object = None) -> NoReturn:
     """Report a stop signal and raise SystemExit, which ends child processes; a handler."""
     say_amid_writing(f"stopped by {signal.Signals(number).name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import selectors
 import socket
 import threading
@@ -11,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from headway.contract.signals import Bell
 from headway.launcher.machines import messages
 from headway.launcher.machines.connect import CHECK_EVERY_S, plain_address
 from headway.launcher.machines.connection import (
@@ -49,7 +49,7 @@ class Member:
         self._word = word
         self._last_word = ""
         self._to_send: deque[messages.Message] = deque()
-        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._bell = Bell()
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._woken_end, self._waking_end = socket.socketpair()
@@ -67,8 +67,7 @@ class Member:
         """Wait until something is so, or the run or connection has ended; return whether it is."""
         until = time.monotonic() + within_s
         while not is_so() and not self.is_over and (left_s := until - time.monotonic()) > 0:
-            with suppress(queue.Empty):
-                self._woken.get(timeout=min(left_s, CHECK_EVERY_S))
+            self._bell.wait(min(left_s, CHECK_EVERY_S))
         return is_so()
 
     @property
@@ -128,7 +127,7 @@ class Member:
             self.connection.close()
             self._selector.close()
             self._woken_end.close()
-            self._woken.put(None)
+            self._bell.ring()
 
     def _leave_unheard(self, seconds: float) -> None:
         """Tell machine 0, which may still hear this one, why the connection will close."""
@@ -149,7 +148,7 @@ class Member:
             self._take(message)
         if self.connection.has_greeted and not self.has_greeted:
             self.has_greeted = has_come = True
-        self._woken.put(None)
+        self._bell.ring()
         return has_come
 
     def _take(self, message: messages.Message) -> None:

@@ -7,7 +7,6 @@ files, tailing threads and signal handlers.
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import socket
 import time
@@ -153,10 +152,7 @@ class RankProcesses(PContext):
     def collect(self, timeout_s: float = 0) -> None:
         """Record the ranks that have ended, after waiting at most `timeout_s` for the first."""
         self._starter.resume_guardian()
-        with suppress(queue.Empty):
-            while True:
-                self._starter.woken.get(timeout_s > 0, timeout_s or None)
-                timeout_s = 0
+        self._starter.bell.wait(timeout_s)
         for pid, ended in self._starter.ends.copy().items():
             local_rank = self.local_ranks.get(pid)
             if local_rank is not None and local_rank not in self.exits:
@@ -299,7 +295,7 @@ class RankProcesses(PContext):
     def end_grace_period(self) -> None:
         """End the grace period; any thread may call it, and a signal's handler."""
         self._is_cut_short = True
-        self._starter.woken.put(None)
+        self._starter.bell.ring()
 
     def forward(self, number: int) -> None:
         """Send a signal to the running ranks, but not to their child processes."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from headway.contract.forking import ProcessHandle, adopt_orphans
 from headway.contract.notes import say, waiting_for
 from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
+from headway.contract.signals import Bell
 from headway.errors import LaunchError
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.shutdown import end_descendants, end_processes, is_running
@@ -41,11 +42,9 @@ class ServerEnded(Exception):
 
 
 class Starter:
-    """Starts ranks, keeps how they ended in `ends`, and wakes a thread that waits for `woken`.
+    """Starts ranks, keeps how they ended in `ends`, and rings `bell` for a thread that waits.
 
-    The queue does not hold the ends: an exception from a signal handler could lose one that was
-    just removed from it. `environ` has the variables that all ranks share; they are set before the
-    server imports torch.
+    `environ` has the variables that all ranks share; they are set before the server imports torch.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Starter:
     ) -> None:
         self.is_quiet = is_quiet
         self.ends: dict[int, Ended] = {}  # by pid
-        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.bell = Bell()
         self.server_code: int | None = None  # of a server that ended on its own; negative: signal
         self._plan = plan
         self._environ = environ
@@ -61,7 +60,8 @@ class Starter:
         self._start_server()
 
     def _start_server(self) -> None:
-        self._started: queue.SimpleQueue[int | LaunchError | None] = queue.SimpleQueue()
+        self._answers: deque[int | LaunchError | None] = deque()  # to what was requested
+        self._has_answered = Bell()
         self._server_pid = 0
         self._server: ProcessHandle | None = None
         self._left_processes = False
@@ -129,10 +129,10 @@ class Starter:
         return pid
 
     def _next_start(self, check: Callable[[], None]) -> int | LaunchError | None:
-        while True:
-            with suppress(queue.Empty):
-                return self._started.get(timeout=_CHECK_EVERY_S)
-            check()
+        while not self._answers:
+            if not self._has_answered.wait(_CHECK_EVERY_S):
+                check()
+        return self._answers.popleft()
 
     def restart_server(self) -> None:
         """Start another server if the last one has ended on its own."""
@@ -193,10 +193,10 @@ class Starter:
                     alive.add(record.pid)
                     self._left_processes = False
                     self.ends.pop(record.pid, None)  # the system reuses process ids
-                    self._started.put(record.pid)
+                    self._answer(record.pid)
                 elif isinstance(record, NotStarted):
                     error = OSError(record.errno, os.strerror(record.errno))
-                    self._started.put(cannot_start(error))
+                    self._answer(cannot_start(error))
                 elif isinstance(record, Ended):
                     alive.discard(record.pid)
                     self._left_processes = record.left_processes
@@ -204,13 +204,17 @@ class Starter:
         if not self._is_closing:
             code = self._guardian.wait()
             self.server_code = code if code <= 128 else 128 - code  # as a shell gives it
-        self._started.put(None)
+        self._answer(None)
         for pid in alive:  # the server died, and all ranks with it
             self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
 
+    def _answer(self, answer: int | LaunchError | None) -> None:
+        self._answers.append(answer)
+        self._has_answered.ring()
+
     def _note(self, end: Ended) -> None:
         self.ends[end.pid] = end
-        self.woken.put(None)
+        self.bell.ring()
 
 
 def wait_for_left_processes(starter: Starter, grace_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import signal
 import time
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from headway.contract.records import End, Ended
+from headway.contract.signals import Bell
 from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
 from headway.launcher.processes.shutdown import Grace
@@ -30,7 +30,7 @@ class Run:
         self.elsewhere: Any = None
         starter: Any = SimpleNamespace(
             ends=self.ended,
-            woken=queue.SimpleQueue(),
+            bell=Bell(),
             resume_guardian=nothing,
             resume_server=nothing,
             end_left_processes=nothing,
