@@ -111,8 +111,8 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
     if global_batch_size % parts:
         above = -(-global_batch_size // parts) * parts
         raise UsageError(
-            f"global_batch_size={global_batch_size} cannot be divided evenly over {num_ranks} ranks"
-            f" times {steps} micro-batches",
+            f"global_batch_size={global_batch_size} is not divisible by {parts}: num_processes"
+            f" {num_ranks} times gradient_accumulation_steps {steps}",
             where="the script's Accelerator(global_batch_size=...)",
             fix=f"pass a multiple of {parts}, as global_batch_size={above}, or change num_processes"
             " or gradient_accumulation_steps",
