@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
 from headway.checkpoint.tensors import own_part
+from headway.contract.progress import WRITER
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
@@ -46,9 +47,7 @@ class Background:
         with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
-        self._thread = threading.Thread(
-            target=self._write, args=(staged, group), name="headway-checkpoint"
-        )
+        self._thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
         if self._join not in before_leaving:
             before_leaving.append(self._join)
         atexit.unregister(self._end)

@@ -328,6 +328,7 @@ class Preemption:
                 self._schedule.saved(0, time.monotonic())
             self._signals = StopSignals(self._training.progress, self._deadline)
             self._signals.trap()
+            self._training.progress.may_be_killed = self._signals.may_be_killed
             self._training.progress.note_use(resuming=True)
         return self._signals
 

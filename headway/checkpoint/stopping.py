@@ -74,6 +74,12 @@ class StopSignals:
         self._progress.note_use(stopping=True)
         self._progress.send(WillSave())
 
+    def may_be_killed(self) -> bool:
+        """Return whether SIGTERM calls nothing else, set before or since, and nothing is saved."""
+        is_ours = signal.getsignal(signal.SIGTERM) == self._note
+        is_alone = is_ours and signals.is_usual(self._before[signal.SIGTERM])
+        return is_alone and not self._progress.is_saving
+
     def release(self) -> None:
         """Restore the earlier handlers, unless the script has set others since."""
         for number, before in self._before.items():

@@ -21,6 +21,8 @@ _write = os.write  # a script may replace it
 
 
 _SAVING = ("checkpoint", "save_state")
+WRITER = "headway-checkpoint"
+"""The name of the thread that writes a checkpoint beside the training."""
 
 
 def identity(fd: int) -> tuple[int, int] | None:
@@ -74,12 +76,13 @@ class Progress:
         kept: the last path of each kind that `Kept` has.
         own_threads: threads of the runtime, which no report shows.
         channel: to the launcher; None without one.
+        may_be_killed: returns whether this process has nothing to do before it ends; any thread.
     """
 
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
         *("passes", "uses", "kept", "own_threads", "channel", "_beat_at"),
-        *("_figures", "_saved"),
+        *("_figures", "_saved", "may_be_killed"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
@@ -97,6 +100,7 @@ class Progress:
         self.kept: dict[str, str] = {}
         self.own_threads: set[int] = set()
         self.channel: Channel | None = None
+        self.may_be_killed: Callable[[], bool] = bool
         self._beat_at = float("inf")  # the next heartbeat, on the clock
         self._figures: Figures | None = None  # the last ones
         self._saved = (0, 0.0)  # after which step, and for how many seconds
@@ -186,6 +190,13 @@ class Progress:
                 step, saved_s = self._saved
                 saved_s = saved_s * (step == self.step) + clock.mark - began_at
                 self._saved = (self.step, saved_s)
+
+    @property
+    def is_saving(self) -> bool:
+        import threading  # the launch path does without
+
+        writers = (one for one in threading.enumerate() if one.name == WRITER)
+        return self._call in _SAVING or any(writers)
 
     def note_use(self, **used: Any) -> None:
         self.uses = self.uses._replace(**used)

@@ -140,6 +140,7 @@ class Answer(NamedTuple):
     progress: ProgressSnapshot
     num_modules: int  # that have been imported, or are being imported
     stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; the most recent call last
+    may_be_killed: bool = False  # it would lose nothing: Headway's handler is the only one
 
 
 class CrashSite(NamedTuple):

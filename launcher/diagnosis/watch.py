@@ -120,8 +120,16 @@ class Watch:
         return any(one.code not in (0, STOPPED_AND_SAVED) and one.time < since for one in ends)
 
     def begin_to_stop(self) -> None:
-        """Look for no hang any more: ranks that are being stopped make no progress."""
+        """Look for no hang any more, and ask the ranks whether they have anything left to do."""
         self._is_stopping = True
+        with self._lock:
+            for one in self._ranks.values():
+                one.may_be_killed = False
+        self._ask_all()
+
+    def may_be_killed(self, rank: int) -> bool:
+        """Return whether a rank has answered that it has nothing to do before it ends."""
+        return rank in self._ranks and self._ranks[rank].may_be_killed
 
     def ask(self) -> None:
         """Have all ranks' stacks printed, by the thread; may be called from a signal handler."""
@@ -276,6 +284,7 @@ class RankChannel:
         self.ends: list[Crash | End] = []  # as it reported them
         self.is_asked = False  # and has not answered yet
         self.will_save = False  # once it is asked to stop
+        self.may_be_killed = False  # as of its last answer
         self.kept: dict[str, Kept] = {}  # the last of each kind
         self._pid = pid
         self._reader = RecordReader()
@@ -345,6 +354,7 @@ class RankChannel:
 
     def _take_in_answer(self, answer: Answer) -> bool:
         self.is_asked = False
+        self.may_be_killed = answer.may_be_killed and not self.ends
         before, self._answer, self._groups = self._answer, answer, answer.groups
         if answer.progress != ProgressSnapshot():  # the script uses an Accelerator
             self._progress = answer.progress

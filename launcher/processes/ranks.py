@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 1.0  # for a server that has imported torch to answer
 _LEAVING_S = 10.0  # more than Python needs to exit after a script's end
+_ANSWERS_EVERY_S = 0.01
 _CHECK_EVERY_S = 0.25  # for other machines and for a hang, while no rank ends here
 
 
@@ -249,17 +250,22 @@ class RankProcesses(PContext):
             shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
             if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
                 shutdown = shutdown._replace(failed_at=now)
-            for local_rank, number in shutdown.signals(now, alive, self._sent).items():
-                if number == signal.SIGKILL:
+            idle = [one for one in alive if self._grace.kills_idle and self._is_idle(one)]
+            for local_rank, number in shutdown.signals(now, alive, self._sent, idle).items():
+                if number == signal.SIGKILL and local_rank not in idle:
                     self._killed_after_s[local_rank] = now - shutdown.began_at
                 self.handles[local_rank].send(number)
                 self._sent[local_rank] = number
-            self.collect(timeout_s=_CHECK_EVERY_S)
+            is_early = now < shutdown.began_at + _CHECK_EVERY_S  # idle ranks answer at once
+            self.collect(timeout_s=_ANSWERS_EVERY_S if is_early else _CHECK_EVERY_S)
             if now >= announced_at and self._is_awaited(now - announced_at):
                 say(f"waiting for {self._describe_stop(shutdown)}")
                 announced_at = float("inf")
             if shutdown.is_given_up(now):
                 self._give_up(self._alive())
+
+    def _is_idle(self, local_rank: int) -> bool:
+        return self._watch.may_be_killed(self._ranks[local_rank])
 
     def _is_awaited(self, waited_s: float) -> bool:
         """Return whether a rank still runs its script, or takes too long to exit after it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -41,6 +41,7 @@ class Grace(NamedTuple):
     victim_s: float  # after another rank has failed
     to_save_s: float  # after a stop signal, if they save then and the job's end is unknown
     job_ends_at: float = _NEVER  # when the scheduler kills all of the job, since the epoch
+    kills_idle: bool = False  # victims that have nothing to do are killed at once
 
     def saving_s(self, now: float) -> float:
         """Return how long a save may take that starts `now`, seconds since the epoch."""
@@ -56,7 +57,7 @@ def grace_of(settings: Settings, environ: Mapping[str, str]) -> Grace:
         return Grace(usual, usual, usual)
     ends = environ.get(_JOB_END, "")
     ends_at = float(ends) if ends.isascii() and ends.isdecimal() else _NEVER
-    return Grace(usual, min(usual, _VICTIM_S), max(usual, _SAVING_S), ends_at)
+    return Grace(usual, min(usual, _VICTIM_S), max(usual, _SAVING_S), ends_at, kills_idle=True)
 
 
 class Shutdown(NamedTuple):
@@ -82,16 +83,23 @@ class Shutdown(NamedTuple):
             return min(self.began_at + self.saving_s, self.failed_at + self.victim_s)
         return self.began_at + self.usual_s
 
-    def signals(self, now: float, running: Iterable[T], sent: Mapping[T, int]) -> dict[T, int]:
+    def signals(
+        self, now: float, running: Iterable[T], sent: Mapping[T, int], idle: Collection[T] = ()
+    ) -> dict[T, int]:
         """Return the signal to send to each running process that has not been sent it yet.
 
         `sent` has the last signal that each process was sent by this method. Those that are there
-        at first are asked to stop even without a grace period.
+        at first are asked to stop even without a grace period. Of victims, the `idle` ones have
+        nothing to do before they end.
         """
-        due = signal.SIGKILL if sent and now >= self.ends_at else self.number
-        return {
-            process: due for process in running if sent.get(process) not in (due, signal.SIGKILL)
-        }
+        found: dict[T, int] = {}
+        for process in running:
+            is_idle = process in idle and self.failed_at <= self.began_at
+            is_over = sent and (is_idle or now >= self.ends_at)
+            due = signal.SIGKILL if is_over else self.number
+            if sent.get(process) not in (due, signal.SIGKILL):
+                found[process] = due
+        return found
 
     def is_given_up(self, now: float) -> bool:
         """Whether what still runs is not waited for: SIGKILL does not end it."""

@@ -157,6 +157,7 @@ def _answer(progress: Progress) -> None:
             progress=progress.snapshot(),
             num_modules=len(sys.modules),
             stacks=_read_stacks(progress.own_threads),
+            may_be_killed=progress.may_be_killed(),
         )
     )
 

@@ -236,3 +236,42 @@ def test_the_shares_of_the_wall_time_are_those_of_known_sleeps_and_a_restart_say
         near = pytest.approx(seconds / wall_s, abs=0.02 + 0.3 / wall_s)  # a report may come late
         assert record.shares[name] == near, name
     assert float(cost) == pytest.approx(after["ends"][10] - before["ends"][-1], abs=1)
+
+
+VICTIM = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from headway import Accelerator
+how = sys.argv[1]
+if how == "before":
+    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+accelerator = Accelerator(cpu=True, project_dir="project")
+accelerator.resume()
+accelerator.checkpoint()
+if how == "after":
+    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+def wait(*_):
+    if accelerator.is_main_process:
+        Path("waits").touch()
+        time.sleep(300)
+    while not Path("waits").exists():
+        time.sleep(0.01)
+    os._exit(3)
+if how == "saving":
+    accelerator.register_save_state_pre_hook(wait)
+    accelerator.checkpoint()
+wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "is_awaited"), [("idle", False), ("before", True), ("after", True), ("saving", True)]
+)
+def test_a_rank_that_has_nothing_to_do_after_anothers_failure_is_killed_at_once(
+    how: str, is_awaited: bool
+) -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", script(VICTIM), how)
+    assert "rank 1 of 2 ended with exit code 3" in done.stderr
+    assert ("rank 0 was killed, still stopping after 5 s" in done.stderr) == is_awaited
+    assert ("told" in done.stdout) == (how in ("before", "after"))

@@ -82,6 +82,13 @@ def test_which_signals_ranks_are_sent(
     assert stop._replace(**known).signals(now, [0, 1], sent) == signals
 
 
+def test_a_victim_that_has_nothing_to_do_is_killed_once_it_has_said_so() -> None:
+    stop = Shutdown(TERM, 100, 30, 5, 600, failed_at=100)
+    assert stop.signals(100, [0, 1], {}, [1]) == {0: TERM, 1: TERM}
+    assert stop.signals(100, [0, 1], {0: TERM, 1: TERM}, [1]) == {1: KILL}
+    assert stop._replace(failed_at=101).signals(100, [0, 1], {0: TERM, 1: TERM}, [1]) == {}
+
+
 def test_ranks_that_sigkill_does_not_end_are_given_up() -> None:
     stop = Shutdown(TERM, 100, 30, 5, 600)
     assert [stop.is_given_up(now) for now in (139, 140)] == [False, True]
