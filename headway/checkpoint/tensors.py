@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.manifest import take_another
@@ -86,9 +87,11 @@ def save_tensors(
             )
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
+        if not isinstance(cause, OSError):
+            raise
         raise CheckpointError(
-            f"rank {rank} could not write its tensors: {getattr(cause, 'strerror', None) or cause}",
-            where=str(getattr(cause, "filename", None) or folder),
+            f"rank {rank} could not write its tensors: {cause.strerror or cause}",
+            where=str(cause.filename or folder),
             fix="see that the disk works and has space, or save elsewhere; older checkpoints"
             " still stand",
         ) from None
@@ -99,11 +102,11 @@ def save_tensors(
 class _Writer(FileSystemWriter):
     """Writes the index of DCP, and the same one as JSON."""
 
-    def finish(self, metadata: Metadata, results: Any) -> None:
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
         path = self.fs.concat_path(self.path, INDEX)
         with self.fs.create_stream(path, "wb") as file:
-            file.write(json.dumps(_index_of(metadata)).encode())
+            file.write(json.dumps(_index_of(metadata, results)).encode())
 
 
 class _ChecksummedFiles(FileSystem):
@@ -260,13 +263,14 @@ class _Reader(FileSystemReader):
         return _metadata_of(self._index)
 
 
-def _index_of(metadata: Metadata) -> Index:
+def _index_of(metadata: Metadata, results: list[list[WriteResult]]) -> Index:
+    places = {one.index: one.storage_data for of_rank in results for one in of_rank}
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata)
         parts = []
         for chunk in entry.chunks:
-            info = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            info = places[MetadataIndex(name, chunk.offsets)]
             place = info.relative_path, info.offset, info.length
             parts.append(Part(tuple(chunk.offsets), tuple(chunk.sizes), *place))
         dtype = str(entry.properties.dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
+from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
 
 from headway.accelerator import Accelerator  # noqa: E402
 from headway.checkpoint import saving  # noqa: E402
@@ -235,6 +240,30 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
     assert verify(folder / "a") == before
     assert len(checkpoints_in(folder)) == 1
     assert leftovers_in(folder) == []
+
+
+def test_the_index_comes_from_what_was_written_and_not_from_what_dcp_does_to_its_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = FileSystemWriter.finish
+
+    def finish(self: Any, metadata: Metadata, results: Any) -> None:  # as that of torch 2.11
+        usual(self, replace(metadata), results)
+
+    monkeypatch.setattr(FileSystemWriter, "finish", finish)
+    save(tmp_path / "a")
+    assert torch.equal(load_checkpoint(tmp_path / "a").shared["model"]["weight"], WEIGHT)
+
+
+def test_an_error_in_the_code_is_not_called_one_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("not subscriptable")
+
+    monkeypatch.setattr(FileSystemWriter, "finish", fail)
+    with pytest.raises(CheckpointException, match=r"in fail[^$]*TypeError: not subscriptable"):
+        save(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", [".", "..", "/"])
