@@ -14,6 +14,7 @@ from headway.settings.profile_files import read_text, shown
 from headway.settings.setting import Raw
 
 VERSION = 1
+_MAX_DEPTH = 100  # of lists and maps; a profile needs two
 _NULLS = ("", "~", "null", "Null", "NULL")
 _FIX = "write one `key: value` on each line"
 
@@ -58,9 +59,14 @@ def compose(text: str, source: Origin) -> Any:
     line = None
     try:
         events: Iterable[Any] = yaml.parse(text, Loader=loader)
+        depth = 0
         for event in events:
             refused = ""
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:  # older versions of libyaml have no limit of their own
+                refused = f"more than {_MAX_DEPTH} nested lists and maps"
+            elif isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 refused = "anchors (&) and aliases (*) are not supported"
             elif getattr(event, "tag", None):
                 refused = f"tags are not supported: {event.tag!r}"
