@@ -112,13 +112,14 @@ def freeze() -> None:
 
 
 _NOT_QUICK = {"processes", "distributed", "long", "slow"}  # marks
+_QUICK_PROGRAMS = [("git",), ("nvidia-smi",), ("/usr/sbin/sysctl",)]  # two inspect the machine
 _may_start_processes = True
 
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
     if (
         not _may_start_processes
-        and arguments[:1] != ("git",)
+        and arguments[:1] not in _QUICK_PROGRAMS
         and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty")
     ):
         raise AssertionError(f"{event} in a quick test: mark it with pytest.mark.processes")
@@ -126,7 +127,7 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that starts a process, but for git, and is not marked so: `make quick` has it."""
+    """Fail a test that starts a slow program and is not marked so: `make quick` has it."""
     global _may_start_processes
     _may_start_processes = bool(_NOT_QUICK & {mark.name for mark in item.iter_markers()})
     try:
@@ -394,7 +395,7 @@ def _end_what_was_left(pids: Collection[int]) -> None:
     for started in [one for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)]:
         if started.pid in pids:
             started.wait()
-        if started.poll() is None:
+        if started.pid is None or started.poll() is None:  # a quick test may not start it
             continue
         for stream in (started.stdin, started.stdout, started.stderr):
             if stream is not None:

@@ -47,6 +47,7 @@ VARIABLES = {  # what the launcher may add to the environment
     "PYTHONUNBUFFERED",
     "GLOO_SOCKET_IFNAME",
     "TORCH_FR_BUFFER_SIZE",
+    "CUDA_VISIBLE_DEVICES",  # which a launch on the CPU sets where there is a GPU
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
@@ -181,7 +182,7 @@ import os
 status = open(f"/proc/{os.getppid()}/status").read()
 tasks = os.listdir(f"/proc/{os.getppid()}/task")
 maps = open(f"/proc/{os.getppid()}/maps").read()
-print(len(tasks), "nvidia" in maps, os.getpgid(os.getppid()) == os.getppid())
+print(len(tasks), "/dev/nvidia" in maps, os.getpgid(os.getppid()) == os.getppid())
 """
     done = launch("-q", "--cpu", "--supervise", script(text), OMP_NUM_THREADS="1")
     assert done.stdout == "1 False True\n"

@@ -63,5 +63,6 @@ def test_ranks_that_share_a_gpu_by_mistake_are_told_what_nccl_says() -> None:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=needs_two_gpus)])
 def test_the_rank_whose_gpu_is_full_is_named_with_what_to_do(ranks: int) -> None:
     done = launch("--num-processes", str(ranks), "--supervise", script(FILL), code=1)
-    assert f"rank {ranks - 1} of {ranks} failed with torch.OutOfMemoryError" in done.stderr
+    rank = "rank 0" if ranks == 1 else "rank 1 of 2"
+    assert f"{rank} failed with torch.OutOfMemoryError" in done.stderr
     assert "make the batch smaller" in done.stderr
