@@ -42,6 +42,7 @@ class Evidence(NamedTuple):
     divergence: tuple[str, ...] = ()  # where it failed in communication: how the ranks diverged
     killed_after_s: float | None = None  # by the launcher: it had not stopped in its grace period
     left_silently: bool = False  # reported neither an end nor an exception
+    is_passed_on: bool = False  # the launcher has received the signal that ended it
 
 
 class Reason(NamedTuple):
@@ -197,6 +198,13 @@ REASONS = (
         lambda seen: seen.code == -signal.SIGSEGV,
         "{rank} was ended by {signal}",
         "the stack above names the native code; a mismatched wheel is the usual cause",
+    ),
+    Reason(
+        "signal_passed_on",
+        lambda seen: seen.is_passed_on,
+        "{rank} was ended by {signal}",
+        "the launcher received {signal} and passed it on to the ranks: handle it in the script, by "
+        "accelerator.checkpoint() (SIGTERM, SIGUSR1) or a handler of signal.signal",
     ),
     Reason(
         "signal",

@@ -247,11 +247,8 @@ class Watch:
                     self.on_alone()
 
     def _are_alone(self) -> bool:
-        """Return whether no rank has joined a process group, or reported progress."""
-        if self._is_stopping or self.last_word():
-            return False
-        statuses = self.statuses()
-        return all(one.groups == () and one.progress is None for one in statuses)
+        """Return whether no rank has joined a process group."""
+        return not self._is_stopping and all(one.groups == () for one in self.statuses())
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:

@@ -149,6 +149,8 @@ class Agent(LocalElasticAgent):
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
         self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
+        self._due: tuple[str, str] | None = None  # the restart that has not begun; its cause
+        self.passed_on: set[int] = set()  # signals that the launcher has received
 
     @property
     def exits(self) -> list[RankExit]:
@@ -169,6 +171,16 @@ class Agent(LocalElasticAgent):
     @property
     def is_stopping(self) -> bool:
         return self._ranks is not None and self._ranks.is_stopping
+
+    @property
+    def is_cut_short(self) -> bool:
+        return self._ranks is not None and self._ranks.is_cut_short
+
+    def next_restart(self, failure: Failure | Hang | ServerDeath | None) -> str:
+        """Return which restart has not begun and why it was due, or empty."""
+        restart, cause = self._due or ("", "")
+        cause = cause or (failure.cause if failure else "")
+        return restart and f"{restart}; {cause}"
 
     def defers(self, stop: SignalException) -> bool:
         """Return whether `stop` is raised later: once the rank that is being started is known."""
@@ -265,6 +277,7 @@ class Agent(LocalElasticAgent):
             grace=grace_of(settings, self._environ),
             failed_elsewhere=self.handler.failed_elsewhere,
         )
+        self._due = None
         try:
             self._ranks.start()
         except ServerEnded:
@@ -299,6 +312,7 @@ class Agent(LocalElasticAgent):
             last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
+            passed_on=self.passed_on,
             is_left=is_left,
         )
 
@@ -320,11 +334,16 @@ class Agent(LocalElasticAgent):
         return next((one.path for one in self.watch.kept() if one.what == PROJECT), "")
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        ordered = self.handler.restart
+        number = worker_group.spec.max_restarts - self._remaining_restarts
+        number = number if ordered is None else ordered.number
+        restart = f"restart {number} of {self.plan.settings.max_restarts}" if number else "restart"
+        self._due = restart, ordered.cause if ordered is not None else ""
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
         step = self.watch.step()
-        if (ordered := self.handler.restart) is not None:
-            cause, number, where = ordered.cause, ordered.number, " on all machines"
+        if ordered is not None:
+            cause, where = ordered.cause, " on all machines"
             failed_at = time.time()
         else:
             failure = self.find_failure()
@@ -334,12 +353,10 @@ class Agent(LocalElasticAgent):
                 raise RunEnded
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
-            number = worker_group.spec.max_restarts - self._remaining_restarts
         line, delay_s = self._restarts.after(cause, number, step, lasted_s, where=where)
         say(line)
         self.attempts.end(step, failed_at)
         used = number or self.attempts.rows[-1].num_restarts
-        restart = f"restart {number} of {self.plan.settings.max_restarts}" if number else "restart"
         attempt = Attempt(failed_at, cause=cause, failed_at_step=step, num_restarts=used)
         self.attempts.begin(attempt, restart)
         self.handler.pause(delay_s)

@@ -13,8 +13,6 @@ from headway.launcher.diagnosis.hang import Hang
 if TYPE_CHECKING:
     from headway.launcher.machines.messages import Failed
 
-_INTERRUPTED = 130
-
 
 class Outcome(NamedTuple):
     """What is known at the end of a run; `machine` is this machine's number."""
@@ -27,6 +25,8 @@ class Outcome(NamedTuple):
     lost_amid_stop: Failed | None = None  # another machine, while ranks here were to save
     repeats: str = ""  # how the failure that ended the run is the one before it again
     restarts: str = ""  # how many there were
+    next_restart: str = ""  # which one a stop has prevented, and why it was due
+    is_cut_short: bool = False  # the grace period was ended by Ctrl-C
     will_save: bool = False  # ranks said that they save when they are stopped
     machine: int = 0
     is_reported_by_machine_0: bool = False  # on the same terminal
@@ -49,15 +49,18 @@ class Ending(NamedTuple):
 def ending_of(run: Outcome) -> Ending:
     """Return how the run ends; the first row that applies decides.
 
-    Ctrl-C; a failure on another machine; a stop before all ranks had started; no failure; a stop
-    without a save that was lost; a failure.
+    Ctrl-C, or a stop that has prevented a restart; a failure on another machine; a stop before all
+    ranks had started; no failure; a stop without a save that was lost; a failure.
     """
     stop, failure = run.stop, run.failure
     has_lost = run.will_save and not run.have_saved
-    if stop == signal.SIGINT:
+    is_cut_short = run.is_cut_short and not run.have_saved
+    if stop is not None and (stop == signal.SIGINT or run.next_restart or is_cut_short):
+        by = "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"
         unsaved = " before all ranks had saved and ended" if has_lost else ""
+        what = f" before {run.next_restart}" if run.next_restart else unsaved
         before = f"; before, {run.elsewhere.cause}" if run.elsewhere is not None else ""
-        return Ending(_INTERRUPTED, f"interrupted{unsaved}{before}{describe_killed(run.exits)}")
+        return Ending(128 + stop, f"{by}{what}{before}{describe_killed(run.exits)}")
     elsewhere = run.elsewhere or (run.lost_amid_stop if has_lost else None)
     as_reported = ", as machine 0 reports"
     if elsewhere is not None and (failure is None or elsewhere.machine != run.machine):

@@ -228,18 +228,30 @@ def lines_to(stream: IO[str], words: str) -> list[str]:
     return lines
 
 
-def test_a_first_ctrl_c_says_what_it_waits_for_and_a_second_ends_ranks_that_do_not_listen() -> None:
+@pytest.mark.parametrize(("first", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_first_stop_says_what_it_waits_for_and_ctrl_c_ends_ranks_that_do_not_listen(
+    first: int, code: int
+) -> None:
     text = WAITING.replace("sys.exit(STOPPED)", "pass")
     words = ["--num-processes", "2", "--grace-period-s", "1000"]
     process = start("--cpu", *words, script(text))
     pids = wait_for_pids("pid_*", 2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(first)
     assert process.stderr is not None
     line = lines_to(process.stderr, "to stop")[-1]
-    assert "waiting for ranks 0-1 to stop, up to 1000 s; Ctrl-C again" in line
+    assert "waiting for ranks 0-1 to stop, up to 1000 s" in line
+    assert ("Ctrl-C again" in line) == (first == signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    finished(process, 130)
+    finished(process, code)
     wait_for_end(*pids)
+
+
+def test_a_users_signal_that_ends_a_rank_is_named_as_one_that_the_launcher_received() -> None:
+    process = start("--cpu", "--num-processes", "2", script(WAITING))
+    wait_for_pids("pid_*", 2)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = finished(process, 128 + signal.SIGUSR1)
+    assert "fix:  the launcher received SIGUSR1 and passed it on to the ranks" in errors
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:

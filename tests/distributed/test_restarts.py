@@ -30,14 +30,20 @@ def test_the_same_exception_each_time_is_tried_as_often_as_was_asked_for() -> No
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
-def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "by"),
+    [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_stop_signal_during_the_delay_of_a_restart_ends_the_run(
+    number: int, code: int, by: str
+) -> None:
     words = ["--supervise", "--max-restarts", "1", "--set", "restart_delay=60"]
     process = start("-q", "--cpu", *words, script("print('tried')\nraise SystemExit(7)"))
     wait_for_lines(process, "restart 1 of 1 in 60 s")
     process.send_signal(number)
-    out, _ = process.communicate(timeout=50)  # before the delay is over
+    out, errors = process.communicate(timeout=50)  # before the delay is over
     assert (out, process.returncode) == ("tried\n", code)
+    assert f"headway: {by} before restart 1 of 1; rank 0 ended with exit code 7\n" in errors
 
 
 KILLING = """

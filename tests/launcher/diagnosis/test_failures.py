@@ -182,6 +182,14 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
         ),
         (ended(1, 1, 1, message="x"), 0, "exit_message", "ended with exit code 1: x", "its output"),
         (ended(1, -11, 1), 0, "segmentation_fault", "was ended by SIGSEGV", "native code"),
+        (
+            ended(1, -10, 1),
+            0,
+            "signal_passed_on",
+            "was ended by SIGUSR1",
+            "passed it on to the ranks",
+        ),
+        (ended(1, -12, 1), 0, "signal", "was ended by SIGUSR2", "another process sent the signal"),
         (ended(1, -9, 1), 0, "killed", "was ended by SIGKILL", "OOM killer (`dmesg`"),
         (ended(1, -9, 1), 2, "killed", f"was ended by SIGKILL{KILLS}", "processes"),
         (
@@ -215,7 +223,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
 def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
     end: RankExit, memory_kills: int, name: str, words: str, fix: str
 ) -> None:
-    found = failure(end, memory_kills=memory_kills)
+    found = failure(end, memory_kills=memory_kills, passed_on={signal.SIGUSR1})
     assert (found.reason.name, found.cause) == (name, f"rank 1 of 4 {words}")
     assert fix in found.fix
     assert ("OOM" in found.fix) == ("killed" in name)

@@ -156,7 +156,7 @@ def test_ranks_without_a_process_group_are_noticed_while_they_run(
     rank.watch.on_alone = lambda: told.append(True)
     rank.tell(Ready())
     assert rank.channel.recv(1) == b"?"
-    rank.tell(Answer(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
+    rank.tell(figures(20), Answer(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
     wait_until(rank.watch.kept)
     rank.close()  # which waits for the thread
     assert told == [True] * (not groups)

@@ -34,10 +34,12 @@ def stopped(*codes: int, **how: Any) -> list[RankExit]:
 SILENT = [*exits(0, left_silently=True), *exits(0, 1, crash=LOST_PEER)[1:]]
 TOO_SLOW = stopped(0, -KILL, killed_after_s=30.0)
 KILLED = "stopped by SIGTERM; ranks 0-1 were killed, still stopping after 30 s (--grace-period-s)"
-UNSAVED = "interrupted before all ranks had saved and ended"
+UNSAVED = " before all ranks had saved and ended"
 THERE, BY_0 = {"elsewhere": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
 AS_BEFORE = {"repeats": "KeyError again", "restarts": "1 of 5 restarts used"}
+DUE, NEXT = {"next_restart": "restart 1 of 3; x"}, " before restart 1 of 3; x"
+CUT_SHORT = {"stop": TERM, "will_save": True, "is_cut_short": True}
 SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_amid_stop": ELSEWHERE}
 TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     # what happens, the ends of two ranks, what else is known -> the code, the line or report
@@ -56,7 +58,25 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     ("Ctrl-C ends the ranks", exits(-INT, -INT), {"stop": INT}, 130, "interrupted"),
     ("Ctrl-C, and all exit with 0", exits(0, 0), {"stop": INT}, 130, "interrupted"),
     ("Ctrl-C, and all save", exits(75, 75), {"stop": INT, **SAVES}, 130, "interrupted"),
-    ("Ctrl-C loses a save", exits(0, 7), {"stop": INT, **SAVES}, 130, UNSAVED),
+    ("Ctrl-C loses a save", exits(0, 7), {"stop": INT, **SAVES}, 130, f"interrupted{UNSAVED}"),
+    ("Ctrl-C after SIGTERM", exits(75, -KILL), CUT_SHORT, 143, f"stopped by SIGTERM{UNSAVED}"),
+    ("Ctrl-C after the save", exits(75, 75), CUT_SHORT, 75, ""),
+    (
+        "a stop before a restart",
+        exits(0, 7),
+        {"stop": TERM, **DUE},
+        143,
+        f"stopped by SIGTERM{NEXT}",
+    ),
+    ("Ctrl-C before a restart", exits(0, 7), {"stop": INT, **DUE}, 130, f"interrupted{NEXT}"),
+    (
+        "another machine's, too",
+        stopped(75, 75),
+        {"stop": HUP, **DUE},
+        129,
+        f"stopped by SIGHUP{NEXT}",
+    ),
+    ("a restart that is refused", exits(0, 7), DUE, 7, "rank 1"),
     ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; before, rank 3 failed"),
     ("a rank fails", exits(0, 42), {}, 42, "rank 1"),
     ("two ranks fail", exits(3, 42), {}, 3, "rank 0"),
