@@ -43,6 +43,7 @@ class Machine:
     ready: messages.Ready | None = None  # while it waits for a round
     has_ranks: bool = False  # in the current round
     is_checked: bool = False
+    notes: tuple[str, ...] = ()  # how it differs from machine 0, until it is told
     is_done: bool = False
     is_leaving: bool = False
     word: str = ""  # the last one of its ranks
@@ -313,6 +314,7 @@ class Coordinator:
             found += preflight.differences(ours.must_agree, theirs.must_agree, one.label)
             for row in preflight.differences(ours.should_agree, theirs.should_agree, one.label):
                 self._say(f"note: {row}")
+                one.notes += (str(row),)
         if found:
             self._refuse_all(
                 f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
@@ -363,8 +365,9 @@ class Coordinator:
             one.has_ranks, one.is_done = True, False
             address = one.address or own_address
             told = messages.Round(
-                self._round, rank, len(machines), self.num_restarts, address, store_port
+                self._round, rank, len(machines), self.num_restarts, address, store_port, one.notes
             )
+            one.notes = ()
             self.outbox.append((one.peer, told))
 
     def _note_failure(self, machine: Machine, failed: messages.Failed, now: float) -> None:
@@ -437,7 +440,4 @@ class Coordinator:
         are_done = all(one.is_done for one in self.machines.values() if one.has_ranks)
         if self._is_running and not self.is_ended and are_done:
             self.is_ended = True
-            with_ranks = [one for one in self.machines.values() if one.has_ranks]
-            self._tell(with_ranks, messages.AllDone())
-            late = messages.Refused("the run has ended", "machine 0", "nothing is left to do here")
-            self._tell([one for one in self.machines.values() if not one.has_ranks], late)
+            self._tell(self.machines.values(), messages.AllDone())

@@ -142,6 +142,7 @@ class Round(NamedTuple):
     num_restarts: int  # so far, in the whole run
     address: str  # of the receiver, as the others see it
     store_port: int
+    notes: tuple[str, ...] = ()  # how the receiver differs from machine 0
 
 
 class Restart(NamedTuple):

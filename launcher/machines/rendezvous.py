@@ -41,7 +41,7 @@ _ANSWER_WITHIN_S = 30.0  # the store does at once, unless its machine or the net
 
 
 class RunEnded(Exception):
-    """Another machine has ended the run; the handler's `ended_by` says how."""
+    """The run has ended, on another machine; where it failed, the handler's `ended_by` says how."""
 
 
 class Rendezvous(RendezvousHandler):

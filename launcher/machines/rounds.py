@@ -81,6 +81,8 @@ class MachinesRendezvous(Rendezvous):
         member.send(messages.Ready(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
+        for note in joined.notes:
+            say(f"note: {note}")
         if self._probe is not None:
             self._probe.close()
             self._probe = None
@@ -128,6 +130,9 @@ class MachinesRendezvous(Rendezvous):
                     member.send(messages.Probed(connect.try_to_reach(to_try)))
                 continue
             self._look()
+            if member.is_all_done:
+                say("the run has ended well, without ranks on this machine")
+                raise RunEnded
             if member.refused is not None:
                 raise self._membership.not_taken_in()
             if member.missing is not missing and member.missing is not None:

@@ -156,10 +156,10 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     """Return one note for all settings that had no effect, or none.
 
     `ranks` are what each rank on this machine has used. Nothing is said of what a library may have
-    used, or where a rank did not report its end.
+    used, where a rank did not report its end, or where there were none.
     """
     known = [uses for uses in ranks if uses is not None]
-    if len(known) < len(ranks):
+    if len(known) < len(ranks) or not ranks:
         return []
     readers = {name for uses in known for name in uses.readers}
     parts = []

@@ -182,7 +182,11 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     lost.kill()
     lost.communicate()
     wait_until(are_up(2, attempt=1), *machines)
+    spare = start(*place, script(TRAINS))
+    wait_for_lines(spare, "waiting for the next restart of the run")
     Path("end_1").touch()
+    ((code, errors),) = ends([spare])
+    assert (code, errors) == (0, "headway: the run has ended well, without ranks on this machine\n")
     for one in machines:
         out, _ = finished(one, 0)
         assert "of 2" in out
@@ -196,7 +200,7 @@ def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
 
     def begin(rank: int, key: str) -> subprocess.Popen[str]:
         monkeypatch.setenv("HEADWAY_RUN_KEY", key)
-        return start(*place, "--machine-rank", str(rank), name)
+        return start(*place, "--machine-rank", str(rank), name, *["--own"] * rank)
 
     main, other = begin(0, "the key of this run"), begin(1, "the key of another one")
     ((code, errors),) = ends([other])
@@ -208,6 +212,8 @@ def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
     assert [one.returncode for one in machines] == [0, 0], told
     assert all("key None" in out for out, _ in told)
     assert "refused a connection from 127.0.0.1" in told[0][1]
+    for _, errors in told:
+        assert ": arguments of the script are not those on machine 0\n" in errors
 
 
 @pytest.fixture

@@ -403,12 +403,13 @@ def test_a_range_waits_for_another_machine_when_too_few_are_left(stops_for_long:
 
 
 def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -> None:
-    run = Run(2, 2).begun(2)
+    run = Run(2, 3).begun(2)
+    run.join(3, None)
     run.take(2, Done())
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert not run.sent()
     run.take(1, Done())
-    assert run.sent() == [(1, AllDone())]
+    assert run.sent() == [(1, AllDone()), (3, AllDone())]
 
 
 def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> None:
