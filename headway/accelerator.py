@@ -1120,8 +1120,9 @@ class Accelerator(Process):
     def end_training(self) -> None:
         """End what this run has started, in this order; call it last, on every rank.
 
-        Signals do what they did before; a checkpoint that is being written is waited for; trackers
-        are finished, as they are when the script ends without this call; the process group ends.
+        A checkpoint that is being written is waited for, whatever signals come; then they do what
+        they did before; trackers are finished, as they are when the script ends without this call;
+        the process group ends.
         Other ranks are waited for, until they call this or have left the script.
 
         Raises:
@@ -1129,10 +1130,10 @@ class Accelerator(Process):
             CheckpointError: the checkpoint could not be saved; all else is ended.
         """
         compare_at_end(self.parts.training, has_split=self.has_split)
-        self.parts.preemption.release()
         with ExitStack() as ends:
             ends.callback(leave_world)
             ends.callback(self.parts.tracking.finish)
+            ends.callback(self.parts.preemption.release)
             self.parts.checkpoints.close()
         own.note_end_of_training()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
 from headway.checkpoint.tensors import own_part
 from headway.contract.progress import WRITER
+from headway.contract.signals import put_off
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
@@ -47,11 +49,17 @@ class Background:
         with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
-        self._thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
+        self._thread = threading.Thread(
+            # `end` waits for it: Python itself would, but let signals end the process meanwhile
+            target=self._write,
+            args=(staged, group),
+            name=WRITER,
+            daemon=True,
+        )
         if self._join not in before_leaving:
             before_leaving.append(self._join)
-        atexit.unregister(self._end)
-        atexit.register(self._end)  # now, to come before other exit handlers
+        atexit.unregister(self.end)
+        atexit.register(self.end)  # now, to come before other exit handlers
         if self._first is None:
             self._first = self._thread
             os.register_at_fork(before=partial(_wait_for_first, ref(self)))
@@ -71,11 +79,15 @@ class Background:
             raise failure
 
     def close(self) -> None:
-        """Wait, as `wait` does, but on this rank alone, and free the copies."""
-        self._join()
+        """Wait, as `wait` does, but on this rank alone, and free the copies.
+
+        What stops the process by default does so once the checkpoint is there.
+        """
+        with put_off():
+            self._join()
         self._thread = None
         self._copies.clear()
-        atexit.unregister(self._end)
+        atexit.unregister(self.end)
         if self._join in before_leaving:
             before_leaving.remove(self._join)
         self._raise_failure()
@@ -113,14 +125,22 @@ class Background:
             self._group_of = dist.group.WORLD
         return self._group
 
-    def _end(self) -> None:
-        """Exit with the code of a failure that nobody has waited for."""
-        self._join()
-        if self._failure is None:
-            return
-        print(f"error: {self._failure}", file=sys.stderr, flush=True)
-        atexit.unregister(self._end)
-        _exit_with(CheckpointError.exit_code)
+    def end(self) -> None:
+        """Exit with the code of a failure that nobody has waited for, or of Ctrl-C."""
+        code = 0
+        try:
+            with put_off():
+                self._join()
+        except KeyboardInterrupt:  # which Python ignores in exit handlers
+            code = 128 + signal.SIGINT
+            if self._thread is not None and self._thread.is_alive():  # it is the second one
+                os._exit(code)
+        if self._failure is not None:
+            code = CheckpointError.exit_code
+            print(f"error: {self._failure}", file=sys.stderr, flush=True)
+        if code:
+            atexit.unregister(self.end)
+            _exit_with(code)
 
 
 def _wait_for_first(of: ref[Background]) -> None:

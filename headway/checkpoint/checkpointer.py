@@ -152,13 +152,20 @@ class Checkpointer:
         if self._background is not None:
             self._background.wait()
 
+    def take_at_exit(self) -> None:
+        """Take the checkpoint that is due; exit handlers that this registers are not called."""
+        self.training.run.checkpoint.take()
+        if self._background is not None:
+            self._background.end()
+
     def close(self) -> None:
-        """Wait for a checkpoint, on this rank alone, free its copies, and leave the project.
+        """Take the checkpoint that is due, wait on this rank alone, and leave the project.
 
         Raises:
             CheckpointError: this rank could not save it.
         """
         try:
+            self.training.run.checkpoint.take()
             if self._background is not None:
                 self._background.close()
         finally:

@@ -30,7 +30,6 @@ from headway.contract.notes import say
 from headway.contract.paths import is_absent
 from headway.contract.progress import Progress
 from headway.contract.run import LATEST, NEWEST, is_restart
-from headway.data.passes import DueCheckpoint
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.trackers.tracking import RUNS_FILE, Tracking
@@ -233,8 +232,7 @@ class Preemption:
         self._tracking.go_on_in(runs)
 
     def release(self) -> None:
-        """Take the checkpoint that is due, and let signals do what they did before."""
-        self._training.run.checkpoint.take()
+        """Let signals do what they did before; the last checkpoint has been written."""
         atexit.unregister(self._at_end)
         self._report()
         atexit.unregister(self._report)
@@ -271,7 +269,7 @@ class Preemption:
         self._schedule.saved(step, time.monotonic())
         if due.mark(take):
             atexit.unregister(self._at_end)
-            self._at_end = atexit.register(partial(_take_at_end, ref(due)))
+            self._at_end = atexit.register(partial(_take_at_end, ref(self._checkpoints)))
             return str(named_folder(project, STEP, step))
         return take()
 
@@ -421,11 +419,11 @@ def _interval_of(every: int | str | None) -> Interval:
         ) from None
 
 
-def _take_at_end(of: ref[DueCheckpoint]) -> None:
+def _take_at_end(of: ref[Checkpointer]) -> None:
     """Take the checkpoint that is due at the end of a script that does not end the training."""
-    due = of()
-    if due is not None and getattr(sys, "last_type", None) is None:
-        due.take()
+    checkpoints = of()
+    if checkpoints is not None and getattr(sys, "last_type", None) is None:
+        checkpoints.take_at_exit()
 
 
 def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:

@@ -65,8 +65,7 @@ class StopSignals:
 
     def trap(self) -> None:
         """Start to note signals; Python allows this in the main thread only."""
-        for one in (Request.SIGTERM, Request.SIGINT, Request.SIGHUP, Request.SIGUSR1):
-            number = signal.Signals[one.name]
+        for number in signals.STOPS:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
                 self._before |= signals.trap(self._note, number)

@@ -51,6 +51,34 @@ def held(*numbers: int) -> Iterator[list[int]]:
         put_back(before)
 
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a training to stop."""
+
+
+@contextmanager
+def put_off() -> Iterator[None]:
+    """Do after the block what those of `STOPS` usually do that come in it.
+
+    Those with a handler of the script's are not put off, nor is a second SIGINT.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    before: dict[int, Handler] = {}
+    with suppress(ValueError):  # in another thread, which runs no handlers
+        before = trap(note, *(one for one in STOPS if is_usual(signal.getsignal(one))))
+    try:
+        yield
+    finally:
+        put_back(before)
+    for number in came:
+        signal.raise_signal(number)
+
+
 def ignore(*numbers: int) -> dict[int, Handler]:
     """Ignore these signals, also in executed programs, and return the earlier handlers."""
     return trap(signal.SIG_IGN, *numbers)

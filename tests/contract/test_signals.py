@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headway.contract.signals import Bell, trapped
+from headway.contract.signals import Bell, put_off, trapped
 
 pytestmark = pytest.mark.processes
 
@@ -22,6 +22,24 @@ def test_a_wait_ends_at_its_time_although_a_signal_handler_took_longer() -> None
         assert not bell.wait(0.2)
     watchdog.cancel()
     watchdog.join()
+
+
+def test_signals_that_are_put_off_come_again_and_those_with_a_handler_come_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raise_signal, heard, again = signal.raise_signal, list[int](), list[int]()
+    monkeypatch.setattr(signal, "raise_signal", again.append)
+    with trapped(lambda number, _: heard.append(number), signal.SIGUSR1):
+        with put_off():
+            raise_signal(signal.SIGTERM)
+            raise_signal(signal.SIGUSR1)
+            assert (heard, again) == ([signal.SIGUSR1], [])
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert again == [signal.SIGTERM]
+    with put_off():
+        raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            raise_signal(signal.SIGINT)
 
 
 def test_a_signal_handler_and_a_thread_ring_and_no_ring_before_a_wait_is_lost() -> None:

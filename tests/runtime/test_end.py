@@ -7,18 +7,26 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from headway import accelerator as module  # noqa: E402
-from headway.checkpoint import saving  # noqa: E402
+from headway.checkpoint import background, preemption, saving  # noqa: E402
+from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.distributed import meeting  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
-from tests.runtime.resumed_training import CHECKPOINTS, Training, names  # noqa: E402
+from tests.runtime.resumed_training import (  # noqa: E402
+    CHECKPOINTS,
+    STEPS_PER_EPOCH,
+    Training,
+    names,
+)
+from tests.waiting import wait_until  # noqa: E402
 
-ORDER = ["signals", "checkpoint", "trackers", "process group"]
+ORDER = ["checkpoint", "signals", "trackers", "process group"]
 
 
 @pytest.fixture
@@ -37,8 +45,8 @@ def training(monkeypatch: pytest.MonkeyPatch) -> tuple[Training, list[str]]:
         return note
 
     for owner, call, name in (
-        (parts.preemption, "release", ORDER[0]),
-        (parts.checkpoints, "close", ORDER[1]),
+        (parts.preemption, "release", ORDER[1]),
+        (parts.checkpoints, "close", ORDER[0]),
         (parts.tracking, "finish", ORDER[2]),
         (module, "leave_world", ORDER[3]),
     ):
@@ -112,6 +120,40 @@ def test_the_rest_is_ended_where_the_checkpoint_could_not_be_saved(
             training[0].accelerator.end_training()
     assert training[1] == ORDER
     assert not names()
+
+
+@pytest.mark.parametrize("how", ["end_training", "exit"])
+def test_what_ends_the_process_does_so_once_the_last_checkpoint_is_written(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = list[int]()
+
+    def write_late(*words: Any) -> Any:
+        wait_until(lambda: signal.getsignal(signal.SIGINT) != signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+        return save_tensors(*words)
+
+    monkeypatch.setattr(saving, "save_tensors", write_late)
+    monkeypatch.setattr(background, "_exit_with", codes.append)
+    accelerator = Training().accelerator
+    accelerator.save_state(CHECKPOINTS / "own", wait=False)
+    if how == "exit":
+        accelerator.parts.checkpoints.take_at_exit()
+        assert codes == [130]
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            accelerator.end_training()
+    assert names() == ["own"]
+
+
+def test_a_checkpoint_that_is_due_at_exit_is_written_before_the_process_leaves() -> None:
+    training = Training()
+    accelerator = training.accelerator
+    accelerator.resume()
+    for _ in training.batches():
+        accelerator.checkpoint(every=STEPS_PER_EPOCH, wait=False)
+    preemption._take_at_end(ref(accelerator.parts.checkpoints))
+    assert names() == ["step_00000005"]
 
 
 class Store:
