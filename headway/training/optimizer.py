@@ -9,6 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from headway.contract.progress import Progress, process_progress
+from headway.distributed.collectives import reduce
 from headway.errors import UsageError
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
@@ -44,6 +45,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         precision: Precision | None = None,
         progress: Progress | None = None,
         after_step: Callable[[int], int] | None = None,
+        averages_losses: bool = False,
     ) -> None:
         if scaler is not None and precision is None:
             raise UsageError(
@@ -56,6 +58,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._accumulation = accumulation or self.gradient_state.accumulation
         self._precision = precision or Precision().set_up(self.accelerator_state.device)
         self._progress = progress or process_progress()
+        self._averages_losses = averages_losses
         self.step_count = 0  # steps that changed the weights
         self._after_step = after_step
         self._next_call = after_step(0) if after_step is not None else 0
@@ -84,7 +87,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the weights, unless gradients accumulate or overflowed (fp16).
 
-        Return what `closure` returned first, as torch's optimizers do.
+        Return what `closure` returned first, as torch's optimizers do. With several ranks the
+        optimizer sees the mean of their losses, which is what the gradients belong to.
         """
         accumulation, progress = self._accumulation, self._progress
         losses: list[Any] = []
@@ -116,8 +120,11 @@ class PreparedOptimizer(torch.optim.Optimizer):
             )
 
         def noting() -> Any:
-            losses.append(closure())
-            return losses[-1]
+            loss = closure()
+            if self._averages_losses and loss is not None:
+                loss = reduce(torch.as_tensor(loss, device=self.accelerator_state.device), "mean")
+            losses.append(loss)
+            return loss
 
         return noting
 

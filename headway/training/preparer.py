@@ -144,6 +144,7 @@ class Preparer:
                 precision=training.precision,
                 progress=training.progress,
                 after_step=partial(self._compare_ranks, optimizer),
+                averages_losses=training.strategy.data_size > 1,
             )
             training.remember(optimizer, prepared)
 

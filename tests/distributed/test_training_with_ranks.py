@@ -86,6 +86,34 @@ def test_one_scheduler_step_per_optimizer_step_also_in_an_incomplete_window() ->
         assert due[-1]
 
 
+@with_ranks(2)
+def test_an_optimizer_with_a_closure_sees_the_loss_of_all_ranks() -> None:
+    set_seed(0)
+    data, accelerator = torch.randn(8, 3), Accelerator()
+    plain, model = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    model.load_state_dict(plain.state_dict())
+    prepared = accelerator.prepare(model)
+
+    def fit(trained: torch.nn.Module, x: torch.Tensor) -> None:
+        optimizer: Any = torch.optim.LBFGS(
+            trained.parameters(), line_search_fn="strong_wolfe", max_iter=5
+        )
+        optimizer = accelerator.prepare(optimizer) if trained is prepared else optimizer
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = (trained(x)[:, 0] - x.exp().sum(1)).square().mean()
+            (accelerator.backward if trained is prepared else torch.Tensor.backward)(loss)
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    fit(plain, data)
+    fit(prepared, data[4 * RANK :][:4])
+    assert values(model) == pytest.approx(values(plain), abs=1e-4)
+
+
 @with_ranks(2, 3)
 def test_gradients_stay_on_their_rank_until_they_are_due() -> None:
     set_seed(0)
