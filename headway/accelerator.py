@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from headway.checkpoint.checkpointer import Checkpointer
-from headway.checkpoint.files import save, save_weights
+from headway.checkpoint.files import save, save_weights, under_own_names
 from headway.checkpoint.preemption import Preemption, ResumedRun
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
@@ -656,7 +656,8 @@ class Accelerator(Process):
         """
         training = self.parts.training
         inner = training.inner(model, "get_state_dict(...)")
-        return training.strategy.state_dict(inner if unwrap else model)
+        state = training.strategy.state_dict(inner if unwrap else model)
+        return under_own_names(state) if unwrap else state
 
     def save_model(
         self,

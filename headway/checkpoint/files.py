@@ -115,6 +115,11 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def under_own_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict without the parts that `torch.compile` adds to names of weights."""
+    return {re.sub(r"\b_orig_mod\.", "", name): one for name, one in state_dict.items()}
+
+
 @contextmanager
 def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
     """Yield a file of the same name for each target, which it replaces unless the block fails."""
@@ -167,7 +172,7 @@ def save_weights(
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)
     _check(state_dict, folder, safe_serialization)
-    state = without_shared_memory(state_dict)
+    state = without_shared_memory(under_own_names(state_dict))
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     shards = _shards(state, limit)
     names = [name] if len(shards) == 1 else _numbered(name, len(shards))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headway.checkpoint.files import under_own_names
 from headway.checkpoint.folders import recover
 from headway.checkpoint.manifest import (
     NAME,
@@ -122,7 +123,7 @@ def weights_in(folder: Path, number: int | None = None) -> Weights:
                 if models
                 else "export one that was saved with its weights",
             )
-        weights = models[number or 0]
+        weights = under_own_names(models[number or 0])
         tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
         return Weights(tensors, sorted(weights.keys() - tensors.keys()))
 

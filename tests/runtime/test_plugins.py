@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator
+from headway.checkpoint.loading import weights_in
 from headway.distributed.handler import Handlers
 from headway.errors import UsageError
 from headway.precision.precision import Fp16, PrecisionSettings
@@ -204,6 +205,18 @@ def test_models_are_compiled_whole_or_block_by_block(regional: bool) -> None:
     assert accelerator.unwrap_model(model, keep_torch_compile=False) is plain
     assert accelerator.prepare(model) is model
     torch.compiler.reset()
+
+
+def test_weights_of_a_partly_compiled_model_have_their_own_names(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    names = list(model.state_dict())
+    model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(model)
+    assert list(accelerator.get_state_dict(model)) == names
+    accelerator.save_model(model, tmp_path, safe_serialization=False)
+    assert list(torch.load(tmp_path / "pytorch_model.bin")) == names
+    assert list(weights_in(Path(accelerator.save_state(tmp_path / "saved"))).tensors) == names
 
 
 def test_a_model_without_repeated_blocks_is_compiled_whole() -> None:
