@@ -160,6 +160,7 @@ def loaded(module: str) -> dict[str, Any]:
         "drawn": torch.rand(1).item(),
         "uneven": batches(accelerator),
         "dropped": batches(accelerator, drop_last=True),
+        "small": accelerator.reduce(torch.tensor(200, dtype=torch.uint8)).item(),
         "none": accelerator.reduce(torch.tensor(RANK + 1.0), "none").item(),
         "joined": joined(accelerator),
     }

@@ -55,6 +55,15 @@ def test_collectives_agree_with_arithmetic() -> None:
     assert accelerator.reduce(torch.tensor([1.0, RANK])).tolist() == [WORLD, sum(range(WORLD))]
     assert reduce(torch.tensor(RANK)).item() == (WORLD - 1) / 2
     assert reduce(torch.tensor(2), "sum", scale=0.5).item() == WORLD
+    true, most = torch.tensor([True, RANK == 0]), torch.tensor(200, dtype=torch.uint8)
+    for own, total in ((true, [WORLD, 1]), (most, 200 * WORLD)):
+        assert (found := reduce(own, "sum")).dtype == torch.int64
+        assert found.tolist() == total
+    if WORLD > 1:
+        assert reduce(true).tolist() == pytest.approx([1, 1 / WORLD])
+        assert reduce(most).item() == 200
+    half = reduce(torch.tensor(40000.0, dtype=torch.float16))
+    assert (half.item(), half.dtype) == (40000, torch.float16)
     assert broadcast([torch.tensor(RANK)], from_process=last)[0].item() == last
     objects = broadcast_object_list([f"rank {RANK}", RANK], from_process=last)
     assert objects == [f"rank {last}", last]
@@ -68,6 +77,9 @@ def test_tensors_are_padded_to_the_longest() -> None:
     first = Accelerator().pad_across_processes(ragged, pad_first=True)[0].tolist()
     assert first == ([1, 1] if RANK == WORLD - 1 else [0, 0])
     assert pad_across_processes(torch.tensor(3.0), dim=1).item() == 3.0
+    for own, index in ((ragged.bool(), -100), (ragged.byte(), -100), (ragged.long(), 0.5)):
+        with pytest.raises(UsageError, match=rf"{index}, which {own.dtype} cannot hold"):
+            pad_across_processes(own, pad_index=index)
 
 
 @with_ranks(2, 3)
