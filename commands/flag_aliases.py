@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headway.settings.table import TABLE
 
 _RENAMED = {  # flags of other tools, and the setting that each is
@@ -20,13 +22,18 @@ _RENAMED = {  # flags of other tools, and the setting that each is
     **dict.fromkeys(("--redirects", "-r", "--tee", "-t"), "log_dir"),
     "--num-cpu-threads-per-process": "threads_per_process",
     "--shutdown-timeout": "grace_period_s",
+    **dict.fromkeys(("--fsdp-sharding-strategy", "--fsdp-reshard-after-forward"), "strategy"),
+    **dict.fromkeys(("--fsdp-transformer-layer-cls-to-wrap", "--fsdp-min-num-params"), "wrap"),
 }
 _REPLACED = {  # and the words that each is
     **dict.fromkeys(("--no-cuda", "--use-cpu", "--multi-cpu"), "--cpu"),
     **dict.fromkeys(("--mps", "--use-mps-device"), "--device mps"),
     "--use-xpu": "--device xpu",
-    "--hostfile": "--hosts a,b:2",
+    **dict.fromkeys(("--hostfile", "--deepspeed-hostfile", "--mpirun-hostfile"), "--hosts a,b:2"),
     "--use-fsdp": "--strategy fsdp",
+    "--fsdp-offload-params": "--cpu-offload",
+    "--fsdp-activation-checkpointing": "--activation-checkpointing",
+    "--enable-cpu-affinity": "--numa-binding node",
     "--config-file": "--profile NAME, after `headway config import FILE`",
     **dict.fromkeys(
         ("--partition", "--account", "--time", "--qos", "--gres"),
@@ -36,8 +43,35 @@ _REPLACED = {  # and the words that each is
 }
 _NOT_NEEDED = (
     *("--multi-gpu", "--standalone", "--use-env", "--monitor-interval", "--same-network"),
-    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--role", "--run-path"),
 )
+_WITHOUT_COUNTERPART = {  # and what to do; "--a-" stands for all that begin so
+    **dict.fromkeys(
+        ("--event-log-handler", "--duplicate-stdout-filters", "--duplicate-stderr-filters")
+        + ("--local-addr", "--logs-specs", "--signals-to-handle", "--virtual-local-rank"),
+        "remove it",
+    ),
+    "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
+    "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
+    "--fp8-": "pass --mixed-precision bf16",
+    "--fsdp-": "pass --strategy fsdp; docs/sharding.md has what it takes",
+    **dict.fromkeys(
+        ("--use-deepspeed", "--deepspeed-", "--zero-stage", "--zero3-", "--offload-optimizer-")
+        + ("--offload-param-", "--use-megatron-lm", "--megatron-lm-", "--use-parallelism-config")
+        + ("--parallelism-config-",),
+        "pass --strategy fsdp: there are DDP and FSDP",
+    ),
+    **dict.fromkeys(
+        ("--tpu", "--tpu-", "--no-tpu-cluster", "--vm", "--downcast-bf16", "--aws-")
+        + ("--main-training-function",),
+        "remove it: Headway starts nothing on TPUs or SageMaker",
+    ),
+}
+_OBEYED = (  # variables of torchrun, or what is so here anyway
+    *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    *("PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_STANDALONE"),
+)
+_OF_BOTH = ("--log-dir", "--numa-binding", "--no-python", "--module")
 
 
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
@@ -50,9 +84,24 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     if name in _REPLACED:
         return f"is {_REPLACED[name]} here", f"pass {_REPLACED[name]}"
     if name not in _RENAMED:
+        for one, fix in _WITHOUT_COUNTERPART.items():
+            if name == one or (one[-1] == "-" and name.startswith(one)):
+                return "is of torchrun or accelerate launch, without a counterpart here", fix
         return None
     row = TABLE[_RENAMED[name]]
     if name == "--gpu-ids" and value.isdecimal():
         value = f"{value},"  # an index there, and a count here
     is_same = row.reads(value) and row.name != "log_dir"
     return f"is {row.flag} here", f"pass {row.as_flag(value if is_same else row.metavar)}"
+
+
+def torchruns_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a note if there are PET_*, which torchrun obeys, and a launch does not."""
+    parts = []
+    for name, value in environ.items():
+        is_usual = name in _OBEYED or value in ("", "0", "c10d", "static")
+        if name.startswith("PET_") and not is_usual:
+            flag = "--" + name[4:].lower().replace("_", "-")
+            own = f"pass {flag}" if flag in _OF_BOTH else "remove it"
+            parts.append(f"{name} ({(foreign_flag(flag, value) or ('', own))[1]})")
+    return [f"a launch does not read these variables of torchrun: {', '.join(parts)}"] * bool(parts)

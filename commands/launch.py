@@ -188,6 +188,10 @@ def _make_plan(launch: _Launch) -> None:
     )
     stronger = _overridden(launch.profiles) if parsed.profile else []
     others = other_environment(plan.program.name, plan.python[0], launch.environ)
+    if any(name.startswith("PET_") for name in launch.environ):
+        from headway.commands.flag_aliases import torchruns_variables
+
+        stronger += torchruns_variables(launch.environ)
     launch.plan = plan._replace(notes=(*plan.notes, *stronger, *others))
 
 

@@ -63,7 +63,7 @@ def try_resolve(
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
     """Return the settings like `resolve`, and the problems of those that cannot be parsed."""
-    values, problems, unread = _read([_of_accelerate(layers, environ), *layers])
+    values, problems, unread = _read([_of_other_launchers(layers, environ), *layers])
     if values["num_machines"].value == 1:  # set explicitly: the run stays on this machine
         cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
     asked_of_cluster = {
@@ -89,14 +89,14 @@ def try_resolve(
     return Settings(values, unread), problems
 
 
-def _of_accelerate(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
-    """Return what Accelerate's variables say of settings that no layer has, as a script reads them.
+def _of_other_launchers(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
+    """Return what Accelerate's and torchrun's variables say of settings that no layer has.
 
     Inside of a launch they are its own. ACCELERATE_USE_CPU decides what `device: auto` is.
     """
     return {
         name: Entry(environ[variable], Origin(Layer.ENVIRONMENT, variable=variable))
-        for name, variable in ACCELERATE.items()
+        for name, variable in {**ACCELERATE, "max_restarts": "PET_MAX_RESTARTS"}.items()
         if environ.get(variable) and name != "device" and RUN_VARIABLE not in environ
         if not any(name in layer for layer in layers)
     }

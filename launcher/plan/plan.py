@@ -14,7 +14,7 @@ from headway.contract.secrets import masked, masked_command
 from headway.history.store import Launch, copied_commit, script_path, variables_of
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
-from headway.settings.setting import Value
+from headway.settings.setting import VARIABLE_PREFIX, Value
 from headway.settings.table import NO_CLUSTER, NODE, TABLE, Settings
 
 
@@ -81,19 +81,30 @@ class LaunchPlan(NamedTuple):
 def summary(plan: LaunchPlan) -> str:
     settings = plan.settings
     processes = counted(settings.num_processes, "process", "processes")
-    parts = [f"{processes} on {settings.device}"]
+    of = partial(_variable_of, settings)
+    parts = [f"{processes}{of('num_processes')} on {settings.device}{of('device')}"]
     if settings.num_machines > 1:
-        parts.append(place_of(settings))
+        parts.append(place_of(settings) + of("num_machines"))
     if plan.task is not None:
         parts.append(f"rank {plan.task.rank} of {plan.task.world_size}")
-    parts.append(
-        f"precision {'fp32' if settings.mixed_precision == 'no' else settings.mixed_precision}"
-    )
+    precision = "fp32" if settings.mixed_precision == "no" else settings.mixed_precision
+    parts.append(f"precision {precision}{of('mixed_precision')}")
+    for name in ("gradient_accumulation_steps", "max_restarts"):
+        if variable := of(name):
+            words = name.removesuffix("_steps").replace("_", " ")
+            parts.append(f"{words} {settings.values[name].value}{variable}")
     each = " each" if settings.num_processes > 1 else ""
-    parts.append(counted(settings.threads_per_process, "thread", "threads") + each)
+    threads = counted(settings.threads_per_process, "thread", "threads")
+    parts.append(threads + each + of("threads_per_process"))
     if plan.supervised is not None and settings.debug_rank is not None:
         parts.append(f"rank {settings.debug_rank} has the terminal (Ctrl-C twice ends the run)")
     return f"{shown(plan.program.name)}: {', '.join(parts)}"
+
+
+def _variable_of(settings: Settings, name: str) -> str:
+    """Return the variable of another program that has set a value, in parentheses, or empty."""
+    variable = settings.origin(name).variable
+    return f" ({variable})" if variable and not variable.startswith(VARIABLE_PREFIX) else ""
 
 
 def place_of(settings: Settings) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.commands.flag_aliases import torchruns_variables
 from headway.commands.launch import make_parser
 from headway.errors import ConfigError
 
@@ -35,7 +36,8 @@ def refused(*words: str) -> tuple[str, str]:
         ("-r 3", "pass --log-dir DIR"),
         ("--standalone", "remove it"),
         ("--rdzv_backend=c10d", "remove it"),
-        ("--megatron-lm-tp-degree 2", OF_SCRIPT),
+        ("--dynamo_backend no", "pass Accelerator(dynamo_backend=NAME) in the script"),
+        ("--dynamo 2", OF_SCRIPT),
         ("--multi-cpu", "pass --cpu"),
         ("--use_fsdp", "pass --strategy fsdp"),
         ("--config_file a.yaml", "pass --profile NAME, after `headway config import FILE`"),
@@ -52,3 +54,24 @@ def refused(*words: str) -> tuple[str, str]:
 def test_the_fix_is_the_flag_to_type(typed: str, fix: str) -> None:
     Path("-dash.py").touch()
     assert refused(*typed.split())[1] == fix
+
+
+def test_each_flag_of_torchrun_and_accelerate_launch_has_an_answer() -> None:
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    flags = [*launch_command_parser()._actions, *get_args_parser()._actions]
+    names = {name.replace("_", "-") for flag in flags for name in flag.option_strings}
+    assert len(names) > 100
+    for name in names - make_parser().known.keys():
+        assert OF_SCRIPT not in refused(f"{name}=1")[1], name
+
+
+def test_the_variables_of_torchrun_that_a_launch_does_not_read_are_named_with_our_flag() -> None:
+    usual = {"NNODES": "2", "STANDALONE": "1", "RDZV_BACKEND": "c10d", "REDIRECTS": "0"}
+    named = {"LOG_DIR": "a", "LOCAL_RANKS_FILTER": "0,1", "RDZV_CONF": "a=b"}
+    environ = {f"PET_{name}": text for name, text in {**usual, **named}.items()}
+    (note,) = torchruns_variables(environ)
+    said = "PET_LOG_DIR (pass --log-dir), PET_LOCAL_RANKS_FILTER (pass --ranks 0,1), PET_RDZV_CONF"
+    assert note.endswith(f": {said} (remove it)")
+    assert torchruns_variables({"PET_NNODES": "2"}) == []

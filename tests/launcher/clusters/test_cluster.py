@@ -158,10 +158,13 @@ def test_dry_run_and_config_show_name_the_variables(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script("pass")
-    for name, text in POD.items():
+    for name, text in {**POD, "PET_MAX_RESTARTS": "2", "PET_TEE": "3"}.items():
         monkeypatch.setenv(name, text)
     assert main(words) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = capsys.readouterr().out
+    assert ("PET_TEE (pass --log-dir DIR)" in shown) == (words[0] == "launch")
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["max_restarts", "2", "environment", "PET_MAX_RESTARTS"] in rows
     assert ["num_machines", "2", "PET_NNODES"] in rows
     assert ["main_address", "job-master-0", "PET_MASTER_ADDR"] in rows
 

@@ -110,6 +110,12 @@ def test_no_default_of_ours_replaces_what_the_shell_has_set() -> None:
     run = json.loads(set_by(launch)["HEADWAY_RUN"] or "")
     assert (run["mixed_precision"], run["gradient_accumulation_steps"]) == ("bf16", 4)
     assert launch.settings.origin("mixed_precision").variable == "ACCELERATE_MIXED_PRECISION"
+    others = {"PET_MAX_RESTARTS": "3", "OMP_NUM_THREADS": "2"}
+    assert summary(plan(environ={**SHELL, **others}, num_processes="2")) == (
+        "train.py: 2 processes on cpu, precision bf16 (ACCELERATE_MIXED_PRECISION), gradient "
+        "accumulation 4 (ACCELERATE_GRADIENT_ACCUMULATION_STEPS), max restarts 3 "
+        "(PET_MAX_RESTARTS), 2 threads each (OMP_NUM_THREADS)"
+    )
     typed = set_by(plan(environ=SHELL, mixed_precision="no"))
     assert typed["ACCELERATE_MIXED_PRECISION"] == "no"
     nested = {**SHELL, "HEADWAY_RUN": "{}"}
