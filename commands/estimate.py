@@ -60,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
     parsed.no_python = False
     program = program_from(parser, parsed, own, rest)
     here = detect_machine(full=True)
-    devices = devices_of(here) if parsed.devices is None else parse_devices(parsed.devices, here)
+    if parsed.cpu and parsed.devices is not None:
+        parser.error("--cpu means --devices cpu: pass one of the two")
+    text = "cpu" if parsed.cpu else parsed.devices
+    devices = devices_of(here) if text is None else parse_devices(text, here)
     attempt = Attempt(
         program=program.name,
         args=program.args,
@@ -100,6 +103,7 @@ def make_parser() -> Parser:
         appendix=EXAMPLES,
     )
     parser.flag("--devices", metavar="DEVICES", help="what it is to be trained on (default: here)")
+    parser.flag("--cpu", help="the same as --devices cpu")
     parser.flag("--strategy", metavar="NAME", help="only this row of the table")
     of_launch = "as for headway launch; for scripts with an Accelerator"
     parser.flag("--mixed-precision", metavar="NAME", choices=list(PRECISIONS), help=of_launch)

@@ -46,26 +46,26 @@ _NOT_NEEDED = (
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--role", "--run-path"),
 )
 _WITHOUT_COUNTERPART = {  # and what to do; "--a-" stands for all that begin so
-    **dict.fromkeys(
-        ("--event-log-handler", "--duplicate-stdout-filters", "--duplicate-stderr-filters")
-        + ("--local-addr", "--logs-specs", "--signals-to-handle", "--virtual-local-rank"),
-        "remove it",
-    ),
+    **dict.fromkeys(("--event-log-handler", "--local-addr", "--logs-specs"), "remove it"),
+    **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), "remove it"),
+    **dict.fromkeys(("--signals-to-handle", "--virtual-local-rank"), "remove it"),
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
     "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
     "--fp8-": "pass --mixed-precision bf16",
     "--fsdp-": "pass --strategy fsdp; docs/sharding.md has what it takes",
     **dict.fromkeys(
-        ("--use-deepspeed", "--deepspeed-", "--zero-stage", "--zero3-", "--offload-optimizer-")
-        + ("--offload-param-", "--use-megatron-lm", "--megatron-lm-", "--use-parallelism-config")
-        + ("--parallelism-config-",),
+        (
+            *("--use-deepspeed", "--deepspeed-", "--zero-stage", "--zero3-", "--use-megatron-lm"),
+            *("--megatron-lm-", "--offload-optimizer-", "--offload-param-"),
+            *("--use-parallelism-config", "--parallelism-config-"),
+        ),
         "pass --strategy fsdp: there are DDP and FSDP",
     ),
     **dict.fromkeys(
-        ("--tpu", "--tpu-", "--no-tpu-cluster", "--vm", "--downcast-bf16", "--aws-")
-        + ("--main-training-function",),
-        "remove it: Headway starts nothing on TPUs or SageMaker",
+        ("--tpu", "--tpu-", "--no-tpu-cluster", "--vm", "--downcast-bf16"),
+        "remove it: Headway trains on no TPU",
     ),
+    **dict.fromkeys(("--main-training-function", "--aws-"), "remove it"),
 }
 _OBEYED = (  # variables of torchrun, or what is so here anyway
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.commands.flags import Parser
 from headway.commands.runs import RUN
-from headway.contract.notes import say
+from headway.contract.notes import named, say
 from headway.contract.records import LOGS
 from headway.errors import ConfigError
 from headway.history.record import RunRecord, find, is_running
@@ -57,9 +57,11 @@ def main(argv: Sequence[str]) -> int:
             _print_name(path, files)
             slurm_jobs.copy_new(path, 0, _write)
         return 0
-    tails = {
-        one: lines for one, lines in record.tails.items() if rank in (None, one) and any(lines)
-    }
+    known = {one: lines for one, lines in record.tails.items() if rank in (None, one)}
+    tails = {one: lines for one, lines in known.items() if any(lines)}
+    if known and not tails and "debug_rank" not in record.start.origins:
+        say(f"{named([*known])} of run {record.name} printed nothing")
+        return 0
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
         what = f"no output{of} of run {record.name} is kept; it goes to the terminal of the launch"

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     with _temporary_folder() as folder:
         require_torch()  # a launch of one process would leave it to the script
         results = os.path.join(folder, "results.json")
-        launch = [*interpreter(), "-m", "headway", "launch", "--quiet", *words]
+        launch = [*interpreter(), "-m", "headway", "launch", "-q", "--set", "record=off", *words]
         began = time.perf_counter()
         with waiting_for("the ranks to start, to import torch and to make the checks"):
             code = subprocess.call([*launch, "-m", "headway.smoke", results])

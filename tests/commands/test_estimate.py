@@ -119,6 +119,7 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
     "words",
     [
         ["estimate", "--devices", "H100-80GB", "--strategy", "ddpp", "script.py"],
+        ["estimate", "--devices", "H100-80GB", "--cpu", "script.py"],
         ["estimate", "--devices", "H100-80GB", "--strategy", "fsdp", "script.py"],
         ["estimate", "--devices", "H100-80GB", "--time-limit", "soon", "script.py"],
         ["estimate", "--devices", "H100-80GB", "--time-limit", "0", "script.py"],
@@ -246,10 +247,15 @@ def test_what_is_killed_takes_the_script_with_it(killed: str, tmp_path: Path) ->
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
-def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu() -> None:
+def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("torch")
     Path("script.py").write_text(TRAINING.replace("    net.cuda()\n", "    pass\n"))
     code, printed = run("estimate", "--devices", "24GB", "--strategy", "ddp", "script.py")
     assert code == 2
     assert "script.py leaves its model on the CPU" in printed
     assert "fits" not in printed
+    with_gpus = load_machine(MACHINE)
+    monkeypatch.setattr("headway.commands.estimate.detect_machine", lambda full: with_gpus)
+    assert run("estimate", "--cpu", "--strategy", "ddp", "script.py")[0] == 0

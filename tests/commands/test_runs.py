@@ -181,6 +181,15 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
     assert done.returncode == 7
 
 
+def test_logs_of_ranks_that_printed_nothing_say_so_where_that_is_known() -> None:
+    quiet = write_run(tails={0: ("",), 1: ("",)}, num_processes=2).name
+    assert run("logs") == (0, f"headway: ranks 0-1 of run {quiet} printed nothing\n")
+    write_run(tails={0: ("",)}, origins={"debug_rank": "flag --debug-rank"})
+    assert run("logs")[0] == 2
+    write_run()  # plain Python, without a launcher
+    assert run("logs")[0] == 2
+
+
 def test_the_command_line_of_a_run_is_printed_with_the_variables_of_settings() -> None:
     of_the_job = {"HEADWAY_ALLOCATION": "7:1"}
     variables = {"HEADWAY_MIXED_PRECISION": "bf16", "OMP_NUM_THREADS": "4", **of_the_job}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
+from headway.history.record import read_all
 from tests.distributed.launching import environment, run
 
 CHECKS = [
@@ -50,6 +51,7 @@ def test_two_ranks_exchange_sums_and_step_as_one_process_would(
     assert "sum right, bus bandwidth" in told["all-reduce"]
     assert "bfloat16" in told["precision"]
     assert told["data loader"] == "25 samples, each once"
+    assert read_all() == ([], [])
 
 
 @pytest.mark.distributed

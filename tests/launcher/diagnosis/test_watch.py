@@ -154,9 +154,9 @@ def test_ranks_without_a_process_group_are_noticed_while_they_run(
     monkeypatch.setattr(watch, "ALONE_AFTER_S", 0)
     rank, told = Rank(), list[bool]()
     rank.watch.on_alone = lambda: told.append(True)
-    rank.tell(Ready())
+    rank.tell(figures(20), Ready())
     assert rank.channel.recv(1) == b"?"
-    rank.tell(figures(20), Answer(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
+    rank.tell(Answer(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
     wait_until(rank.watch.kept)
     rank.close()  # which waits for the thread
     assert told == [True] * (not groups)
