@@ -1122,9 +1122,8 @@ class Accelerator(Process):
         """End what this run has started, in this order; call it last, on every rank.
 
         A checkpoint that is being written is waited for, whatever signals come; then they do what
-        they did before; trackers are finished, as they are when the script ends without this call;
-        the process group ends.
-        Other ranks are waited for, until they call this or have left the script.
+        they did before; trackers are finished, as they are without this call; the process group
+        ends. Other ranks are waited for, until they call this or have left the script.
 
         Raises:
             UsageError: another rank trains on, or has other weights; nothing is ended.

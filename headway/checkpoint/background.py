@@ -9,8 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from weakref import ref
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
 from headway.checkpoint.tensors import own_part
+from headway.contract import signals
+from headway.contract.notes import flush_streams
 from headway.contract.progress import WRITER
-from headway.contract.signals import put_off
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
@@ -49,20 +49,16 @@ class Background:
         with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
-        self._thread = threading.Thread(
-            # `end` waits for it: Python itself would, but let signals end the process meanwhile
-            target=self._write,
-            args=(staged, group),
-            name=WRITER,
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
+        self._thread.daemon = True  # Python would wait for it, but signals end the process then
         if self._join not in before_leaving:
             before_leaving.append(self._join)
         atexit.unregister(self.end)
         atexit.register(self.end)  # now, to come before other exit handlers
         if self._first is None:
             self._first = self._thread
-            os.register_at_fork(before=partial(_wait_for_first, ref(self)))
+            join = WeakMethod(self.join_first)  # a hook of the process would keep this alive
+            os.register_at_fork(before=lambda: (join() or bool)())
         self._thread.start()
 
     def wait(self) -> None:
@@ -79,12 +75,8 @@ class Background:
             raise failure
 
     def close(self) -> None:
-        """Wait, as `wait` does, but on this rank alone, and free the copies.
-
-        What stops the process by default does so once the checkpoint is there.
-        """
-        with put_off():
-            self._join()
+        """Wait on this rank alone, whatever signals come, and free the copies."""
+        self._join_undisturbed()
         self._thread = None
         self._copies.clear()
         atexit.unregister(self.end)
@@ -106,6 +98,12 @@ class Background:
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
+
+    def _join_undisturbed(self) -> None:
+        with signals.held(*signals.STOPS) as came:
+            self._join()
+        for number in came:
+            signal.raise_signal(number)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         before, self._copies = self._copies, {}
@@ -129,8 +127,7 @@ class Background:
         """Exit with the code of a failure that nobody has waited for, or of Ctrl-C."""
         code = 0
         try:
-            with put_off():
-                self._join()
+            self._join_undisturbed()
         except KeyboardInterrupt:  # which Python ignores in exit handlers
             code = 128 + signal.SIGINT
             if self._thread is not None and self._thread.is_alive():  # it is the second one
@@ -141,12 +138,6 @@ class Background:
         if code:
             atexit.unregister(self.end)
             _exit_with(code)
-
-
-def _wait_for_first(of: ref[Background]) -> None:
-    background = of()  # which a hook of the process must not keep alive
-    if background is not None:
-        background.join_first()
 
 
 @contextmanager
@@ -184,6 +175,5 @@ def _exit_with(code: int) -> None:
     uses for the same. Handlers registered after the caller of this run twice.
     """
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os._exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -153,10 +154,11 @@ class Checkpointer:
             self._background.wait()
 
     def take_at_exit(self) -> None:
-        """Take the checkpoint that is due; exit handlers that this registers are not called."""
-        self.training.run.checkpoint.take()
-        if self._background is not None:
-            self._background.end()
+        """Take the checkpoint that is due in a script that has not failed, and write all of it."""
+        if getattr(sys, "last_type", None) is None:
+            self.training.run.checkpoint.take()
+            if self._background is not None:
+                self._background.end()
 
     def close(self) -> None:
         """Take the checkpoint that is due, wait on this rank alone, and leave the project.

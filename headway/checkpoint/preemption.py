@@ -12,7 +12,7 @@ from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
-from weakref import ref
+from weakref import WeakMethod
 
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.folders import (
@@ -149,7 +149,7 @@ class Preemption:
         self._stepping: Any = (_NoOptimizerYet,)  # optimizers
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._exit_code: int | None = None  # with which this process has been told to leave
-        self._at_end: Any = None  # what atexit calls, once a checkpoint is due
+        self._at_end: Callable[[], object] = bool  # what atexit calls, once a checkpoint is due
         self._report: Callable[[], object] = bool  # at the end of a run that was resumed
         device = self._training.world.device
         self._by_steps, self._by_calls = Agreement(device), Agreement(device)
@@ -269,7 +269,9 @@ class Preemption:
         self._schedule.saved(step, time.monotonic())
         if due.mark(take):
             atexit.unregister(self._at_end)
-            self._at_end = atexit.register(partial(_take_at_end, ref(self._checkpoints)))
+            take_at_exit = WeakMethod(self._checkpoints.take_at_exit)
+            self._at_end = lambda: (take_at_exit() or bool)()
+            atexit.register(self._at_end)
             return str(named_folder(project, STEP, step))
         return take()
 
@@ -319,7 +321,6 @@ class Preemption:
     # ------------------------------------------------------------------ does the job have to stop?
 
     def _trap_signals(self) -> StopSignals:
-        """Begin to note what asks this process to stop."""
         if self._signals is None:
             if self._resumed_with is None:
                 self._require_resumed()
@@ -417,13 +418,6 @@ def _interval_of(every: int | str | None) -> Interval:
             where=f"the script's checkpoint(every={every!r})",
             fix="pass a number of optimizer steps (every=100), or a duration (every='10m')",
         ) from None
-
-
-def _take_at_end(of: ref[Checkpointer]) -> None:
-    """Take the checkpoint that is due at the end of a script that does not end the training."""
-    checkpoints = of()
-    if checkpoints is not None and getattr(sys, "last_type", None) is None:
-        checkpoints.take_at_exit()
 
 
 def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:

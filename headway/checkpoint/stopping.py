@@ -65,10 +65,9 @@ class StopSignals:
 
     def trap(self) -> None:
         """Start to note signals; Python allows this in the main thread only."""
-        for number in signals.STOPS:
-            before = signal.getsignal(number)
-            if before is not signal.SIG_IGN:
-                self._before |= signals.trap(self._note, number)
+        before = {one: signal.getsignal(one) for one in signals.STOPS}
+        self._before = {one: before[one] for one in before if before[one] != signal.SIG_IGN}
+        signals.trap(self._note, *self._before)
         os.register_at_fork(after_in_child=self._leave_child)
         self._progress.note_use(stopping=True)
         self._progress.send(WillSave())

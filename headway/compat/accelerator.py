@@ -15,8 +15,9 @@ from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
 from headway.contract.notes import say
 from headway.data.samplers import as_plain, is_plain
-from headway.distributed.collectives import Reduction, reduced
+from headway.distributed.collectives import Reduction
 from headway.distributed.handler import checks
+from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
 from headway.training.arguments import Arguments
@@ -137,8 +138,7 @@ class Accelerator(native.Accelerator):
     - Loaders fill the last round up to whole batches, see `headway.compat.data_loader`; only those
       with an `__iter__` of their own are sharded as by `headway.Accelerator`.
     - `split_batches=True` is for `DataLoaderConfiguration`: as an argument it has no effect.
-    - `reduce` adds up also with `reduction="none"`, its `scale` has no effect, and it adds up and
-      returns each tensor in its own dtype.
+    - `reduce` adds up also with `reduction="none"`, in each tensor's dtype; `scale` has no effect.
     - After `load_state` a loader restarts its epoch; `skip_first_batches` resumes in it, as does
       the loader itself with `use_stateful_dataloader=True`. So `checkpoint` saves at once, and
       `resume` is refused.
@@ -193,4 +193,8 @@ class Accelerator(native.Accelerator):
 
     def reduce(self, tensor: Any, reduction: Reduction = "sum", scale: float = 1.0) -> Any:
         """Return the sum over ranks of each tensor, or its `mean` or `max`; see the class."""
-        return reduced(tensor, "sum" if reduction == "none" else reduction)
+        total = super().reduce(tensor, "sum" if reduction == "none" else reduction)
+        own = leaves(tensor)  # in the same order
+        if reduction == "mean":
+            return total
+        return for_each_tensor(lambda one: one.to(next(own).dtype), total)

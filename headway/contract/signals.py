@@ -37,46 +37,26 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
         put_back(before)
 
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # of a training
+
+
 @contextmanager
 def held(*numbers: int) -> Iterator[list[int]]:
-    """Collect those of these signals that come in the block and have a handler."""
-    came: list[int] = []
-    handled = [one for one in numbers if callable(signal.getsignal(one))]
-    before: dict[int, Handler] = {}
-    with suppress(ValueError):  # in another thread, which runs no handlers
-        before = trap(lambda number, _: came.append(number), *handled)
-    try:
-        yield came
-    finally:
-        put_back(before)
-
-
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a training to stop."""
-
-
-@contextmanager
-def put_off() -> Iterator[None]:
-    """Do after the block what those of `STOPS` usually do that come in it.
-
-    Those with a handler of the script's are not put off, nor is a second SIGINT.
-    """
+    """Collect those of these signals that come, unless ignored; a second SIGINT interrupts."""
     came: list[int] = []
 
-    def note(number: int, frame: object) -> None:
+    def note(number: int, _: object) -> None:
         if number == signal.SIGINT and number in came:
             raise KeyboardInterrupt
         came.append(number)
 
     before: dict[int, Handler] = {}
     with suppress(ValueError):  # in another thread, which runs no handlers
-        before = trap(note, *(one for one in STOPS if is_usual(signal.getsignal(one))))
+        before = trap(note, *(one for one in numbers if signal.getsignal(one) != signal.SIG_IGN))
     try:
-        yield
+        yield came
     finally:
         put_back(before)
-    for number in came:
-        signal.raise_signal(number)
 
 
 def ignore(*numbers: int) -> dict[int, Handler]:

@@ -5,7 +5,6 @@ Without a process group every function is complete for one rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -122,9 +121,9 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
         scale: factor for the result.
 
     Returns:
-        The same nesting with new tensors of the same shapes and dtypes, on every rank. A sum of
-        integers or bools is int64, as of torch.sum; integers become floating-point numbers by a
-        `scale`, and by a mean over several ranks. fp16 and bf16 are added up in fp32.
+        The same nesting with new tensors of the same shapes and dtypes, on every rank; but a sum
+        of integers or bools is int64, as of torch.sum, and integers become floating-point numbers
+        by a `scale`, and by a mean over several ranks.
 
     Raises:
         UsageError: another reduction, or something else than tensors.
@@ -136,32 +135,17 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
         tensor([0.5000, 1.0000])
     """
 
-    def summed_as(dtype: torch.dtype) -> torch.dtype:
-        if reduction == "sum" or (reduction == "mean" and rank_and_size()[1] > 1):
-            if not (dtype.is_floating_point or dtype.is_complex):
-                return torch.int64
-            return torch.float32 if dtype.itemsize < 4 else dtype
-        return dtype
-
-    return reduced(tensor, reduction, scale, summed_as)
-
-
-def reduced(
-    tensor: Any,
-    reduction: Reduction,
-    scale: float = 1.0,
-    exchanged_as: Callable[[torch.dtype], torch.dtype] = lambda own: own,
-) -> Any:
-    """Do what `reduce` does, with tensors of the dtypes that `exchanged_as` returns."""
-
     def reduce_one(one: torch.Tensor) -> torch.Tensor:
         _, size = rank_and_size()
+        is_whole = not (one.is_floating_point() or one.is_complex())
         result = one.detach().clone(memory_format=torch.contiguous_format)
-        result = result.to(exchanged_as(one.dtype))
+        if reduction == "sum" or (reduction == "mean" and size > 1):
+            is_half = one.dtype.itemsize < 4
+            result = result.long() if is_whole else result.float() if is_half else result
         if size > 1 and reduction != "none":
             dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
             result = result / size if reduction == "mean" else result
-        result = result.to(one.dtype) if one.is_floating_point() else result
+        result = result if is_whole else result.to(one.dtype)
         return result if scale == 1.0 else result * scale
 
     if reduction != "none":
@@ -243,10 +227,8 @@ def pad_across_processes(
     """
 
     def pad_one(one: torch.Tensor) -> torch.Tensor:
-        if (
-            not one.is_floating_point()
-            and torch.tensor(pad_index).to(one.dtype).item() != pad_index
-        ):
+        fitted = torch.tensor(pad_index).to(one.dtype).item()
+        if fitted != pad_index and not one.is_floating_point():
             raise UsageError(
                 f"pad_index is {pad_index}, which {one.dtype} cannot hold",
                 where="the script's pad_across_processes(...)",

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headway.contract.signals import Bell, put_off, trapped
+from headway.contract.signals import STOPS, Bell, held, trapped
 
 pytestmark = pytest.mark.processes
 
@@ -24,22 +24,14 @@ def test_a_wait_ends_at_its_time_although_a_signal_handler_took_longer() -> None
     watchdog.join()
 
 
-def test_signals_that_are_put_off_come_again_and_those_with_a_handler_come_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    raise_signal, heard, again = signal.raise_signal, list[int](), list[int]()
-    monkeypatch.setattr(signal, "raise_signal", again.append)
-    with trapped(lambda number, _: heard.append(number), signal.SIGUSR1):
-        with put_off():
-            raise_signal(signal.SIGTERM)
-            raise_signal(signal.SIGUSR1)
-            assert (heard, again) == ([signal.SIGUSR1], [])
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert again == [signal.SIGTERM]
-    with put_off():
-        raise_signal(signal.SIGINT)
+def test_a_signal_is_held_unless_it_is_ignored_and_a_second_ctrl_c_interrupts() -> None:
+    with trapped(signal.SIG_IGN, signal.SIGUSR1), held(*STOPS) as came:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.raise_signal(number)
+        assert came == [signal.SIGTERM, signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
-            raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_signal_handler_and_a_thread_ring_and_no_ring_before_a_wait_is_lost() -> None:

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from headway import accelerator as module  # noqa: E402
-from headway.checkpoint import background, preemption, saving  # noqa: E402
+from headway.checkpoint import background, saving  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.distributed import meeting  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
@@ -152,7 +151,7 @@ def test_a_checkpoint_that_is_due_at_exit_is_written_before_the_process_leaves()
     accelerator.resume()
     for _ in training.batches():
         accelerator.checkpoint(every=STEPS_PER_EPOCH, wait=False)
-    preemption._take_at_end(ref(accelerator.parts.checkpoints))
+    accelerator.parts.checkpoints.take_at_exit()
     assert names() == ["step_00000005"]
 
 
