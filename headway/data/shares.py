@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count, cycle, islice
+from numbers import Integral
 from typing import Any
 from zlib import crc32
 
@@ -20,6 +22,7 @@ from headway.data.generators import generators_kept
 from headway.data.order import Draws, Order
 from headway.data.rounds import Division, Offset, Round, samples_in
 from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
+from headway.data.seeds import Drawn
 from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.errors import UsageError
@@ -126,20 +129,31 @@ class MapShare(Share):
         """Yield items, once the ranks have compared their data sets."""
         first = [*islice(items, 1)]
         length, indices = len_of(self.loader.dataset), self._indices.first
-        samples = None if indices is None else self._mark_of(indices)
+        samples = None if indices is None else self._marks_of(indices, _last(indices, length))
         require_same(lengths=length, indices=mark(indices), samples=samples)
         yield from chain(first, items)
 
-    def _mark_of(self, indices: Any) -> int | None:
-        """Return a number for a batch of these indices; None if it is random."""
-        options = {self._name: [indices, indices], "num_workers": min(self.loader.num_workers, 1)}
-        own = {"generator": torch.Generator(), "persistent_workers": False}
-        with generators_kept():
-            marks = [*map(mark, changed(self.loader, **options, **own))]
-        return marks[0] if len({*marks}) == 1 else None
+    def _marks_of(self, *batches: Any) -> str | None:
+        """Return numbers for batches of these indices; None if one is random."""
+        twice = [one for one in batches for _ in range(2)]
+        options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
+        own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
+        with generators_kept(), suppress(Exception):  # of a data set without such a last sample
+            marks.extend(map(mark, changed(self.loader, **options, **own)))
+        return str(marks) if marks[::2] == marks[1::2] else None
 
     def __len__(self) -> int:
         return len(self._indices)
+
+
+def _last(indices: Any, length: int | None) -> Any:
+    """Return, in the form of `indices`, that of a data set's last sample; or what was given."""
+    is_drawn, is_list = isinstance(indices, Drawn), isinstance(indices, list)
+    one = indices.samples[0][0] if is_drawn else indices[0] if is_list else indices
+    if not (isinstance(one, Integral) and length):
+        return indices
+    last = length - 1
+    return indices._replace(samples=[(last, 0)]) if is_drawn else [last] if is_list else last
 
 
 def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
@@ -395,7 +409,8 @@ def require_same(**facts: object) -> None:
             f"the ranks' data sets give different {differ[0]}, so they cannot be shared out",
             where=LOOP,
             fix="make the same data and draw the same order on all ranks, as with set_seed(...)"
-            " before that; or if each rank reads its own part, pass Accelerator(dataloader_config="
+            " before that, and with a seed for each generator of your own, such as random.Random(0)"
+            " in a sampler; or if each rank reads its own part, pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(already_sharded=True))",
         )
 

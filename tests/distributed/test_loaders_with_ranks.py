@@ -231,7 +231,8 @@ def test_data_that_differ_between_ranks_are_refused_and_random_ones_are_not() ->
         assert sorted(chain.from_iterable(found)) == [*range(12)]
     others = {"indices": DataLoader(Numbers(16), 2, sampler=OfRank()), "samples": own}
     others["lengths"] = DataLoader(Numbers(8 + RANK), 2)
-    for what, loader in others.items():
+    late: Any = [*range(7), 7 + RANK]
+    for what, loader in (*others.items(), ("samples", DataLoader(late, 2))):
         prepared = Accelerator().prepare(loader)
         if WORLD == 1:
             list(prepared)
