@@ -76,13 +76,14 @@ class Progress:
         kept: the last path of each kind that `Kept` has.
         own_threads: threads of the runtime, which no report shows.
         channel: to the launcher; None without one.
+        has_own_seed: whether the script has given each rank a seed of its own.
         may_be_killed: returns whether this process has nothing to do before it ends; any thread.
     """
 
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
         *("passes", "uses", "kept", "own_threads", "channel", "_beat_at"),
-        *("_figures", "_saved", "may_be_killed"),
+        *("_figures", "_saved", "may_be_killed", "has_own_seed"),
     )
 
     def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
@@ -101,6 +102,7 @@ class Progress:
         self.own_threads: set[int] = set()
         self.channel: Channel | None = None
         self.may_be_killed: Callable[[], bool] = bool
+        self.has_own_seed = False
         self._beat_at = float("inf")  # the next heartbeat, on the clock
         self._figures: Figures | None = None  # the last ones
         self._saved = (0, 0.0)  # after which step, and for how many seconds

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headway.contract.progress import process_progress
 from headway.contract.run import read_ranks
 from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
@@ -114,6 +115,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         True
     """
     check_range("set_seed", 0, 2**32 - 1, seed=seed)
+    process_progress().has_own_seed = device_specific
     if device_specific:
         ranks = read_ranks()
         seed += rank_and_size()[0] if ranks is None else ranks.rank

@@ -21,6 +21,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.data.samplers import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
+from headway.precision.precision import Bf16
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.replicas import next_comparison, note_unprepared, note_unused, require_equal
 from headway.training.training import Training
@@ -124,6 +125,8 @@ class Preparer:
                     where="the script's prepare(...)",
                     fix="load the model without device_map; prepare() moves it to this rank's GPU",
                 )
+            if trains:
+                self._note_half(model)
             training.remember(
                 model,
                 training.strategy.prepare_model(model, training.precision, device, trains=trains),
@@ -132,6 +135,16 @@ class Preparer:
                 training.of_evaluation.add(training.find(model))
             for one in training.optimizers:  # of an earlier prepare()
                 training.strategy.rebind(one.optimizer)
+
+    def _note_half(self, model: torch.nn.Module) -> None:
+        trained = {one.dtype for one in model.parameters() if one.requires_grad}
+        has_mixed = isinstance(self.training.precision, Bf16) and self.training.world.is_main
+        for half in trained & {torch.bfloat16, torch.float16} if has_mixed else ():
+            say_once(
+                f"note: weights of {type(model).__name__} are in {half}, which loses small updates;"
+                f" mixed precision expects fp32; fix: leave .to({half}) out, or pass"
+                ' mixed_precision="no"'
+            )
 
     def make_optimizer(self, optimizer: Any, device: torch.device | None) -> None:
         training = self.training

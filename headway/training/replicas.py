@@ -162,7 +162,8 @@ def note_unused(training: Training) -> None:
             f" gradient_accumulation_steps ({accumulation.steps}); fix: call it in place of"
             " loss.backward()"
         )
-    if training.strategy.data_size > 1 and not training.run.has_begun and not open_loops():
+    draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
+    if training.strategy.data_size > 1 and not draws_own:
         say_once(
             "note: no prepared DataLoader gave a batch: unless the script draws other samples on"
             f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}; or,"

@@ -19,6 +19,7 @@ from headway import Accelerator, DistributedDataParallelKwargs
 from headway.contract import notes
 from headway.contract.progress import process_progress
 from headway.errors import UsageError
+from headway.utils import set_seed
 from tests.distributed.in_ranks import RANK, WORLD, marks, with_ranks
 
 pytestmark = marks(__name__)
@@ -236,6 +237,11 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
         step(accelerator, optimizer, model(DATA).sum())
 
     assert said(without_loader).count("no prepared DataLoader gave a batch") == is_told
+
+    notes._said.clear()
+    set_seed(1, device_specific=True)
+    assert "gave a batch" not in said(without_loader)
+    set_seed(1)
 
     def ending(accelerator: Accelerator) -> str:
         with patch("headway.accelerator.leave_world"):
