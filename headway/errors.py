@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # it would compile its bound
     E = TypeVar("E", bound="HeadwayError")
 
 
+MORE_PROCESSES = "raise `ulimit -u` or the container's pids.max, or use fewer ranks or workers"
+
+
 class Code(Enum):
     """Identifies a problem in code; never shown."""
 

@@ -24,7 +24,7 @@ from headway.contract.run import Ranks, read_ranks
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, kind_of, outside_kinds
 from headway.distributed.handler import KwargsHandler
-from headway.errors import LaunchError, MachineError, UsageError
+from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
 from headway.machine.detection import detect_machine
 
 
@@ -333,10 +333,12 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     except UsageError:
         raise
     except (RuntimeError, ValueError) as error:
+        limited = any(one in str(error) for one in ("new thread", "Resource temporarily"))
+        start = "start the script with `headway launch` or torchrun, on every machine"
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a group: {error}",
             where=f"rank {world.ranks.rank}, torch.distributed.init_process_group({backend!r})",
-            fix="start the script with `headway launch` or torchrun, on every machine",
+            fix=MORE_PROCESSES if limited else start,
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headway.contract.notes import shown
 from headway.contract.paths import installer_of
 from headway.contract.records import Crash
+from headway.errors import MORE_PROCESSES
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,
@@ -24,6 +25,7 @@ from headway.launcher.diagnosis.torch_messages import (
     NO_INPUT,
     NO_KERNELS,
     NO_NCCL,
+    NO_THREAD,
     OUT_OF_CPU_MEMORY,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ERROR,
@@ -60,6 +62,8 @@ class Reason(NamedTuple):
     fix: str
 
 
+_PACKAGES = {"PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "yaml": "pyyaml"}
+_PACKAGES |= {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 _EXCEPTION = "{rank} failed with {exception}"
 _USUALLY_MEMORY = (
     "usually this is the kernel's OOM killer (`dmesg` names what it killed): use fewer processes, "
@@ -143,9 +147,14 @@ REASONS = (
     ),
     _of_crash(
         "file_not_found",
-        lambda crash: crash.kind == "FileNotFoundError",
+        lambda crash: crash.kind == "FileNotFoundError" and ": '/" not in crash.message,
         "a relative path begins in the folder of the launch, not in the script's: pass an absolute "
         "one, or use `pathlib.Path(__file__).parent`",
+    ),
+    _of_crash(
+        "no_process",
+        lambda crash: contains(crash.message, NO_THREAD),
+        MORE_PROCESSES,
     ),
     _of_crash(
         "out_of_memory",
@@ -235,7 +244,7 @@ REASONS = (
 
 _PASSING = (
     *("reader_left", "ranks_diverged", "device_out_of_memory", "out_of_memory"),
-    *("shared_memory_full", "loader_worker_killed"),
+    *("shared_memory_full", "loader_worker_killed", "no_process"),
 )
 _OF_CONNECTIONS = (  # exceptions of Python, requests, urllib3 and httpx, by their classes
     *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"),
@@ -276,7 +285,7 @@ def described(text: str, evidence: Evidence, rank: str = "") -> str:
         lost_reader=evidence.lost_reader,
         divergence="".join(evidence.divergence[:1]),
         installer=installer_of(sys.executable),
-        module=missing[1] if missing else "NAME",
+        module=_PACKAGES.get(missing[1], missing[1]) if missing else "NAME",
     )
     return shown(sentence)
 

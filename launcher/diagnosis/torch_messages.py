@@ -62,7 +62,10 @@ DISK_FAILED = (
 )
 WRAPPED_MODEL = (Text("'DistributedDataParallel' object has no attribute", "torch 2.13.0, Module"),)
 NO_INPUT = (Text("EOF when reading a line", "Python 3.11, Python/bltinmodule.c: input()"),)
-NO_THREAD = (Text("can't start new thread", "Python 3.11, Modules/_threadmodule.c"),)
+NO_THREAD = (
+    Text("can't start new thread", "Python 3.11, Modules/_threadmodule.c"),
+    Text(os.strerror(errno.EAGAIN), "fork(2), pthread_create(3)"),
+)
 COMMUNICATION_ERRORS = (
     Text("DistBackendError", "torch 2.13.0, torch.distributed.DistBackendError"),
     Text("DistNetworkError", "torch 2.13.0, torch.distributed.DistNetworkError"),

@@ -23,7 +23,7 @@ from headway.contract.forking import ProcessHandle, adopt_orphans
 from headway.contract.notes import say, waiting_for
 from headway.contract.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.contract.signals import Bell
-from headway.errors import LaunchError
+from headway.errors import MORE_PROCESSES, LaunchError
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.shutdown import end_descendants, end_processes, is_running
 from headway.launcher.rank import worker
@@ -262,7 +262,7 @@ def cannot_start(error: OSError) -> LaunchError:
         errno.E2BIG: "shorten the arguments or the environment",
         errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
         errno.ENFILE: "close files of other programs: the whole system has too many open",
-        errno.EAGAIN: "raise the limit of processes: `ulimit -u`, or start fewer ranks",
+        errno.EAGAIN: MORE_PROCESSES,
         errno.ENOMEM: "start fewer ranks, or free some memory",
     }
     return LaunchError(

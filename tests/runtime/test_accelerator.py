@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -302,7 +303,7 @@ def test_nested_and_broken_off_loops_do_not_confuse_accumulation() -> None:
     assert due[-2:] == [False, True]
 
 
-def test_bf16_computes_in_bf16_and_returns_fp32() -> None:
+def test_bf16_computes_in_bf16_and_returns_fp32(capsys: pytest.CaptureFixture[str]) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model = torch.nn.Linear(64, 64)
     exact = model(torch.ones(1, 64))
@@ -318,6 +319,10 @@ def test_bf16_computes_in_bf16_and_returns_fp32() -> None:
     assert accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)(torch.ones(1, 64)).equal(
         exact
     )
+    accelerator.prepare(torch.nn.Linear(1, 1).bfloat16().requires_grad_(False))
+    assert capsys.readouterr().err == ""
+    accelerator.prepare(torch.nn.Linear(1, 1).bfloat16())
+    assert "leave .to(torch.bfloat16) out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
@@ -342,6 +347,10 @@ def test_ranks_that_cannot_form_a_group_stop_and_say_why(monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(LaunchError, match=r"2 ranks could not form a group[\s\S]*MASTER_ADDR"):
+        Accelerator(cpu=True)
+    refused = Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(dist, "init_process_group", refused)
+    with pytest.raises(LaunchError, match=r"start new thread[\s\S]*fix: .*pids.max"):
         Accelerator(cpu=True)
 
 

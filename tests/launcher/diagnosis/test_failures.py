@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from typing import Any
 
@@ -92,7 +94,11 @@ NO_SPACE = "[Errno 28] No space left on device"
         ("EOFError", "EOF when reading a line", "as an argument"),
         ("EOFError", "Ran out of input", "fix the script at the line"),
         ("FileNotFoundError", "data/x.txt", "in the folder of the launch"),
+        ("FileNotFoundError", f"{os.strerror(2)}: '/data/x'", "fix the script at the line"),
         ("ModuleNotFoundError", "No module named 'a.b'", "-m pip install a`"),
+        ("ModuleNotFoundError", "No module named 'yaml.reader'", "-m pip install pyyaml`"),
+        ("RuntimeError", "can't start new thread", "pids.max"),
+        ("BlockingIOError", f"[Errno 11] {os.strerror(errno.EAGAIN)}", "ulimit -u"),
         ("MemoryError", "", "this process's memory"),
         ("RuntimeError", "DefaultCPUAllocator: can't allocate memory", "this process's memory"),
         ("OutOfMemoryError", "CUDA out of memory", "batch smaller"),
