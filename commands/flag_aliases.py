@@ -44,11 +44,12 @@ _REPLACED = {  # and the words that each is
 _NOT_NEEDED = (
     *("--multi-gpu", "--standalone", "--use-env", "--monitor-interval", "--same-network"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--role", "--run-path"),
+    *("--event-log-handler", "--duplicate-stdout-filters", "--duplicate-stderr-filters"),
+    *("--local-addr", "--logs-specs", "--signals-to-handle", "--virtual-local-rank", "--vm"),
+    *("--tpu", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo", "--downcast-bf16"),
+    *("--main-training-function", "--aws-access-key-id", "--aws-secret-access-key"),
 )
 _WITHOUT_COUNTERPART = {  # and what to do; "--a-" stands for all that begin so
-    **dict.fromkeys(("--event-log-handler", "--local-addr", "--logs-specs"), "remove it"),
-    **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), "remove it"),
-    **dict.fromkeys(("--signals-to-handle", "--virtual-local-rank"), "remove it"),
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
     "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
     "--fp8-": "pass --mixed-precision bf16",
@@ -61,11 +62,6 @@ _WITHOUT_COUNTERPART = {  # and what to do; "--a-" stands for all that begin so
         ),
         "pass --strategy fsdp: there are DDP and FSDP",
     ),
-    **dict.fromkeys(
-        ("--tpu", "--tpu-", "--no-tpu-cluster", "--vm", "--downcast-bf16"),
-        "remove it: Headway trains on no TPU",
-    ),
-    **dict.fromkeys(("--main-training-function", "--aws-"), "remove it"),
 }
 _OBEYED = (  # variables of torchrun, or what is so here anyway
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
@@ -80,7 +76,7 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     `name` has dashes between its words; `value` is what was typed after it, or empty.
     """
     if name in _NOT_NEEDED:
-        return "is not needed", "remove it"
+        return "has no counterpart here, and needs none", "remove it"
     if name in _REPLACED:
         return f"is {_REPLACED[name]} here", f"pass {_REPLACED[name]}"
     if name not in _RENAMED:

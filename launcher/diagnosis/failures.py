@@ -139,7 +139,7 @@ def find_failure(
     last_lines: Mapping[int, Sequence[str]] | None = None,
     divergence: Sequence[str] = (),
     lost_reader: str = "",
-    passed_on: Collection[int] = (),
+    signals_received: Collection[int] = (),
     is_left: bool = False,
 ) -> Failure | None:
     """Return the first failure among `exits`, or None when no rank failed.
@@ -149,8 +149,7 @@ def find_failure(
     that the rank's last lines explain by communication is not silent: victims abort, too.
 
     `ranks` are all of this machine. `divergence` is kept where the first failure is one of
-    communication; `passed_on` are signals that the launcher has received; `is_left`: leaving by
-    os._exit(0) is a failure; the rest is as in `Evidence`.
+    communication; `is_left`: leaving by os._exit(0) is a failure; the rest is as in `Evidence`.
     """
     last_lines = last_lines or {}
     ended = sorted(exits, key=lambda end: end.time)
@@ -193,7 +192,7 @@ def find_failure(
             tuple(divergence) if first.crash and is_of_communication(first.crash) else (),
             first.killed_after_s,
             first.left_silently,
-            -first.code in passed_on,
+            -first.code in signals_received,
         ),
         last_lines=tuple(describe_crash(lines) or lines[-_KEPT_LINES:]),
         tells_of_communication=_tell_of_communication(lines),

@@ -243,12 +243,10 @@ class Watch:
             self._look_for_a_hang()
             if time.monotonic() >= self._judged_at:
                 self._judged_at = inf
-                if self.on_alone is not None and self._are_alone():
+                if self.on_alone is None or self._is_stopping:
+                    continue
+                if all(one.groups == () for one in self.statuses()):
                     self.on_alone()
-
-    def _are_alone(self) -> bool:
-        """Return whether no rank has joined a process group."""
-        return not self._is_stopping and all(one.groups == () for one in self.statuses())
 
     def _look_for_a_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:

@@ -77,25 +77,19 @@ class Restarts:
     Progress is a step beyond the furthest one before, or without known steps more than 60 s.
     """
 
-    def __init__(self, max_restarts: int, delay_s: float) -> None:
-        self._max_restarts = max_restarts
+    def __init__(self, delay_s: float) -> None:
         self._furthest = 0  # step of all attempts
         self._first_delay_s = delay_s
         self._delay_s = delay_s
 
-    def after(
-        self, cause: str, number: int, step: int, lasted_s: float, *, where: str = ""
-    ) -> tuple[str, float]:
-        """Return the line to print, and the delay in seconds; `number` 0: a machine was lost."""
+    def after(self, what: str, step: int, lasted_s: float) -> tuple[str, float]:
+        """Return the line to print, that `what` comes next, and the delay in seconds."""
         if step > self._furthest or (not step and lasted_s > _MAX_DELAY_S):
             self._delay_s = self._first_delay_s
         self._furthest = max(self._furthest, step)
         delay_s = min(self._delay_s, _MAX_DELAY_S)
         self._delay_s = delay_s * 2
-        when = f" in {delay_s:.0f} s" if delay_s else ""
-        if not number:
-            return f"{cause}; going on with the machines that are there{when}", delay_s
-        return f"{cause}; restart {number} of {self._max_restarts}{where}{when}", delay_s
+        return what + (f" in {delay_s:.0f} s" if delay_s else ""), delay_s
 
 
 class Agent(LocalElasticAgent):
@@ -142,15 +136,16 @@ class Agent(LocalElasticAgent):
         self._figures = figures
         self._ranks: RankProcesses | None = None
         settings = plan.settings
-        self._restarts = Restarts(settings.max_restarts, settings.restart_delay)
+        self._restarts = Restarts(settings.restart_delay)
         self._repeats = Repeats(self._project, settings.restart_anyway == YES)
         handler.judge = self._repeats.judge
         self._repeated = ""  # how the failure that has ended the run is the one before it
         self._began_at = time.monotonic()  # the last attempt
         self._kills_before = count_memory_kills()
         self._interrupted_at = float("-inf")  # by Ctrl-C, for a debugged rank
-        self._due: tuple[str, str] | None = None  # the restart that has not begun; its cause
-        self.passed_on: set[int] = set()  # signals that the launcher has received
+        self.due = "", ""  # the restart that has not begun, and its cause where machine 0 told it
+        self.is_cut_short = False  # the grace period
+        self.signals_received: set[int] = set()  # by the launcher
 
     @property
     def exits(self) -> list[RankExit]:
@@ -172,22 +167,13 @@ class Agent(LocalElasticAgent):
     def is_stopping(self) -> bool:
         return self._ranks is not None and self._ranks.is_stopping
 
-    @property
-    def is_cut_short(self) -> bool:
-        return self._ranks is not None and self._ranks.is_cut_short
-
-    def next_restart(self, failure: Failure | Hang | ServerDeath | None) -> str:
-        """Return which restart has not begun and why it was due, or empty."""
-        restart, cause = self._due or ("", "")
-        cause = cause or (failure.cause if failure else "")
-        return restart and f"{restart}; {cause}"
-
     def defers(self, stop: SignalException) -> bool:
         """Return whether `stop` is raised later: once the rank that is being started is known."""
         return self._ranks is not None and self._ranks.defer(stop)
 
     def end_grace_period(self) -> None:
         """End the grace period of ranks that are being stopped; any thread may call it."""
+        self.is_cut_short = True
         if self._ranks:
             self._ranks.end_grace_period()
 
@@ -277,7 +263,7 @@ class Agent(LocalElasticAgent):
             grace=grace_of(settings, self._environ),
             failed_elsewhere=self.handler.failed_elsewhere,
         )
-        self._due = None
+        self.due = "", ""
         try:
             self._ranks.start()
         except ServerEnded:
@@ -312,7 +298,7 @@ class Agent(LocalElasticAgent):
             last_lines={end.rank: self.output.tail(end.rank) for end in self.exits},
             lost_reader=self.output.console.lost_reader,
             divergence=explain_divergence(self._ranks.statuses) if self._ranks else (),
-            passed_on=self.passed_on,
+            signals_received=self.signals_received,
             is_left=is_left,
         )
 
@@ -337,13 +323,14 @@ class Agent(LocalElasticAgent):
         ordered = self.handler.restart
         number = worker_group.spec.max_restarts - self._remaining_restarts
         number = number if ordered is None else ordered.number
-        restart = f"restart {number} of {self.plan.settings.max_restarts}" if number else "restart"
-        self._due = restart, ordered.cause if ordered is not None else ""
+        restart = f"restart {number} of {self.plan.settings.max_restarts}"
+        restart = restart if number else "restart with the machines that are there"
+        self.due = restart, ordered.cause if ordered is not None else ""
         self._stop_workers(worker_group)
         lasted_s = time.monotonic() - self._began_at
         step = self.watch.step()
         if ordered is not None:
-            cause, where = ordered.cause, " on all machines"
+            cause, where = ordered.cause, " on all machines" * bool(number)
             failed_at = time.time()
         else:
             failure = self.find_failure()
@@ -353,7 +340,7 @@ class Agent(LocalElasticAgent):
                 raise RunEnded
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
-        line, delay_s = self._restarts.after(cause, number, step, lasted_s, where=where)
+        line, delay_s = self._restarts.after(f"{cause}; {restart}{where}", step, lasted_s)
         say(line)
         self.attempts.end(step, failed_at)
         used = number or self.attempts.rows[-1].num_restarts

@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
     lost_amid_stop: Failed | None = None  # another machine, while ranks here were to save
     repeats: str = ""  # how the failure that ended the run is the one before it again
     restarts: str = ""  # how many there were
-    next_restart: str = ""  # which one a stop has prevented, and why it was due
+    due: tuple[str, str] = "", ""  # the restart that has not begun, and its cause: or `failure`
     is_cut_short: bool = False  # the grace period was ended by Ctrl-C
     will_save: bool = False  # ranks said that they save when they are stopped
     machine: int = 0
@@ -55,10 +55,12 @@ def ending_of(run: Outcome) -> Ending:
     stop, failure = run.stop, run.failure
     has_lost = run.will_save and not run.have_saved
     is_cut_short = run.is_cut_short and not run.have_saved
-    if stop is not None and (stop == signal.SIGINT or run.next_restart or is_cut_short):
+    restart, cause = run.due
+    if stop is not None and (stop == signal.SIGINT or restart or is_cut_short):
         by = "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"
         unsaved = " before all ranks had saved and ended" if has_lost else ""
-        what = f" before {run.next_restart}" if run.next_restart else unsaved
+        cause = cause or (failure.cause if failure is not None else "")
+        what = f" before {restart}; {cause}" if restart else unsaved
         before = f"; before, {run.elsewhere.cause}" if run.elsewhere is not None else ""
         return Ending(128 + stop, f"{by}{what}{before}{describe_killed(run.exits)}")
     elsewhere = run.elsewhere or (run.lost_amid_stop if has_lost else None)

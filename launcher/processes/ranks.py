@@ -89,7 +89,7 @@ class RankProcesses(PContext):
         self._shutdown: Shutdown | None = None  # once they are being stopped
         self._sent: dict[int, int] = {}  # by local rank: the last signal of the shutdown
         self._killed_after_s: dict[int, float] = {}  # by local rank: since it was asked to stop
-        self.is_cut_short = False  # set by another thread, or a signal's handler
+        self._is_cut_short = False  # set by another thread, or a signal's handler
         self.are_victims = False  # the run has failed on another machine
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self._is_starting = False
@@ -247,7 +247,7 @@ class RankProcesses(PContext):
         announced_at = time.monotonic() + SILENT_S
         while alive := self._alive():
             now = time.monotonic()
-            shutdown = shutdown._replace(is_cut_short=self.is_cut_short)
+            shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
             if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
                 shutdown = shutdown._replace(failed_at=now)
             idle = [one for one in alive if self._grace.kills_idle and self._is_idle(one)]
@@ -300,7 +300,7 @@ class RankProcesses(PContext):
 
     def end_grace_period(self) -> None:
         """End the grace period; any thread may call it, and a signal's handler."""
-        self.is_cut_short = True
+        self._is_cut_short = True
         self._starter.bell.ring()
 
     def forward(self, number: int) -> None:

@@ -135,7 +135,7 @@ def supervise(
         lost_amid_stop=agent.failed_amid_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
-        next_restart=agent.next_restart(failure),
+        due=agent.due,
         is_cut_short=agent.is_cut_short,
         is_reported_by_machine_0=agent.is_reported_by_machine_0,
     )
@@ -174,7 +174,7 @@ def _signals(agent: Agent) -> Iterator[None]:
 
     def stop(number: int, _: FrameType | None) -> None:
         nonlocal is_stopped
-        agent.passed_on.add(number)
+        agent.signals_received.add(number)
         if number == signal.SIGINT and not is_stopped and agent.forwards_interrupt():
             return
         if not agent.handler.forwards_stop:
@@ -191,7 +191,7 @@ def _signals(agent: Agent) -> Iterator[None]:
                 raise stopped
 
     def forward(number: int, _: FrameType | None) -> None:
-        agent.passed_on.add(number)
+        agent.signals_received.add(number)
         agent.forward(number)
 
     def show_stacks(*_: object) -> None:

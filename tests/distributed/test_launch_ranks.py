@@ -124,7 +124,7 @@ def test_a_restart_on_one_machine_restarts_all_ranks_together() -> None:
     for machine in machines:
         out, errors = finished(machine, 0)
         assert "sum 2.0" in out
-        assert "; restart" in errors
+        assert "; restart 1 of 1 on all machines" in errors
 
 
 def test_only_the_ranks_that_were_chosen_are_shown() -> None:

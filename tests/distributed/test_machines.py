@@ -188,8 +188,9 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     ((code, errors),) = ends([spare])
     assert (code, errors) == (0, "headway: the run has ended well, without ranks on this machine\n")
     for one in machines:
-        out, _ = finished(one, 0)
+        out, errors = finished(one, 0)
         assert "of 2" in out
+        assert "was lost; restart with the machines that are there\n" in errors
 
 
 def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(

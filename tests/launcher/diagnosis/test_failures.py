@@ -229,7 +229,7 @@ LOST_WORKER = f"{FAILED}: one of its loader workers was killed"
 def test_each_kind_of_end_has_its_reason_its_words_its_fix_and_its_code(
     end: RankExit, memory_kills: int, name: str, words: str, fix: str
 ) -> None:
-    found = failure(end, memory_kills=memory_kills, passed_on={signal.SIGUSR1})
+    found = failure(end, memory_kills=memory_kills, signals_received={signal.SIGUSR1})
     assert (found.reason.name, found.cause) == (name, f"rank 1 of 4 {words}")
     assert fix in found.fix
     assert ("OOM" in found.fix) == ("killed" in name)

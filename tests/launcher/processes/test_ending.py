@@ -38,7 +38,7 @@ UNSAVED = " before all ranks had saved and ended"
 THERE, BY_0 = {"elsewhere": ELSEWHERE}, {"is_reported_by_machine_0": True}
 HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
 AS_BEFORE = {"repeats": "KeyError again", "restarts": "1 of 5 restarts used"}
-DUE, NEXT = {"next_restart": "restart 1 of 3; x"}, " before restart 1 of 3; x"
+DUE, NEXT = {"due": ("restart 1 of 3", "x")}, " before restart 1 of 3; x"
 CUT_SHORT = {"stop": TERM, "will_save": True, "is_cut_short": True}
 SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_amid_stop": ELSEWHERE}
 TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
@@ -75,6 +75,13 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
         {"stop": HUP, **DUE},
         129,
         f"stopped by SIGHUP{NEXT}",
+    ),
+    (
+        "before that of this machine",
+        exits(0, 7),
+        {"stop": INT, "due": ("restart 1 of 3", "")},
+        130,
+        "interrupted before restart 1 of 3; rank 1 of 2 ended with exit code 7",
     ),
     ("a restart that is refused", exits(0, 7), DUE, 7, "rank 1"),
     ("Ctrl-C later", [], {"stop": INT, **THERE}, 130, "interrupted; before, rank 3 failed"),
