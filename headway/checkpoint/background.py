@@ -38,6 +38,7 @@ class Background:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._written = threading.Event()  # by that thread
         self._failure: Exception | None = None
         self._copies: dict[str, torch.Tensor] = {}
         self._group: dist.ProcessGroup | None = None
@@ -49,8 +50,11 @@ class Background:
         with removed_on_failure(prepared.pending):
             staged = prepared._replace(tensors=agree(lambda: self._copy(prepared.tensors)))
             group = self._own_group()
-        self._thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
-        self._thread.daemon = True  # Python would wait for it, but signals end the process then
+        self._written.clear()
+        thread = threading.Thread(target=self._write, args=(staged, group), name=WRITER)
+        thread.daemon = True  # Python would wait for it, but signals end the process then
+        thread.start()
+        self._thread = thread
         if self._join not in before_leaving:
             before_leaving.append(self._join)
         atexit.unregister(self.end)
@@ -59,7 +63,6 @@ class Background:
             self._first = self._thread
             join = WeakMethod(self.join_first)  # a hook of the process would keep this alive
             os.register_at_fork(before=lambda: (join() or bool)())
-        self._thread.start()
 
     def wait(self) -> None:
         """Wait until the checkpoint is written; an error of any rank is raised on all, once."""
@@ -89,19 +92,25 @@ class Background:
             write_prepared(prepared, group)
         except Exception as error:  # noqa: BLE001  it is raised where the script waits
             self._failure = error
+        finally:
+            self._written.set()
 
     def join_first(self) -> None:
         """Wait for the first write, but in its own thread."""
-        if self._first is not None and self._first is not threading.current_thread():
-            self._first.join()
+        if self._first is self._thread and self._first is not threading.current_thread():
+            self._join()
 
     def _join(self) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():  # not so in a forked process
+            self._written.wait()  # an interrupted join() takes a thread for ended (Python 3.11)
             self._thread.join()
 
     def _join_undisturbed(self) -> None:
-        with signals.held(*signals.STOPS) as came:
-            self._join()
+        try:
+            with signals.held(*signals.STOPS) as came:
+                self._join()
+        except KeyboardInterrupt:  # the second one
+            os._exit(128 + signal.SIGINT)
         for number in came:
             signal.raise_signal(number)
 
@@ -130,8 +139,6 @@ class Background:
             self._join_undisturbed()
         except KeyboardInterrupt:  # which Python ignores in exit handlers
             code = 128 + signal.SIGINT
-            if self._thread is not None and self._thread.is_alive():  # it is the second one
-                os._exit(code)
         if self._failure is not None:
             code = CheckpointError.exit_code
             print(f"error: {self._failure}", file=sys.stderr, flush=True)

@@ -100,13 +100,11 @@ class Schedule:
         self._saved_at_step, self._saved_at = 0, 0.0
 
     def is_due(self, every: Interval, step: int) -> bool:
-        """Return whether this step is one at which to save."""
         if every.steps is None:
             return every.seconds is None
         return step // every.steps > self._saved_at_step // every.steps
 
     def is_late(self, every: Interval, now: float) -> bool:
-        """Return whether the seconds are over."""
         return every.seconds is not None and now - self._saved_at >= every.seconds
 
     def look_again(self, every: Interval, step: int, agree_at: int) -> None:
@@ -276,7 +274,6 @@ class Preemption:
         return take()
 
     def _take(self, project: Path, allow_pickle: bool, wait: bool) -> str:
-        """Save, and exit if the job must stop."""
         has_to_stop, step = self._request is not Request.NONE, self._training.steps_done
         with self._training.progress.calling("checkpoint"):
             folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)

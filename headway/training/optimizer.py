@@ -68,7 +68,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
             optimizer.load_state_dict(optimizer.state_dict())
 
     def follow(self, accumulation: Accumulation, precision: Precision) -> None:
-        """Follow another Accelerator from now on."""
         self._accumulation, self._precision = accumulation, precision
 
     @property

@@ -185,7 +185,6 @@ class Preparer:
             self.training.remember(scheduler, prepared)
 
     def make_loader(self, loader: Any, device: torch.device | None) -> None:
-        """Prepare a data loader, whose batches go to `device`."""
         if isinstance(loader, DataLoader):
             strategy, micro_batch = self.training.strategy, self.training.global_batch_size
             if micro_batch is not None:

@@ -197,7 +197,6 @@ class Steps:
 
 
 def check_backward(loss: torch.Tensor, kwargs: dict[str, Any]) -> None:
-    """Raise UsageError if a backward pass of this loss cannot work."""
     where = "the script's backward(...)"
     known = signature(torch.Tensor.backward).parameters
     reject_unsupported({name: kwargs[name] for name in kwargs.keys() - known}, known, where)

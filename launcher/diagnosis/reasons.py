@@ -272,7 +272,6 @@ def find_reason(evidence: Evidence) -> Reason:
 
 
 def described(text: str, evidence: Evidence, rank: str = "") -> str:
-    """Return a reason's cause or fix with its fields."""
     missing = re.search(r"No module named '(\w+)", evidence.crash.message if evidence.crash else "")
     kills = f" (OOM kills by the kernel during the run: {evidence.memory_kills})"
     sentence = text.format(
