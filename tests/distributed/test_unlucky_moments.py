@@ -253,6 +253,7 @@ agent = SimpleNamespace(
     forwards_interrupt=lambda: False,
     defers=lambda _: False,
     end_grace_period=lambda: print("end_grace_period"),
+    signals_received=set(),
     handler=SimpleNamespace(tell_stop=lambda _, ends_grace: None, forwards_stop=False),
 )
 with _signals(agent):
