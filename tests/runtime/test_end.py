@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,7 @@ from headway.checkpoint import background, saving  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.distributed import meeting  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
-from tests.runtime.resumed_training import (  # noqa: E402
-    CHECKPOINTS,
-    STEPS_PER_EPOCH,
-    Training,
-    names,
-)
+from tests.runtime.resumed_training import CHECKPOINTS, Training, names  # noqa: E402
 from tests.waiting import wait_until  # noqa: E402
 
 ORDER = ["checkpoint", "signals", "trackers", "process group"]
@@ -125,11 +121,15 @@ def test_the_rest_is_ended_where_the_checkpoint_could_not_be_saved(
 def test_what_ends_the_process_does_so_once_the_last_checkpoint_is_written(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = list[int]()
+    codes, waits, main = list[int](), threading.Event(), threading.get_ident()
+    interrupt = partial(signal.pthread_kill, main, signal.SIGINT)
 
     def write_late(*words: Any) -> Any:
+        if how == "exit":
+            wait_until(waits.is_set)
+            interrupt()
         wait_until(lambda: signal.getsignal(signal.SIGINT) != signal.default_int_handler)
-        signal.raise_signal(signal.SIGINT)
+        interrupt()
         return save_tensors(*words)
 
     monkeypatch.setattr(saving, "save_tensors", write_late)
@@ -137,6 +137,8 @@ def test_what_ends_the_process_does_so_once_the_last_checkpoint_is_written(
     accelerator = Training().accelerator
     accelerator.save_state(CHECKPOINTS / "own", wait=False)
     if how == "exit":
+        with pytest.raises(KeyboardInterrupt):
+            waits.set() or accelerator.wait_for_checkpoint()  # type: ignore[func-returns-value]
         accelerator.parts.checkpoints.take_at_exit()
         assert codes == [130]
     else:
@@ -150,7 +152,7 @@ def test_a_checkpoint_that_is_due_at_exit_is_written_before_the_process_leaves()
     accelerator = training.accelerator
     accelerator.resume()
     for _ in training.batches():
-        accelerator.checkpoint(every=STEPS_PER_EPOCH, wait=False)
+        accelerator.checkpoint(every=5, wait=False)
     accelerator.parts.checkpoints.take_at_exit()
     assert names() == ["step_00000005"]
 
