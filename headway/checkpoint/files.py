@@ -115,9 +115,10 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def under_own_names(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def under_own_names(state_dict: Any) -> Any:
     """Return a state dict without the parts that `torch.compile` adds to names of weights."""
-    return {re.sub(r"\b_orig_mod\.", "", name): one for name, one in state_dict.items()}
+    renamed = {re.sub(r"\b_orig_mod\.", "", name): one for name, one in state_dict.items()}
+    return renamed if renamed.keys() != state_dict.keys() else state_dict  # with its _metadata
 
 
 @contextmanager

@@ -106,7 +106,6 @@ class Preparer:
                 )
 
     def prepare_one(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
-        """Return an object made ready by `make`, which knows its kind."""
         self.training.take_over([obj])
         if self.training.find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement

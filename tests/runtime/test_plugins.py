@@ -210,6 +210,7 @@ def test_models_are_compiled_whole_or_block_by_block(regional: bool) -> None:
 def test_weights_of_a_partly_compiled_model_have_their_own_names(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     names = list(model.state_dict())
+    assert Accelerator(cpu=True).get_state_dict(model)._metadata  # type: ignore[attr-defined]
     model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
     accelerator = Accelerator(cpu=True)
     model = accelerator.prepare(model)
