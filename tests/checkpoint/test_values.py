@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: E402
 from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 
@@ -233,7 +234,7 @@ def test_an_index_that_its_files_do_not_back_is_refused(old: str, new: str, save
 
 
 def test_a_folder_that_is_there_is_not_written_over(saved: Path) -> None:
-    with pytest.raises(CheckpointError, match="exist"):
+    with pytest.raises(CheckpointException, match="already exists"):
         save_tensors(TENSORS, saved)
 
 
