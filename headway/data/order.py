@@ -119,7 +119,9 @@ class Order(Draws):
         own = (getattr(one, "generator", None) for one in samplers)
         # with one of their own, torch's samplers also draw while they go on
         self._draws_on = self.is_torchs and any(isinstance(one, torch.Generator) for one in own)
-        self.is_batched = loader.batch_sampler is not None
+        is_batched = self.is_batched = loader.batch_sampler is not None
+        # without a batch sampler each of the sampler's items is a batch
+        self.gives_lists = is_batched or isinstance(self.source, BatchSampler)
         self.counts_samples = self.is_torchs and type(self.source) is BatchSampler
         self._samples = samples
 
@@ -139,15 +141,19 @@ class Order(Draws):
         if not self.is_torchs:
             batches = _summed(batches, sums)
         if seeds is not None:
-            batches = numbered(batches, is_batched=self.is_batched)
+            batches = numbered(batches, is_batched=self.gives_lists)
         return islice(batches, taken.batches, None)
 
     def loading(self) -> Callable[[Any], Any] | None:
         """Return what gives indices the form that the data set needs; None: as they are."""
         if self._samples is None:
             return None
-        key, is_batched = self._samples.key, self.is_batched
-        return lambda drawn: Drawn(drawn if is_batched else [drawn], key, not is_batched)
+        key = self._samples.key
+        if self.is_batched:
+            return lambda drawn: Drawn(drawn, key)
+        if self.gives_lists:  # each is one index of the data set
+            return lambda drawn: Drawn([([one for one, _ in drawn], drawn[0][1])], key, True)
+        return lambda drawn: Drawn([drawn], key, True)
 
     def _drawn(self, source: Iterable[Any], place: Place) -> Iterator[Any]:
         """Return what a source gives, drawn with the generators of the place."""

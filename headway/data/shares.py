@@ -14,7 +14,7 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
 from headway.data.epochs import Pass
@@ -181,8 +181,7 @@ class Indices:
         self._order, self._division = order, division
         self.given = deque[GlobalBatch]()  # of indices that were given, and whose batches were not
         self._is_alone = division.num_ranks == 1
-        # without a batch sampler each of the sampler's items is a batch
-        self._is_batched = order.is_batched or isinstance(order.source, BatchSampler)
+        self._is_batched = order.gives_lists
         size = getattr(order.source, "batch_size", None) if self._is_batched else 1
         self._size = size if isinstance(size, int) else 0
         self._drop_last = bool(getattr(order.source, "drop_last", False)) and not self._is_alone

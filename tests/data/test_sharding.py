@@ -35,13 +35,15 @@ LOADERS: dict[str, Any] = {
 }
 
 
-def shares(loader: DataLoader[Any], world: int, **options: Any) -> list[list[Any]]:
+def shares(
+    loader: DataLoader[Any], world: int, seed: int | None = None, **options: Any
+) -> list[list[Any]]:
     """Return each rank's batches."""
-    return [
-        [batch.tolist() for batch in prepared]
-        for rank in range(world)
-        for prepared in [PreparedDataLoader(loader, rank, world, config=Configuration(**options))]
+    config = Configuration(**options)
+    loaders = [
+        PreparedDataLoader(loader, one, world, config=config, seed=seed) for one in range(world)
     ]
+    return [[batch.tolist() for batch in prepared] for prepared in loaders]
 
 
 class Numbers(Dataset[int]):
@@ -115,6 +117,11 @@ SHARES: list[tuple[DataLoader[Any], dict[str, Any], list[Any]]] = [
         {},
         [[[0, 1], [4]], [[2, 3], [5]]],
     ),
+    (
+        of_size(None, 12, sampler=BatchSampler(SequentialSampler(range(12)), 3, False)),
+        {},
+        [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, 10, 11]]],
+    ),
 ]
 
 
@@ -123,6 +130,7 @@ def test_each_rank_gets_its_batches_of_every_round(
     loader: DataLoader[Any], options: dict[str, Any], expected: list[Any]
 ) -> None:
     assert shares(loader, len(expected), **options) == expected
+    assert shares(loader, len(expected), seed=5, **options) == expected, "each sample seeded"
 
 
 def test_stream_of_ready_batches_is_dealt_out() -> None:
