@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from weakref import WeakMethod
@@ -23,7 +24,7 @@ from headway.contract.progress import WRITER
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
-from headway.errors import CheckpointError
+from headway.errors import HeadwayError
 
 
 class Background:
@@ -139,12 +140,20 @@ class Background:
             self._join_undisturbed()
         except KeyboardInterrupt:  # which Python ignores in exit handlers
             code = 128 + signal.SIGINT
+        atexit.unregister(self.end)
         if self._failure is not None:
-            code = CheckpointError.exit_code
-            print(f"error: {self._failure}", file=sys.stderr, flush=True)
+            fail_at_exit(self._failure)
         if code:
-            atexit.unregister(self.end)
             _exit_with(code)
+
+
+def fail_at_exit(error: Exception) -> None:
+    """Exit with the code of an error in an exit handler, which Python prints and ignores."""
+    if isinstance(error, HeadwayError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _exit_with(error.exit_code)
+    traceback.print_exception(error)
+    _exit_with(1)
 
 
 @contextmanager

@@ -156,7 +156,12 @@ class Checkpointer:
     def take_at_exit(self) -> None:
         """Take the checkpoint that is due in a script that has not failed, and write all of it."""
         if getattr(sys, "last_type", None) is None:
-            self.training.run.checkpoint.take()
+            try:
+                self.training.run.checkpoint.take()
+            except Exception as error:  # noqa: BLE001  all have the same end
+                from headway.checkpoint.background import fail_at_exit
+
+                fail_at_exit(error)
             if self._background is not None:
                 self._background.end()
 

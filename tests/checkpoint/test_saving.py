@@ -157,18 +157,43 @@ accelerator.wait_for_checkpoint()
 saving.save_tensors = fail
 accelerator.save_state("two", wait=False)
 """
+DUE_AT_EXIT = """
+import atexit
+import torch
+from headway import Accelerator
+from headway.checkpoint import saving
+from headway.errors import CheckpointError
+def fail(*_):
+    raise CheckpointError("the disk is full", where="there", fix="make space")
+atexit.register(print, "another exit handler")
+accelerator = Accelerator(cpu=True, project_dir="two")
+model = torch.nn.Linear(1, 1)
+model, optimizer, loader = accelerator.prepare(
+    model,
+    torch.optim.SGD(model.parameters()),
+    torch.utils.data.DataLoader(torch.ones(8, 1)),
+)
+accelerator.resume()
+accelerator.save_state("one")
+saving.save_tensors = fail
+batches = iter(loader)
+accelerator.backward(model(next(batches)).mean())
+optimizer.step()
+accelerator.checkpoint(every=1)
+"""
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm_pythons")
-def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error() -> None:
-    done = run([sys.executable, script(SCRIPT)], environment(), timeout_s=120)
+@pytest.mark.parametrize("text", [SCRIPT, DUE_AT_EXIT])
+def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error(text: str) -> None:
+    done = run([sys.executable, script(text)], environment(), timeout_s=120)
     assert done.returncode == CheckpointError.exit_code
     assert "error:" in done.stderr
     assert "there" in done.stderr
     assert done.stdout == "another exit handler\n"
     assert Path("one").exists()
-    assert not Path("two").exists()
+    assert not [one for one in Path("two").rglob("*") if "step" in one.name]
 
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
