@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -115,7 +115,7 @@ class _ChecksummedFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        with io.FileIO(path, mode) as raw:
+        with open(path, mode, buffering=0) as raw:  # `headway estimate` redirects open()
             stream = _Checksummed(raw)
             try:
                 with _Buffered(stream, _BUFFER) as buffered:
@@ -143,7 +143,7 @@ class _Buffered(io.BufferedWriter):
 class _Checksummed(io.RawIOBase):
     """A file whose large blocks are checksummed while the system writes them."""
 
-    def __init__(self, raw: io.FileIO) -> None:
+    def __init__(self, raw: IO[Any]) -> None:
         self._raw = raw
         self.crc = 0
         self.failure: OSError | None = None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from headway.contract.notes import say, shown
 from headway.contract.progress import process_progress
@@ -57,7 +56,7 @@ class JsonlTracker(GeneralTracker):
         self.run_name = run_name
         self.logging_dir = logging_dir
         self.run_id = run_id
-        self._file: FileIO | None = None
+        self._file: IO[bytes] | None = None
         self._has_head = False
         self._is_torn = False  # the file ends in the middle of a line
 
@@ -85,7 +84,7 @@ class JsonlTracker(GeneralTracker):
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             self._is_torn = file.read() != b"\n"
-        self._file = FileIO(os.fspath(path), "a")
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self._has_head = True
         self._write({"time": _now(), GOES_ON: True})
 
@@ -94,7 +93,7 @@ class JsonlTracker(GeneralTracker):
         """The run's file."""
         return Path(self._open_file().name)
 
-    def _open_file(self) -> FileIO:
+    def _open_file(self) -> IO[bytes]:
         if self._file is None:
             raise UsageError(
                 "the jsonl tracker has no file: it has not been started, or on rank 0 only",
@@ -152,13 +151,13 @@ class JsonlTracker(GeneralTracker):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
-def _create(folder: Path) -> FileIO:
+def _create(folder: Path) -> IO[bytes]:
     """Create the file of a new run; a process may start several runs in one second."""
     name, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", 1
     while True:
         extra = "" if number == 1 else f"-{number}"
         try:
-            return FileIO(os.fspath(folder / f"{name}{extra}{SUFFIX}"), "x", opener=_appending)
+            return open(folder / f"{name}{extra}{SUFFIX}", "xb", buffering=0, opener=_appending)
         except FileExistsError:
             number += 1
 
