@@ -110,13 +110,18 @@ for _ in range(30):
     subprocess.run(["sh", "-c", "sleep 0 &"], check=True)
 subprocess.run(["sh", "-c", "sleep 300 &"], check=True)  # the adopted ones are there by now
 adopter = psutil.Process(os.getppid())
+def is_zombie(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it was reaped meanwhile
+        return False
 deadline = time.monotonic() + 100
-while [one for one in adopter.children() if one.status() == psutil.STATUS_ZOMBIE]:
+while any(map(is_zombie, adopter.children())):
     if time.monotonic() > deadline:
         sys.exit("zombies are left")
     time.sleep(0.05)
-names = [one.name() for one in adopter.children()]
-adopter.children()[names.index("sleep")].kill()
+[left] = [one for one in adopter.children() if one.name() == "sleep"]
+left.kill()
 """
 
 
