@@ -57,10 +57,10 @@ def test_the_fix_is_the_flag_to_type(typed: str, fix: str) -> None:
 
 
 def test_each_flag_of_torchrun_and_accelerate_launch_has_an_answer() -> None:
-    from accelerate.commands.launch import launch_command_parser
-    from torch.distributed.run import get_args_parser
-
-    flags = [*launch_command_parser()._actions, *get_args_parser()._actions]
+    accelerate = pytest.importorskip("accelerate.commands.launch")
+    torchrun = pytest.importorskip("torch.distributed.run")
+    parsers = [accelerate.launch_command_parser(), torchrun.get_args_parser()]
+    flags = [flag for parser in parsers for flag in parser._actions]
     names = {name.replace("_", "-") for flag in flags for name in flag.option_strings}
     assert len(names) > 100
     for name in names - make_parser().known.keys():
