@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import _thread
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from headway.contract.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
 from headway.contract.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
@@ -68,10 +69,10 @@ class Progress:
         step: optimizer steps of the training that are done, where somebody reads.
         total: steps that the training will have; 0 if not known.
         loss: the last known one.
+        call_at: the time on the clock after which the end of a step has calls to make.
         num_trained: backward passes and optimizer steps of this process; never set back.
         clock: counts the time of each phase.
         listeners: called with the figures of the steps, about once a second.
-        passes: called at the end of each backward pass.
         uses: which of the launcher's settings the program has used so far.
         kept: the last path of each kind that `Kept` has.
         own_threads: threads of the runtime, which no report shows.
@@ -82,7 +83,7 @@ class Progress:
 
     __slots__ = (
         *("is_watched", "_call", "step", "total", "loss", "num_trained", "clock", "listeners"),
-        *("passes", "uses", "kept", "own_threads", "channel", "_beat_at"),
+        *("_calls", "call_at", "uses", "kept", "own_threads", "channel", "_beat_at"),
         *("_figures", "_saved", "may_be_killed", "has_own_seed"),
     )
 
@@ -96,7 +97,8 @@ class Progress:
         self.num_trained = 0
         self.clock = StepClock()
         self.listeners: list[Callable[[Figures], None]] = []
-        self.passes: list[Callable[[], None]] = []
+        self._calls: MutableMapping[object, Callable[[], float]] = WeakKeyDictionary()
+        self.call_at = float("inf")
         self.uses = Uses()
         self.kept: dict[str, str] = {}
         self.own_threads: set[int] = set()
@@ -159,14 +161,23 @@ class Progress:
         clock.batch_samples = 0
         if clock.mark > self._beat_at:
             self._beat()
-        for ended in (*self.passes,):
-            ended()
+
+    def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
+        """Call `call` at the end of the first step after `call_at`, while `owner` exists.
+
+        It returns the next such time.
+        """
+        self._calls[owner] = call
 
     def end_step(self, step: int) -> None:
         """Note that optimizer step number `step` is done, and report figures if they are due."""
         self.step = step
         clock = self.clock
-        if clock.end_step(step):
+        is_due = clock.end_step(step)
+        if clock.mark > self.call_at:
+            calls = [*self._calls.values()]
+            self.call_at = min([call() for call in calls], default=float("inf"))
+        if is_due:
             self._report_figures()
         elif clock.mark > self._beat_at:
             self._beat()

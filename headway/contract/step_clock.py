@@ -26,9 +26,12 @@ from headway.contract.records import Figures
 if TYPE_CHECKING:
     from headway.devices.kind import DeviceKind
 
-SCRIPT, DATA, FORWARD, BACKWARD, EXCHANGE, SYNC, SAVE = range(7)
-NAMES = ("script", "data", "script", "backward", "backward", "script", "script")
-"""The phases as the launcher shows them; in the forward pass, the script is running."""
+SCRIPT, DATA, FORWARD, BACKWARD, GRADIENTS, EXCHANGE, SYNC, SAVE = range(8)
+NAMES = ("script", "data", "script", *("backward",) * 3, "script", "script")
+"""The phases as the launcher shows them; in the forward pass, the script is running.
+
+A backward pass is one phase, or two where it is known when its last gradient was computed.
+"""
 
 _EVERY_S = 1.0
 _MOST_MARKS = 4096  # of a step that a device times
@@ -186,7 +189,7 @@ class StepClock:
 
         What follows is waiting for other ranks, unless this is called again in the same pass.
         """
-        self.phase = BACKWARD
+        self.phase = GRADIENTS
         self.enter(EXCHANGE)
 
     def end_step(self, step: int) -> bool:
@@ -211,17 +214,18 @@ class StepClock:
         if not self.tally.num_steps:
             return None
         tally = self._begin_tally()
-        waited_s, self._waited_s = self._waited_s, _waited_s() or self._waited_s
+        for_core_s, self._waited_s = self._waited_s, _waited_s() or self._waited_s
         self.due_at = self.mark + _EVERY_S
         spent = tally.settled
+        backward_s, waited_s = _split_backward(*spent[BACKWARD : EXCHANGE + 1])
         return Figures(
             step=tally.step,
             num_steps=tally.num_steps,
             seconds=sum(spent),
             data_s=spent[DATA],
             forward_s=spent[FORWARD],
-            backward_s=spent[BACKWARD],
-            sync_s=spent[EXCHANGE] + spent[SYNC],
+            backward_s=backward_s,
+            sync_s=waited_s + spent[SYNC],
             save_s=spent[SAVE],
             samples=tally.samples,
             rss_bytes=_number_in("/proc/self/statm", 1) * os.sysconf("SC_PAGE_SIZE"),
@@ -229,7 +233,7 @@ class StepClock:
             total=total,
             loss=loss,
             num_workers=self.num_workers,
-            stolen_s=max(self._waited_s - waited_s, 0.0),
+            stolen_s=max(self._waited_s - for_core_s, 0.0),
         )
 
     def _begin_tally(self) -> Tally:
@@ -237,6 +241,16 @@ class StepClock:
         tally, self.tally = self.tally, Tally(self.tally.step)
         self.spent = self.tally.spent
         return tally
+
+
+def _split_backward(whole_s: float, computed_s: float, waited_s: float) -> tuple[float, float]:
+    """Return the time that backward passes computed and waited.
+
+    Passes of which only the whole is known have waited as the others did.
+    """
+    known_s = computed_s + waited_s
+    waited_s += whole_s * (waited_s / known_s if known_s else 0.0)
+    return whole_s + known_s - waited_s, waited_s
 
 
 def _waited_s() -> float:

@@ -2,16 +2,17 @@
 
 How long a rank only waits for the exchange of gradients, from its last gradient to the end of the
 pass, is noted by hooks of torch's public `register_post_accumulate_grad_hook`: at first on all
-parameters, and after some passes on those alone that came last in one of them, so that a step pays
-for one call. All ranks must compute the same graph in each pass. Where parameters may be unused,
-and where ranks share a model, waiting counts as the backward pass. On a GPU the hooks run when a
-gradient is queued; the clock then has an event of the device there.
+parameters, and after some steps on those alone that came last in one of them. Of short steps one in
+some milliseconds is watched, and stands for those before it. All ranks must compute the same graph
+in each pass. Where parameters may be unused, and where ranks share a model, waiting counts as the
+backward pass. On a GPU the hooks run when a gradient is queued; the clock then has an event of the
+device there.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from headway.contract.progress import Progress
 from headway.contract.step_clock import FORWARD, SYNC, StepClock
@@ -30,7 +32,8 @@ from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, Strat
 from headway.strategies.weights import Weights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes
-_NUM_PASSES = 3  # in which all parameters are looked at; DDP orders its buckets after the first
+_WATCHED_EVERY_S = 0.005  # where steps are shorter
+_NUM_STEPS = 3  # in which all parameters are looked at; DDP orders its buckets after the first
 
 
 class DDP(Strategy):
@@ -243,28 +246,46 @@ def note_buffers(model: DistributedDataParallel, clock: StepClock) -> None:
 
 
 class _LastGradient:
-    """Finds which parameters' gradients come last, and then watches only these."""
+    """Finds which parameters' gradients come last, and watches these in some of the steps."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
-        trained = (one for one in model.module.parameters() if one.requires_grad)
+        self._trained = [one for one in model.module.parameters() if one.requires_grad]
         self._progress = progress
+        self._hooks: dict[int, RemovableHandle] = {}
+        self._last: int | None = None  # the parameter whose gradient came last in this step
+        self._lasts: list[int] = []  # of the first steps
+        self._watch(range(len(self._trained)))
+        progress.call_after_steps(model, self._end_step)
+
+    def _watch(self, numbers: Iterable[int]) -> None:
+        for handle in self._hooks.values():
+            handle.remove()
         self._hooks = {
-            number: one.register_post_accumulate_grad_hook(partial(self._look, number))
-            for number, one in enumerate(trained)
+            number: self._trained[number].register_post_accumulate_grad_hook(
+                partial(self._look, number)
+            )
+            for number in numbers
         }
-        progress.passes.append(self._end_pass)
-        self._last: int | None = None  # the parameter whose gradient came last in this pass
-        self._lasts: list[int] = []  # of the passes so far
+        self._since = self._progress.clock.mark
 
     def _look(self, number: int, _: torch.Tensor) -> None:
         self._progress.clock.begin_exchange()
+        self._progress.call_at = 0.0
         self._last = number
 
-    def _end_pass(self) -> None:
-        if self._last is not None:
-            self._lasts.append(self._last)
-            self._last = None
-        if len(self._lasts) == _NUM_PASSES:
-            for needless in self._hooks.keys() - {*self._lasts}:
-                self._hooks[needless].remove()
-            self._progress.passes.remove(self._end_pass)
+    def _end_step(self) -> float:
+        """Return the time on the clock after which the end of a step is to be noted again."""
+        mark = self._progress.clock.mark
+        last, self._last = self._last, None
+        if last is None:
+            if not self._hooks and mark > self._since + _WATCHED_EVERY_S:
+                self._watch({*self._lasts})
+        elif len(self._lasts) < _NUM_STEPS:
+            self._lasts.append(last)
+        else:
+            is_short = mark - self._since < _WATCHED_EVERY_S
+            wanted = set() if is_short else {*self._lasts}
+            if wanted != self._hooks.keys():
+                self._watch(wanted)
+            self._since = mark
+        return float("inf") if self._hooks else self._since + _WATCHED_EVERY_S

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from headway.contract import step_clock
 from headway.contract.progress import Progress
-from headway.contract.step_clock import BACKWARD, EXCHANGE, FORWARD, SYNC, StepClock
+from headway.contract.step_clock import BACKWARD, EXCHANGE, FORWARD, GRADIENTS, SYNC, StepClock
 from headway.errors import UsageError
 from headway.strategies.ddp import _fix_buckets, _watch_frozen, note_buffers, note_exchange
 
@@ -115,14 +116,15 @@ def passes(model: torch.nn.Module, progress: Progress, count: int) -> list[tuple
     """Return what each of some backward passes takes, without and with waiting."""
     clock = progress.clock
     taken = []
-    for _ in range(count):
+    for number in range(count):
         clock.enter(FORWARD)
         loss = model(torch.ones(2, 4)).sum()
         clock.enter(BACKWARD)
-        before = clock.spent[BACKWARD], clock.tally.spent[EXCHANGE]
+        before = clock.spent[GRADIENTS], clock.spent[EXCHANGE]
         loss.backward()
         progress.end_backward()
-        taken.append((clock.spent[BACKWARD] - before[0], clock.tally.spent[EXCHANGE] - before[1]))
+        taken.append((clock.spent[GRADIENTS] - before[0], clock.spent[EXCHANGE] - before[1]))
+        progress.end_step(number)
     return taken
 
 
@@ -131,13 +133,51 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
     model.register_comm_hook(None, slow_exchange)
     progress = Progress()
     note_exchange(model, progress)
-    taken = passes(model, progress, 9)
+    taken = passes(model, progress, 6)
     for backward_s, sync_s in taken:
         assert backward_s >= SLOW_S
         assert sync_s >= 2 * SLOW_S
     for some in (taken[:3], taken[3:]):  # until the last parameter is known, and from then on
         assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S
     assert sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()) == 1
+
+
+def test_some_short_steps_are_watched_and_stand_for_all(
+    group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def exchange(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        nonlocal now
+        now += 0.0004
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    exchange.__annotations__ = slow_exchange.__annotations__
+    monkeypatch.setattr(step_clock, "_now", lambda: now)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    model.register_comm_hook(None, exchange)
+    progress = Progress()
+    note_exchange(model, progress)
+    num_hooks = []
+    for number in range(201):
+        loss = model(torch.ones(2, 4)).sum()
+        num_hooks.append(
+            sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters())
+        )
+        progress.clock.enter(BACKWARD)
+        now += 0.0006
+        loss.backward()
+        progress.end_backward()
+        progress.end_step(number)
+    assert 200 / 8 < len([one for one in num_hooks if one]) < 200 / 4
+    figures = progress.clock.take(0, None)
+    assert figures is not None
+    backward_s, sync_s = figures.backward_s, figures.sync_s
+    assert (backward_s / figures.num_steps, sync_s / figures.num_steps) == pytest.approx(
+        (6e-4, 4e-4)
+    )
 
 
 def test_waiting_for_the_buffers_of_rank_0_is_no_forward_pass(
