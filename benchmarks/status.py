@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from step import RANKS, REBUILT_EVERY, Case, headway, interval
 
-from headway.contract.progress import process_progress
+from headway.ipc.progress import process_progress
 
 STEP = Case("a step")
 

@@ -21,9 +21,9 @@ from headway.checkpoint.folders import (
 from headway.checkpoint.manifest import NAME, Manifest, read_manifest, unlisted_files, verify
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
-from headway.contract.notes import say, shown
-from headway.contract.paths import is_absent
 from headway.errors import CheckpointError
+from headway.ipc.notes import say, shown
+from headway.ipc.paths import is_absent
 
 ACTIONS = ("ls", "verify", "prune", "export")
 _ONLY_OF = {"keep": "prune", "model": "export"}

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser, machine_from_flags
 from headway.commands.tables import print_table
-from headway.contract.paths import installer_of
 from headway.devices.kind import numbers
 from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
+from headway.ipc.paths import installer_of
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.machine.asking import Answer, ask_torch
 from headway.machine.facts import OLDEST_TORCH, Host, Machine

@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 from headway.commands.flags import Parser
 from headway.commands.program import program_from, require_torch
-from headway.contract.choices import DDP, PRECISIONS
-from headway.contract.notes import size, waiting_for
-from headway.contract.run import ACCELERATE
 from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.planner import (
     MARGIN_BYTES,
@@ -26,6 +23,9 @@ from headway.estimate.planner import (
     parse_devices,
     rows_for,
 )
+from headway.ipc.choices import DDP, PRECISIONS
+from headway.ipc.notes import size, waiting_for
+from headway.ipc.run import ACCELERATE
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.settings.table import YES

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
-from headway.contract.notes import say
-from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, did_you_mean
+from headway.ipc.notes import say
+from headway.ipc.origin import Layer, Origin
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import SETTING_OF

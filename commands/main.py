@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from headway._version import __version__
-from headway.contract import signals
-from headway.contract.notes import flush_streams, say
 from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
+from headway.ipc import signals
+from headway.ipc.notes import flush_streams, say
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
@@ -174,7 +174,7 @@ def _dispatch(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
-        from headway.contract.paths import installer_of
+        from headway.ipc.paths import installer_of
 
         raise MachineError(
             f"`headway {name}` needs {error.name} here, which is not installed",

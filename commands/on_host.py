@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import NoReturn
 
 from headway.commands.main import described
-from headway.contract import signals
-from headway.contract.forking import die_with_parent, reap, wake_on_child_end
-from headway.contract.notes import flush_streams
-from headway.contract.run import KEY_VARIABLE
-from headway.contract.typed import decode, encode, kinds_of
 from headway.errors import HeadwayError, LaunchError
+from headway.ipc import signals
+from headway.ipc.forking import die_with_parent, reap, wake_on_child_end
+from headway.ipc.notes import flush_streams
+from headway.ipc.run import KEY_VARIABLE
+from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.orders import (
     End,
     Found,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from headway.commands.elsewhere import Request, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.contract.secrets import masked_command
 from headway.errors import ConfigError
+from headway.ipc.secrets import masked_command
 from headway.launcher.plan.program import Program, interpreter
 from headway.settings.hosts import Hosts
 from headway.settings.setting import AUTO

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from headway.commands.flags import Parsed, Parser, bad_words
-from headway.contract.paths import has_package, installer_of
 from headway.errors import ConfigError, did_you_mean
+from headway.ipc.paths import has_package, installer_of
 from headway.launcher.plan.program import Program, finder_in
 from headway.settings.setting import Seconds
 from headway.settings.table import TABLE

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from headway.commands.runs import command_line, ended, restarts, slow_rank, time_shares, took
 from headway.commands.tables import when
-from headway.contract.notes import shown
-from headway.contract.records import METRICS, Figures
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import RunRecord
+from headway.ipc.notes import shown
+from headway.ipc.records import METRICS, Figures
 from headway.trackers.run_file import read_metrics
 
 _WIDTH, _HEIGHT = 440, 190

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from headway.commands.elsewhere import Moved, Request, moved, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
-from headway.contract.notes import say
-from headway.contract.origin import Layer
-from headway.contract.run import CODE_VARIABLE
-from headway.contract.secrets import masked_command, masked_line, masked_pairs
-from headway.contract.typed import plain
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_path
+from headway.ipc.notes import say
+from headway.ipc.origin import Layer
+from headway.ipc.run import CODE_VARIABLE
+from headway.ipc.secrets import masked_command, masked_line, masked_pairs
+from headway.ipc.typed import plain
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
 from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words

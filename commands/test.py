@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from headway.commands.flags import Parser
 from headway.commands.program import require_torch
 from headway.commands.tables import print_table
-from headway.contract.notes import waiting_for
 from headway.errors import MachineError
+from headway.ipc.notes import waiting_for
 from headway.launcher.plan.program import interpreter
 
 

@@ -20,10 +20,10 @@ from headway.commands.runs import (
     took,
 )
 from headway.commands.tables import when
-from headway.contract.notes import shown
 from headway.errors import ConfigError
 from headway.history.changes import changes
 from headway.history.record import RunRecord, find, last_good, read_all
+from headway.ipc.notes import shown
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headway.contract.choices import HSDP, PRECISIONS, SHARDED
-from headway.contract.origin import Layer, Origin
-from headway.contract.secrets import masked_value
 from headway.devices.table import CPU, KINDS, kind_of
 from headway.errors import Problem
+from headway.ipc.choices import HSDP, PRECISIONS, SHARDED
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.secrets import masked_value
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve

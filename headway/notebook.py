@@ -27,13 +27,13 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from headway.contract import signals
-from headway.contract.run import VARIABLE, RunContract, encode, read_ranks
 from headway.devices.table import KINDS
 from headway.distributed.handler import check_range, checked
 from headway.distributed.process import patch_environment
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
+from headway.ipc import signals
+from headway.ipc.run import VARIABLE, RunContract, encode, read_ranks
 from headway.state import AcceleratorState
 from headway.training.arguments import check_precision, reject_unsupported
 

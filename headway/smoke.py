@@ -16,10 +16,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
-from headway.contract.choices import PRECISIONS
-from headway.contract.run import Ranks, read_ranks
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import set_seed
+from headway.ipc.choices import PRECISIONS
+from headway.ipc.run import Ranks, read_ranks
 
 REDUCED_BYTES = 2**24  # of an all-reduce, per rank
 REPETITIONS = 5

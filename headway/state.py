@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NoReturn
 
 import torch.distributed as dist
 
-from headway.contract.run import read_run
 from headway.data.active_loader import current_loop, open_loops
 from headway.distributed.handler import checked
 from headway.distributed.process import Process
@@ -21,6 +20,7 @@ from headway.distributed.world import (
     leave_world,
 )
 from headway.errors import UsageError
+from headway.ipc.run import read_run
 from headway.precision.precision import CLASSES, Precision
 from headway.strategies.compilation import TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin

@@ -11,8 +11,8 @@ import signal
 import sys
 from contextlib import suppress
 
-from headway.contract import signals
-from headway.contract.forking import reap
+from headway.ipc import signals
+from headway.ipc.forking import reap
 
 _NOT_FORWARDED = {
     signal.SIGCHLD,

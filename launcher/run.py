@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.contract import signals
-from headway.contract.notes import flush_streams, say
-from headway.contract.run import RECORD_VARIABLE
 from headway.errors import STOP_SIGNALS, HeadwayError
+from headway.ipc import signals
+from headway.ipc.notes import flush_streams, say
+from headway.ipc.run import RECORD_VARIABLE
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -61,7 +61,7 @@ def run(
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
         # not in the handler: a second signal would interrupt that import
-        from headway.contract.notes import waiting_for
+        from headway.ipc.notes import waiting_for
 
         signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 
@@ -140,9 +140,9 @@ def _recorded(
     recorder: Recorder | None = None
     try:
         if start is not None:
-            from headway.contract.secrets import secrets_among
             from headway.history.record import Recorder
             from headway.history.store import new_path
+            from headway.ipc.secrets import secrets_among
 
             secrets = secrets_among(changed(plan, environ), plan.program.args)
             recorder = Recorder(new_path(environ), start, secrets)

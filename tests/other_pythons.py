@@ -20,7 +20,7 @@ VERSIONS = ("3.10", "3.12", "3.13")
 LOWEST, HIGHEST = VERSIONS[0], VERSIONS[-1]
 PACKAGES = ["pyyaml", "psutil", "questionary", "rich"]
 PACKAGES += ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pexpect", "pyte", "tqdm"]
-TESTS = ["tests/architecture", "tests/contract", "tests/machine", "tests/settings"]
+TESTS = ["tests/architecture", "tests/ipc", "tests/machine", "tests/settings"]
 TESTS += ["tests/launcher", "tests/commands", "tests/config_wizard", "tests/checkpoint"]
 
 

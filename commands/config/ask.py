@@ -33,9 +33,9 @@ from headway.config_wizard.questions import (
     State,
     profile_after,
 )
-from headway.contract.notes import say
-from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError, Problem
+from headway.ipc.notes import say
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from headway.commands.flags import Parser
-from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, HeadwayError, Problem
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program

@@ -7,10 +7,10 @@ from functools import reduce
 
 from headway.commands.config.check import assignments, launch_problems
 from headway.commands.flags import Parser
-from headway.contract.notes import say
-from headway.contract.origin import Layer, Origin
-from headway.contract.secrets import masked_value
 from headway.errors import ConfigError, Problem, did_you_mean
+from headway.ipc.notes import say
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.secrets import masked_value
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems

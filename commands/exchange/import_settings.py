@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, NoReturn
 from headway.commands.config.check import SCRIPT, checked_values
 from headway.commands.config.edit import apply, set_all
 from headway.commands.flags import Parser
-from headway.contract.choices import DDP, FSDP, HSDP
-from headway.contract.choices import SHARING as OF_STRATEGIES
-from headway.contract.origin import Layer, Origin
 from headway.devices.table import CUDA, KINDS, MPS
 from headway.errors import ConfigError, Problem
+from headway.ipc.choices import DDP, FSDP, HSDP
+from headway.ipc.choices import SHARING as OF_STRATEGIES
+from headway.ipc.origin import Layer, Origin
 from headway.machine.detection import detect_machine
 from headway.settings.profile import Entry, compose, parse_profile
 from headway.settings.profile_edit import unset_value

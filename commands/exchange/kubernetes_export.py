@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from headway.contract.records import REPEATED, STOPPED_AND_SAVED
-from headway.contract.run import KEY_VARIABLE
-from headway.contract.secrets import masked
 from headway.devices.table import kind_of
+from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
+from headway.ipc.run import KEY_VARIABLE
+from headway.ipc.secrets import masked
 from headway.launcher.processes.shutdown import grace_of
 from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings
 

@@ -18,13 +18,13 @@ from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.saving import Prepared, agree, removed_on_failure, write_prepared
 from headway.checkpoint.tensors import own_part
-from headway.contract import signals
-from headway.contract.notes import flush_streams
-from headway.contract.progress import WRITER
 from headway.devices.table import kind_of
 from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
 from headway.errors import HeadwayError
+from headway.ipc import signals
+from headway.ipc.notes import flush_streams
+from headway.ipc.progress import WRITER
 
 
 class Background:

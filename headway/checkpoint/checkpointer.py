@@ -23,12 +23,12 @@ from headway.checkpoint.folders import (
     next_number,
     prune,
 )
-from headway.contract.notes import say, say_once
-from headway.contract.paths import is_absent
-from headway.contract.records import CHECKPOINTS
 from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
+from headway.ipc.notes import say, say_once
+from headway.ipc.paths import is_absent
+from headway.ipc.records import CHECKPOINTS
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.replicas import require_equal

@@ -15,11 +15,11 @@ from typing import IO, Any
 import safetensors.torch
 import torch
 
-from headway.contract.paths import is_absent
-from headway.contract.run import Ranks, read_ranks
 from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+from headway.ipc.paths import is_absent
+from headway.ipc.run import Ranks, read_ranks
 
 _logger = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from headway.checkpoint.manifest import (
     unlisted_files,
     verify,
 )
-from headway.contract.notes import say, shown
-from headway.contract.paths import is_absent
 from headway.errors import CheckpointError
+from headway.ipc.notes import say, shown
+from headway.ipc.paths import is_absent
 
 FOLDER = "checkpoints"
 """Below a project's folder, for checkpoints that the script does not name."""

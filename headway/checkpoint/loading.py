@@ -22,9 +22,9 @@ from headway.checkpoint.manifest import (
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
-from headway.contract.paths import is_absent
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
+from headway.ipc.paths import is_absent
 
 
 class Loaded(NamedTuple):

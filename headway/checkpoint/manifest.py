@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headway.contract.notes import shown
-from headway.contract.paths import is_absent, opened, read_plain
-from headway.contract.typed import plain, read
 from headway.errors import CheckpointError
+from headway.ipc.notes import shown
+from headway.ipc.paths import is_absent, opened, read_plain
+from headway.ipc.typed import plain, read
 
 NAME = "manifest.json"
 FORMAT = 6

@@ -33,10 +33,10 @@ from headway.checkpoint.manifest import (
 )
 from headway.checkpoint.tensors import save_tensors
 from headway.checkpoint.values import encode
-from headway.contract.progress import process_progress
-from headway.contract.step_clock import SYNC
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, HeadwayError
+from headway.ipc.progress import process_progress
+from headway.ipc.step_clock import SYNC
 
 T = TypeVar("T")
 TENSORS = "tensors"  # the folder of torch.distributed.checkpoint

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headway.contract import signals
-from headway.contract.notes import say, say_amid_writing
-from headway.contract.progress import Progress
-from headway.contract.records import STOPPED_AND_SAVED, WillSave
 from headway.distributed.world import group_backend, rank_and_size
+from headway.ipc import signals
+from headway.ipc.notes import say, say_amid_writing
+from headway.ipc.progress import Progress
+from headway.ipc.records import STOPPED_AND_SAVED, WillSave
 
 INTERRUPTED = 130
 

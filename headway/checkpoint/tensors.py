@@ -37,9 +37,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from headway.checkpoint.manifest import take_another
-from headway.contract.typed import read
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
+from headway.ipc.typed import read
 
 INDEX = "index.json"
 _BUFFER = 2**20  # bytes

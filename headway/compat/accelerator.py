@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway import accelerator as native
 from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
-from headway.contract.notes import say
 from headway.data.samplers import as_plain, is_plain
 from headway.distributed.collectives import Reduction
 from headway.distributed.handler import checks
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
+from headway.ipc.notes import say
 from headway.training.arguments import Arguments
 from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler, of_scheduler

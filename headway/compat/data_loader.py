@@ -19,8 +19,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, require_multiple
 from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
-from headway.contract.progress import process_progress
-from headway.contract.step_clock import DATA, SCRIPT
 from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
 from headway.data.loader import skip_first_batches as skip_first_batches
 from headway.data.samplers import SkipBatchSampler, changed, source_of
@@ -32,6 +30,8 @@ from headway.distributed.meeting import named
 from headway.distributed.rng import synchronize_rng_states
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+from headway.ipc.progress import process_progress
+from headway.ipc.step_clock import DATA, SCRIPT
 from headway.state import GradientState
 
 _LOOP = "a loop over a prepared DataLoader"

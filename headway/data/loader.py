@@ -16,8 +16,6 @@ from zlib import crc32
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from headway.contract.progress import process_progress
-from headway.contract.step_clock import DATA, SCRIPT
 from headway.data.active_loader import LoaderLoop, TrainingLoader
 from headway.data.configuration import (
     DataLoaderConfiguration,
@@ -50,6 +48,8 @@ from headway.distributed.handler import check_range, checked
 from headway.distributed.meeting import named
 from headway.distributed.nested import is_on, send_to_device
 from headway.errors import CheckpointError, UsageError
+from headway.ipc.progress import process_progress
+from headway.ipc.step_clock import DATA, SCRIPT
 
 
 class PreparedDataLoader(StandIn, TrainingLoader):

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from headway.contract.notes import say
-from headway.contract.progress import Progress
 from headway.data.epochs import Epochs, Pass
 from headway.data.order import Place
 from headway.data.rounds import Offset
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+from headway.ipc.notes import say
+from headway.ipc.progress import Progress
 
 
 class DueCheckpoint:

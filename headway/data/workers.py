@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from headway.contract import signals
 from headway.data.generators import snapshot
 from headway.data.samplers import changed, is_plain
+from headway.ipc import signals
 
 _REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
 _HAS_PROC = sys.platform == "linux"

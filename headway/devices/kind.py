@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from headway.contract.choices import NumberFormat
+    from headway.ipc.choices import NumberFormat
     from headway.machine.facts import Gpu, Torch
     from headway.machine.source import Source
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from headway.contract.choices import NumberFormat
+    from headway.ipc.choices import NumberFormat
     from headway.machine.facts import Gpu
     from headway.machine.source import Source
 

@@ -17,8 +17,8 @@ from typing import IO, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_ar
 
 import torch
 
-from headway.contract.typed import shown, types_of
 from headway.errors import UsageError, WrongType
+from headway.ipc.typed import shown, types_of
 
 _CALL = "the script's Accelerator(...)"
 P = ParamSpec("P")

@@ -23,9 +23,6 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from headway.contract.process_groups import ended_here, place_of_process, read_groups
-from headway.contract.progress import process_progress
-from headway.contract.step_clock import SYNC
 from headway.devices.table import kind_of
 from headway.distributed.world import (
     before_leaving,
@@ -34,6 +31,9 @@ from headway.distributed.world import (
     rank_and_size,
 )
 from headway.errors import UsageError
+from headway.ipc.process_groups import ended_here, place_of_process, read_groups
+from headway.ipc.progress import process_progress
+from headway.ipc.step_clock import SYNC
 
 _LOOK_EVERY_S = 0.5  # where the other ranks are; for each so many of them
 _RANKS_AT_A_LOOK = 64

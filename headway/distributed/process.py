@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from headway.contract.run import Ranks, read_ranks
 from headway.distributed.handler import check_range, checks
 from headway.distributed.meeting import barrier, watch
 from headway.distributed.nested import send_to_device
 from headway.distributed.world import DistributedType, World
 from headway.errors import UsageError
+from headway.ipc.run import Ranks, read_ranks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

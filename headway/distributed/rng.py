@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.contract.progress import process_progress
-from headway.contract.run import read_ranks
 from headway.devices.table import KINDS, kind_of
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_choice, check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+from headway.ipc.progress import process_progress
+from headway.ipc.run import read_ranks
 
 
 class RNGType(str, Enum):

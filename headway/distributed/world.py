@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from headway.contract.notes import say_once
-from headway.contract.numbering import ALONE, ALONE_VARIABLE, unjoined
-from headway.contract.process_groups import keep_groups_apart
-from headway.contract.run import Ranks, read_ranks
 from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, kind_of, outside_kinds
 from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
+from headway.ipc.notes import say_once
+from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unjoined
+from headway.ipc.process_groups import keep_groups_apart
+from headway.ipc.run import Ranks, read_ranks
 from headway.machine.detection import detect_machine
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.contract.choices import DDP, FSDP
-from headway.contract.typed import decode, encode, kinds_of
 from headway.errors import ConfigError, LaunchError
+from headway.ipc.choices import DDP, FSDP
+from headway.ipc.typed import decode, encode, kinds_of
 from headway.machine.facts import Machine
 from headway.settings.table import YES
 

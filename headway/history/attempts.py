@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from headway.contract.records import Figures
+from headway.ipc.records import Figures
 
 SHARES = (
     *("training", "start", "recovery", "repeated steps", "saving", "waiting for data", "other"),

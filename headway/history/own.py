@@ -11,17 +11,17 @@ import os
 import sys
 import time
 
-from headway.contract.notes import say
-from headway.contract.progress import Progress
-from headway.contract.records import Figures, Kept
-from headway.contract.run import RECORD_VARIABLE
-from headway.contract.secrets import masked_output, secrets_among
-from headway.contract.signals import shell_code
-from headway.contract.typed import plain
 from headway.errors import ConfigError
 from headway.history import store
 from headway.history.attempts import Attempts
 from headway.history.record import MAX_TEXT, Outcome, Series, read_record
+from headway.ipc.notes import say
+from headway.ipc.progress import Progress
+from headway.ipc.records import Figures, Kept
+from headway.ipc.run import RECORD_VARIABLE
+from headway.ipc.secrets import masked_output, secrets_among
+from headway.ipc.signals import shell_code
+from headway.ipc.typed import plain
 
 
 class _Process:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from headway.contract.paths import is_absent, user_folder, write_whole
-from headway.contract.secrets import masked, masked_line
-from headway.contract.typed import plain, read
+from headway.ipc.paths import is_absent, user_folder, write_whole
+from headway.ipc.secrets import masked, masked_line
+from headway.ipc.typed import plain, read
 from headway.machine.host import affects_training
 from headway.settings.table import TABLE
 
@@ -180,7 +180,7 @@ def read_commit(folder: str, within_s: float = _WITHIN_S) -> Commit | None:
         return None
     diff = git(here, "diff", *_PLAIN, "HEAD", within_s=within_s)
     if diff:
-        from headway.contract.secrets import masked_text
+        from headway.ipc.secrets import masked_text
 
         diff = masked_text(diff[:_DIFF_CHARS])
     return Commit(here, head.strip(), diff)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from headway.contract import signals
-from headway.contract.run import Ranks, RunContract, read_ranks, read_run
 from headway.data.workers import with_lasting_workers
+from headway.ipc import signals
+from headway.ipc.run import Ranks, RunContract, read_ranks, read_run
 from headway.libraries.resuming import (
     Start,
     Stopping,

@@ -16,11 +16,11 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from headway.contract.paths import is_absent
-from headway.contract.run import RunContract, read_run
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
+from headway.ipc.paths import is_absent
+from headway.ipc.run import RunContract, read_run
 from headway.libraries.resuming import (
     STATE,
     Start,

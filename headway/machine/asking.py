@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.contract.typed import read
 from headway.devices.table import MPS, kind_of
+from headway.ipc.typed import read
 from headway.machine.facts import Gpu, Machine
 from headway.machine.source import Source
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headway.contract.notes import shown
 from headway.devices.kind import numbers
 from headway.devices.table import CUDA, kind_of
+from headway.ipc.notes import shown
 from headway.machine.facts import (
     DEFAULT,
     EXCLUSIVE,

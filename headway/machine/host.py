@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headway.contract.secrets import is_secret, masked
+from headway.ipc.secrets import is_secret, masked
 from headway.machine.facts import Host, Machine
 from headway.machine.source import (
     Source,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headway.contract.typed import Misfit, plain, read
 from headway.errors import ConfigError
+from headway.ipc.typed import Misfit, plain, read
 from headway.machine.facts import Machine
 
 VERSION = 1

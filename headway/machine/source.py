@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from headway.contract.signals import held
+from headway.ipc.signals import held
 
 
 class Source:

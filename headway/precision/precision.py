@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.optim import Optimizer
 
-from headway.contract.choices import PRECISIONS, NumberFormat, precisions_besides
 from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
 from headway.errors import MachineError, UsageError
+from headway.ipc.choices import PRECISIONS, NumberFormat, precisions_besides
 
 
 @dataclass

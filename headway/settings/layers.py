@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from headway.contract.origin import Layer, Origin
-from headway.contract.run import (
+from headway.errors import ConfigError, Problem
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.run import (
     ALLOCATION_VARIABLE,
     CODE_VARIABLE,
     KEY_VARIABLE,
     LOG_LEVELS,
     RECORD_VARIABLE,
 )
-from headway.contract.run import VARIABLE as RUN_VARIABLE
-from headway.errors import ConfigError, Problem
+from headway.ipc.run import VARIABLE as RUN_VARIABLE
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import find_project_profile, is_there, trusted_profile

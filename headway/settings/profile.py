@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headway._version import __version__
-from headway.contract.origin import Layer, Origin
 from headway.errors import Code, ConfigError, Problem
+from headway.ipc.origin import Layer, Origin
 from headway.settings.profile_files import read_text, shown
 from headway.settings.setting import Raw
 

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.contract.choices import PRECISIONS
-from headway.contract.notes import say
-from headway.contract.origin import Layer, Origin
-from headway.contract.secrets import MASK, masked, masked_value
 from headway.errors import ConfigError, UsageError
+from headway.ipc.choices import PRECISIONS
+from headway.ipc.notes import say
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.secrets import MASK, masked, masked_value
 from headway.settings.profile import VERSION, compose, parse_profile
 from headway.settings.profile_files import choose_profile, shown, text_at
 from headway.settings.setting import Raw

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.contract import paths
 from headway.errors import ConfigError, did_you_mean
+from headway.ipc import paths
 
 VARIABLE = "HEADWAY_PROFILE"
 PROJECT_FILE = "headway.yaml"

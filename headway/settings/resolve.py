@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from headway.contract.choices import DDP
-from headway.contract.origin import DEFAULT, Layer, Origin
-from headway.contract.run import ACCELERATE, YES
-from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.devices.table import MPS, kind_of
 from headway.errors import Code, ConfigError, Problem, did_you_mean
+from headway.ipc.choices import DDP
+from headway.ipc.origin import DEFAULT, Layer, Origin
+from headway.ipc.run import ACCELERATE, YES
+from headway.ipc.run import VARIABLE as RUN_VARIABLE
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
@@ -147,7 +147,7 @@ def _merged(old: Value, new: Value) -> Value:
 
 
 def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
-    from headway.contract.secrets import masked_value
+    from headway.ipc.secrets import masked_value
 
     masked = masked_value(row.name, entry.raw)
     raw = " ".join(masked) if row.shape == "map" and isinstance(masked, list) else str(masked)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
-from headway.contract.origin import Origin
+from headway.ipc.origin import Origin
 
 if TYPE_CHECKING:
     from headway.settings.table import Settings

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.contract.choices import PRECISIONS, STRATEGIES, read_wrap
-from headway.contract.origin import Layer, Origin
-from headway.contract.run import DEVICES
 from headway.devices.table import OF_CLUSTERS, extensions, is_kind
+from headway.ipc.choices import PRECISIONS, STRATEGIES, read_wrap
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.run import DEVICES
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 from headway.settings.setting import (
     AUTO,
@@ -360,7 +360,7 @@ class Settings:
 
     def without_secrets(self) -> Settings:
         """Return the settings with the secrets in `env` masked, to be shown."""
-        from headway.contract.secrets import masked_map
+        from headway.ipc.secrets import masked_map
 
         env = self.values["env"]
         return Settings(

@@ -22,11 +22,11 @@ from torch.distributed.utils import _sync_module_states  # no public name
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from headway.contract.progress import Progress
-from headway.contract.step_clock import FORWARD, SYNC, StepClock
 from headway.distributed.meeting import has_real_ranks, meet
 from headway.distributed.world import World
 from headway.errors import UsageError
+from headway.ipc.progress import Progress
+from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, StrategySettings
 from headway.strategies.weights import Weights

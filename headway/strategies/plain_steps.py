@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from headway.contract.progress import Progress, process_progress
 from headway.devices.table import kind_of
+from headway.ipc.progress import Progress, process_progress
 
 
 def join(_: object = None) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from headway.contract.choices import AUTO, DDP, FSDP, HSDP
 from headway.distributed.handler import check_call
 from headway.errors import UsageError
+from headway.ipc.choices import AUTO, DDP, FSDP, HSDP
 
 CALL = "the script's FullyShardedDataParallelPlugin(...)"
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headway.contract.progress import Progress
 from headway.distributed.world import World
+from headway.ipc.progress import Progress
 from headway.precision.precision import Precision
 from headway.strategies.compilation import TorchDynamoPlugin, compiled, uncompiled
 from headway.strategies.ddp_settings import DistributedDataParallelKwargs

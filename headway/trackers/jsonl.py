@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from headway.contract.notes import say, shown
-from headway.contract.progress import process_progress
-from headway.contract.records import METRICS
 from headway.distributed.handler import checked
 from headway.errors import UsageError
+from headway.ipc.notes import say, shown
+from headway.ipc.progress import process_progress
+from headway.ipc.records import METRICS
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 

@@ -15,8 +15,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.contract.notes import shown
 from headway.errors import ConfigError
+from headway.ipc.notes import shown
 
 MARK = "headway_run"
 VERSION = 1

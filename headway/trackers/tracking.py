@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.contract.notes import say, say_once
 from headway.errors import UsageError
+from headway.ipc.notes import say, say_once
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
     LoggerType,

@@ -7,17 +7,17 @@ import os
 import sys
 from typing import NamedTuple
 
-from headway.contract.choices import SHARDED, SHARING
-from headway.contract.notes import say, say_once
-from headway.contract.progress import Progress, process_progress
-from headway.contract.records import PROJECT
-from headway.contract.run import read_run
 from headway.data.configuration import DataLoaderConfiguration, merged_configuration, micro_batch_of
 from headway.devices.table import kind_of
 from headway.distributed.handler import Handlers, check_range
 from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
+from headway.ipc.choices import SHARDED, SHARING
+from headway.ipc.notes import say, say_once
+from headway.ipc.progress import Progress, process_progress
+from headway.ipc.records import PROJECT
+from headway.ipc.run import read_run
 from headway.precision.precision import (
     AutocastKwargs,
     GradScalerKwargs,

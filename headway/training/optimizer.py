@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from headway.contract.progress import Progress, process_progress
 from headway.distributed.collectives import reduce
 from headway.errors import UsageError
+from headway.ipc.progress import Progress, process_progress
 from headway.precision.precision import Precision
 from headway.state import AcceleratorState, GradientState
 from headway.training.accumulation import Accumulation

@@ -11,7 +11,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from headway.contract.notes import say_once
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
@@ -21,6 +20,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.data.samplers import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
+from headway.ipc.notes import say_once
 from headway.precision.precision import Bf16
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.replicas import next_comparison, note_unprepared, note_unused, require_equal

@@ -9,12 +9,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from headway.contract.notes import named, say_once
 from headway.data.active_loader import open_loops
 from headway.devices.table import kind_of
 from headway.distributed.collectives import gather_alike
 from headway.distributed.meeting import has_real_ranks, meet, meet_to_end
 from headway.errors import UsageError
+from headway.ipc.notes import named, say_once
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch.distributed.algorithms.join import Join
 
-from headway.contract.progress import Progress
-from headway.contract.step_clock import BACKWARD
 from headway.distributed.collectives import reduce
 from headway.distributed.handler import check_entries, check_range
 from headway.distributed.meeting import meet, run_ahead
 from headway.errors import UsageError
+from headway.ipc.progress import Progress
+from headway.ipc.step_clock import BACKWARD
 from headway.strategies.strategy import NOTHING
 from headway.training.arguments import reject_unsupported
 from headway.training.optimizer import PreparedOptimizer

@@ -10,7 +10,6 @@ from weakref import WeakSet
 
 import torch
 
-from headway.contract.progress import Progress
 from headway.data.active_loader import TrainingLoader
 from headway.data.loader import PreparedDataLoader
 from headway.data.passes import Run
@@ -18,6 +17,7 @@ from headway.distributed.handler import check_range
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
 from headway.errors import UsageError
+from headway.ipc.progress import Progress
 from headway.memory import clear_device_cache
 from headway.precision.precision import Precision
 from headway.strategies.compilation import extract_model_from_parallel

@@ -14,8 +14,8 @@ from functools import cache
 from glob import glob
 from typing import Any, NamedTuple
 
-from headway.contract.numbering import NUMBERINGS
-from headway.contract.run import Ranks
+from headway.ipc.numbering import NUMBERINGS
+from headway.ipc.run import Ranks
 from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from headway.contract.origin import Layer, Origin
-from headway.contract.run import Ranks
 from headway.errors import Code, Problem
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.run import Ranks
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from headway.contract.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
 from headway.devices.table import OF_CLUSTERS, extensions
 from headway.errors import Code, Problem
+from headway.ipc.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
 from headway.launcher.clusters.mpi import MPI
 from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by, unreadable
 from headway.launcher.clusters.slurm import SLURM

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from headway.contract.notes import named, ranges, shown
-from headway.contract.records import (
+from headway.ipc.notes import named, ranges, shown
+from headway.ipc.records import (
     CALLED_BY_ALL_RANKS,
     OF_HEADWAY,
     Answer,

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headway.contract.notes import shown
-from headway.contract.paths import installer_of
-from headway.contract.records import Crash
 from headway.errors import MORE_PROCESSES
+from headway.ipc.notes import shown
+from headway.ipc.paths import installer_of
+from headway.ipc.records import Crash
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,

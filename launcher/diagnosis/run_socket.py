@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from headway.contract.typed import read
+from headway.ipc.typed import read
 from headway.launcher.diagnosis.stacks import read_state
 
 _HAS_ABSTRACT_NAMES = sys.platform == "linux"

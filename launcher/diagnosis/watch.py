@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
-from headway.contract.notes import say
-from headway.contract.records import (
+from headway.ipc.notes import say
+from headway.ipc.records import (
     STOPPED_AND_SAVED,
     Answer,
     Crash,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headway.contract.records import Figures
+from headway.ipc.records import Figures
 from headway.launcher.figures.slow_rank import SlowRank, Times, find_lasting, times_of
 
 _SHOWN_S = 5.0  # shares and rates are means over so long

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from headway.contract.records import Figures
+from headway.ipc.records import Figures
 
 LEAST_SHARE = 0.1  # of a step; what costs less is not told
 _LEAST_S = 0.0005  # of a step: nobody looks for less

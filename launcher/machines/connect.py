@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any, ParamSpec, TypeVar
 
-from headway.contract.notes import say
 from headway.errors import LaunchError
+from headway.ipc.notes import say
 from headway.launcher.machines.messages import Probe
 
 P = ParamSpec("P")

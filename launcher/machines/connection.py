@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from headway.contract.typed import Lines, TooLong
+from headway.ipc.typed import Lines, TooLong
 from headway.launcher.machines import messages
 
 _READ_SIZE = 65536

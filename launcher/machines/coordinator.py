@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headway.contract.notes import ranges
-from headway.contract.records import CrashSite, Figures
 from headway.errors import HeadwayError
+from headway.ipc.notes import ranges
+from headway.ipc.records import CrashSite, Figures
 from headway.launcher.machines import messages, preflight
 from headway.launcher.machines.connect import NOTICE_AFTER_S
 from headway.settings.setting import Machines

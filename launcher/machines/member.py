@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.contract.signals import Bell
+from headway.ipc.signals import Bell
 from headway.launcher.machines import messages
 from headway.launcher.machines.connect import CHECK_EVERY_S, plain_address
 from headway.launcher.machines.connection import (

@@ -15,8 +15,8 @@ import re
 import secrets
 from typing import NamedTuple, get_args
 
-from headway.contract.records import CrashSite, Figures
-from headway.contract.typed import decode, encode, kinds_of
+from headway.ipc.records import CrashSite, Figures
+from headway.ipc.typed import decode, encode, kinds_of
 
 PROTOCOL = "headway-channel/1"
 MAX_GREETING = 128  # bytes, as of every line that is not authenticated

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway._version import __version__
-from headway.contract.run import KEY_VARIABLE
 from headway.errors import ConfigError
+from headway.ipc.run import KEY_VARIABLE
 from headway.launcher.machines.messages import Fact, Facts
 from headway.launcher.plan.plan import LaunchPlan
 

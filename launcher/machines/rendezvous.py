@@ -18,8 +18,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from headway.contract.records import CrashSite, Figures
 from headway.errors import HeadwayError, LaunchError
+from headway.ipc.records import CrashSite, Figures
 from headway.launcher.machines.connect import (
     CHECK_EVERY_S,
     begin_call,

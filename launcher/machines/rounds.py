@@ -11,11 +11,11 @@ from contextlib import suppress
 import torch
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from headway.contract.notes import say
-from headway.contract.records import Figures
-from headway.contract.run import KEY_VARIABLE
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
+from headway.ipc.notes import say
+from headway.ipc.records import Figures
+from headway.ipc.run import KEY_VARIABLE
 from headway.launcher.machines import connect, messages
 from headway.launcher.machines.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.machines.hub import Hub

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headway.contract.run import Ranks
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, MachineError, Problem
+from headway.ipc.run import Ranks
 from headway.launcher.plan.notes import notes
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from headway.contract.notes import shown
-from headway.contract.run import RANK_VARIABLES
-from headway.contract.secrets import masked_command
+from headway.ipc.notes import shown
+from headway.ipc.run import RANK_VARIABLES
+from headway.ipc.secrets import masked_command
 from headway.launcher.plan.plan import (
     LaunchPlan,
     counted,

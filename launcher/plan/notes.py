@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from headway.contract.choices import HSDP, SHARDED
-from headway.contract.origin import Layer
-from headway.contract.run import ACCELERATE, RANK_VARIABLES
-from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.devices.table import kind_of
+from headway.ipc.choices import HSDP, SHARDED
+from headway.ipc.origin import Layer
+from headway.ipc.run import ACCELERATE, RANK_VARIABLES
+from headway.ipc.run import VARIABLE as RUN_VARIABLE
 from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings
 
 if TYPE_CHECKING:
-    from headway.contract.records import Uses
+    from headway.ipc.records import Uses
 
 
 def notes(plan: LaunchPlan) -> tuple[str, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headway.contract.origin import Layer, Origin
-from headway.contract.run import (
+from headway.devices.kind import numbers
+from headway.devices.table import CUDA, kind_of
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.run import (
     ALLOCATION_VARIABLE,
     KEY_VARIABLE,
     RANK_VARIABLES,
@@ -13,8 +15,6 @@ from headway.contract.run import (
     RunContract,
     encode,
 )
-from headway.devices.kind import numbers
-from headway.devices.table import CUDA, kind_of
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
 from headway.settings.resolve import threads_given_by

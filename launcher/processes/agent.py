@@ -21,12 +21,12 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from headway.contract import signals
-from headway.contract.notes import say
-from headway.contract.records import PROJECT, CrashSite, Figures
-from headway.contract.run import CPUS_VARIABLE
 from headway.errors import ConfigError
 from headway.history.attempts import Attempt, Attempts
+from headway.ipc import signals
+from headway.ipc.notes import say
+from headway.ipc.records import PROJECT, CrashSite, Figures
+from headway.ipc.run import CPUS_VARIABLE
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,

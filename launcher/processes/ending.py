@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headway.contract.records import REPEATED, STOPPED_AND_SAVED
+from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
 from headway.launcher.diagnosis.failures import Failure, RankExit, ServerDeath, describe_killed
 from headway.launcher.diagnosis.hang import Hang
 

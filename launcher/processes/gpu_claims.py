@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
-from headway.contract.notes import say
 from headway.errors import MachineError
+from headway.ipc.notes import say
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
 

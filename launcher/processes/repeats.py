@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.contract.notes import say
-from headway.contract.paths import read_plain, write_whole
-from headway.contract.records import CrashSite
-from headway.contract.typed import plain, read
+from headway.ipc.notes import say
+from headway.ipc.paths import read_plain, write_whole
+from headway.ipc.records import CrashSite
+from headway.ipc.typed import plain, read
 
 FILE = "_headway-failure.json"  # `_`: Trainer's push_to_hub uploads no such file
 _MAX_BYTES = 2**16

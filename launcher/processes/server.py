@@ -33,8 +33,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-from headway.contract import signals
-from headway.contract.forking import (
+from headway.devices.table import is_kind, kind_of
+from headway.ipc import signals
+from headway.ipc.forking import (
     adopt_orphans,
     become_new,
     die_with_parent,
@@ -43,10 +44,9 @@ from headway.contract.forking import (
     set_title,
     wake_on_child_end,
 )
-from headway.contract.records import Ended, NotStarted, Record, Serving, Started
-from headway.contract.run import CPUS_VARIABLE, read_run
-from headway.contract.typed import encode
-from headway.devices.table import is_kind, kind_of
+from headway.ipc.records import Ended, NotStarted, Record, Serving, Started
+from headway.ipc.run import CPUS_VARIABLE, read_run
+from headway.ipc.typed import encode
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.shutdown import KILL_MARGIN_S, end_descendants, has_children
 from headway.launcher.rank import import_hooks, rank_monitor, worker

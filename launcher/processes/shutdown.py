@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from headway.contract.forking import reap
+from headway.ipc.forking import reap
 
 if TYPE_CHECKING:
     from psutil import Process

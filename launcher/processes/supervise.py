@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.contract import signals
-from headway.contract.notes import say
-from headway.contract.records import LOGS
 from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
+from headway.ipc import signals
+from headway.ipc.notes import say
+from headway.ipc.records import LOGS
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import ALONE_AFTER_S, Watch

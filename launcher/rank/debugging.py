@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from headway.contract import signals
+from headway.ipc import signals
 
 DOUBLE_PRESS_S = 1.0
 """Two Ctrl-C within so long end the run; a debugger needs single ones, to interrupt the script."""

@@ -21,11 +21,11 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from headway.contract import process_groups
-from headway.contract.process_groups import keep_groups_apart
-from headway.contract.progress import Channel, Progress, identity, process_progress
-from headway.contract.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
-from headway.contract.run import port_of_store
+from headway.ipc import process_groups
+from headway.ipc.process_groups import keep_groups_apart
+from headway.ipc.progress import Channel, Progress, identity, process_progress
+from headway.ipc.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
+from headway.ipc.run import port_of_store
 from headway.launcher.rank.import_hooks import AfterImport
 
 _C10D = "torch.distributed.distributed_c10d"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from headway.contract.forking import die_with_parent
-from headway.contract.typed import decode, kinds_of
 from headway.errors import LaunchError, MachineError
+from headway.ipc.forking import die_with_parent
+from headway.ipc.typed import decode, kinds_of
 from headway.launcher.remote.orders import End, Found
 
 _OPTIONS = {

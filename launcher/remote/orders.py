@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.contract.run import (
+from headway.ipc.run import (
     ALLOCATION_VARIABLE,
     CODE_VARIABLE,
     KEY_VARIABLE,
     RECORD_VARIABLE,
 )
-from headway.contract.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run import VARIABLE as RUN_VARIABLE
 
 _OF_ONE_HOST = (
     # one user's login on one machine

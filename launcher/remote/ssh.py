@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from headway.contract.notes import say
-from headway.contract.records import STOPPED_AND_SAVED
-from headway.contract.typed import encode
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
+from headway.ipc.notes import say
+from headway.ipc.records import STOPPED_AND_SAVED
+from headway.ipc.typed import encode
 from headway.launcher.machines.connect import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import Connection, connect

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from headway.contract.choices import PRECISIONS, STRATEGIES
-from headway.contract.run import DEVICES
 from headway.devices.table import CPU, KINDS
+from headway.ipc.choices import PRECISIONS, STRATEGIES
+from headway.ipc.run import DEVICES
 from tests.architecture.tree import product_files
 
 FILES = product_files()
 ONCE = {
-    "precisions": (set(PRECISIONS), "headway.contract.choices"),
+    "precisions": (set(PRECISIONS), "headway.ipc.choices"),
     "devices": (set(DEVICES), "headway.devices.table"),
-    "strategies": (set(STRATEGIES), "headway.contract.choices"),
+    "strategies": (set(STRATEGIES), "headway.ipc.choices"),
 }
 OF_ONE_KIND = {"cuda": 8, "xpu": 8}
 """In how many files a kind of device may be named, outside those that are about it."""

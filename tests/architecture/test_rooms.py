@@ -46,10 +46,10 @@ TORCH = {*RUNTIME, "launcher.processes", "launcher.machines", "launcher.rank"}
 
 READ_ENVIRON = {
     # what a setting, the launcher or the machine says
-    *("settings.layers", "settings.resolve", "contract.run", "contract.numbering"),
+    *("settings.layers", "settings.resolve", "ipc.run", "ipc.numbering"),
     "machine.detection",
     # a record, and a profile, lie below a folder that a variable names
-    *("contract.paths", "history.store", "history.own"),
+    *("ipc.paths", "history.store", "history.own"),
     "commands.elsewhere",  # PYTHONPATH of a snapshot of the code
     # profiles lie below a folder that a variable names; a subcommand hands the environment on
     *("settings.profile_files", "commands.launch", "commands.config.show", "commands.doctor"),

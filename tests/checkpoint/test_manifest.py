@@ -18,8 +18,8 @@ from headway.checkpoint.manifest import (
     unlisted_files,
     verify,
 )
-from headway.contract.notes import shown
 from headway.errors import CheckpointError
+from headway.ipc.notes import shown
 from tests.checkpoint.saved import TEXTS, rewrite, save
 
 

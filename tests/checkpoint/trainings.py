@@ -49,8 +49,8 @@ import headway.checkpoint.saving
 import headway.strategies.fsdp  # noqa: F401 - imported here once, not in every rank
 from headway import Accelerator
 from headway.checkpoint.folders import checkpoints_in
-from headway.contract.forking import adopt_orphans
 from headway.distributed.rng import generator_states
+from headway.ipc.forking import adopt_orphans
 from headway.launcher.processes.shutdown import end_descendants
 from headway.precision.precision import Fp16, PrecisionSettings
 from headway.utils import (

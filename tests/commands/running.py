@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from headway.commands.main import main
-from headway.contract.origin import Layer
+from headway.ipc.origin import Layer
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import choose_profile
 from headway.settings.setting import Raw

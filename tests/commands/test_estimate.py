@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from headway.commands.estimate import Report
-from headway.contract.notes import size
 from headway.errors import ConfigError, LaunchError
 from headway.estimate.planner import (
     ROWS,
@@ -26,6 +25,7 @@ from headway.estimate.planner import (
     parse_devices,
     rows_for,
 )
+from headway.ipc.notes import size
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from tests.commands.running import run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.on_host import found_here
-from headway.contract.typed import decode, encode, kinds_of
+from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
 from tests.commands.running import run
 

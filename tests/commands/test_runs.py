@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.contract.records import METRICS, Kept
 from headway.history import store
 from headway.history.attempts import Attempt
 from headway.history.store import runs_folder
+from headway.ipc.records import METRICS, Kept
 from tests.commands.running import python, run
 from tests.distributed import launching
 from tests.history.runs import COMMIT, EDIT, START, figures, write_run

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from headway.commands import top
 from headway.commands.main import main
-from headway.contract.records import Figures
 from headway.errors import ConfigError
+from headway.ipc.records import Figures
 from headway.launcher.diagnosis import run_socket
 from headway.launcher.diagnosis.run_socket import Run, RunSocket
 from headway.launcher.figures.figures import RunFigures

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from headway import Accelerator
 from headway.checkpoint.manifest import read_manifest
 from headway.compat import Accelerator as CompatAccelerator
-from headway.contract.progress import Progress
 from headway.data.loader import PreparedDataLoader
 from headway.data.passes import Run
 from headway.errors import UsageError
+from headway.ipc.progress import Progress
 from headway.utils import set_seed
 
 

@@ -11,9 +11,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from headway import Accelerator, DataLoaderConfiguration  # noqa: E402
 from headway.compat import Accelerator as CompatAccelerator  # noqa: E402
-from headway.contract.progress import process_progress  # noqa: E402
 from headway.data.configuration import micro_batch_of  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
+from headway.ipc.progress import process_progress  # noqa: E402
 
 
 class Stream(IterableDataset[int]):

@@ -18,10 +18,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from headway.contract.progress import Progress
 from headway.data.loader import PreparedDataLoader
 from headway.data.passes import Run
 from headway.distributed.rng import generator_states, set_generator_states
+from headway.ipc.progress import Progress
 from headway.utils import DataLoaderConfiguration, set_seed
 
 CPU = torch.device("cpu")

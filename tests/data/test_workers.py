@@ -15,8 +15,8 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from headway.contract import signals
 from headway.data.loader import PreparedDataLoader
+from headway.ipc import signals
 
 pytestmark = [
     pytest.mark.processes,
@@ -115,7 +115,7 @@ def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
 _AT_EXIT = """
 import signal, sys, time
 from torch.utils.data import DataLoader
-from headway.contract import signals
+from headway.ipc import signals
 from headway.data.loader import PreparedDataLoader
 
 class Slow:

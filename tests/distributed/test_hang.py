@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.contract.records import Collective, Group
+from headway.ipc.records import Collective, Group
 from tests.distributed.launching import HEADWAY, environment, launch, on_linux, run, script, start
 from tests.waiting import wait_for_lines
 

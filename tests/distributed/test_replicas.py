@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from headway import Accelerator, DistributedDataParallelKwargs
-from headway.contract import notes
-from headway.contract.progress import process_progress
 from headway.errors import UsageError
+from headway.ipc import notes
+from headway.ipc.progress import process_progress
 from headway.utils import set_seed
 from tests.distributed.in_ranks import RANK, WORLD, marks, with_ranks
 

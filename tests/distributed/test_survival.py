@@ -232,7 +232,7 @@ def run_alone(command: list[str], number: signal.Signals | None) -> tuple[int, s
 def test_a_rank_that_floods_its_status_channel_does_not_delay_a_stop(junk: bytes) -> None:
     name = script(f"""
 import os
-from headway.contract.progress import process_progress
+from headway.ipc.progress import process_progress
 os.write(process_progress().channel.fd, {junk!r} * 5_000_000)
 open("flooded_" + os.environ["RANK"], "w").close()
 while True:

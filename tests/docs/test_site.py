@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from docs import errors, reference
-from headway.contract.origin import Layer
 from headway.errors import Code
+from headway.ipc.origin import Layer
 from headway.settings.profile import parse_profile
 from headway.settings.table import TABLE
 from tests.distributed.launching import HEADWAY, environment, launch, run, script

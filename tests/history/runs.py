@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.contract.records import Figures, Kept
-from headway.contract.typed import plain
 from headway.history import store
 from headway.history.attempts import Attempt
 from headway.history.record import Outcome, RunRecord, Series
 from headway.history.store import Commit, Launch
+from headway.ipc.records import Figures, Kept
+from headway.ipc.typed import plain
 
 _counter = itertools.count()
 

@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from headway.contract.progress import Progress
-from headway.contract.run import RECORD_VARIABLE
 from headway.errors import LaunchError
 from headway.history import own, store
 from headway.history.attempts import Attempt
 from headway.history.record import Recorder, find, read_all, read_record
 from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
+from headway.ipc.progress import Progress
+from headway.ipc.run import RECORD_VARIABLE
 from headway.launcher import run
 from headway.launcher.plan.program import Program
 from tests.history.runs import START, figures
@@ -221,7 +221,7 @@ def test_a_single_process_records_its_end_without_a_secret_that_it_was_given(
 
 SCRIPT = """
 import sys
-from headway.contract.progress import Progress
+from headway.ipc.progress import Progress
 from headway.history import own
 own.join(Progress())
 if "trained" in sys.argv: own.note_end_of_training()

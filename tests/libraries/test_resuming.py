@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.contract.run import IF_ANY, LATEST, RunContract
 from headway.errors import CheckpointError
+from headway.ipc.run import IF_ANY, LATEST, RunContract
 from headway.libraries import resuming
 from headway.libraries.resuming import (
     LIST,

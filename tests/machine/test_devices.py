@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headway.contract.origin import Layer, Origin
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.devices import ALL, DeviceSpec, Name, parse_devices

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.contract.run import read_run
 from headway.errors import Code
+from headway.ipc.run import read_run
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import problems

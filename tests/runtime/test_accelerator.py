@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
-from headway.contract.progress import Progress, process_progress
-from headway.contract.run import VARIABLE, RunContract, encode
-from headway.contract.step_clock import Event, QueueTimes, StepClock
 from headway.errors import LaunchError, MachineError, UsageError
+from headway.ipc.progress import Progress, process_progress
+from headway.ipc.run import VARIABLE, RunContract, encode
+from headway.ipc.step_clock import Event, QueueTimes, StepClock
 from headway.training import steps
 from headway.utils import send_to_device, set_seed
 

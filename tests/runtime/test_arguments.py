@@ -11,9 +11,9 @@ import torch
 
 import headway
 from headway import utils
-from headway.contract.origin import Layer, Origin
-from headway.contract.run import RunContract
 from headway.errors import UsageError
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.run import RunContract
 from headway.state import AcceleratorState
 from headway.tracking import JsonlTracker
 from headway.training.arguments import (

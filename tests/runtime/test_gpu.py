@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from headway.contract.step_clock import DATA, FORWARD, StepClock
 from headway.devices.table import CUDA
+from headway.ipc.step_clock import DATA, FORWARD, StepClock
 from headway.machine.detection import detect_machine
 from tests.distributed.launching import execute
 

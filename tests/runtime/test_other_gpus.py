@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from headway.accelerator import Accelerator
-from headway.contract.run import Ranks
 from headway.data.loader import PreparedDataLoader
 from headway.distributed import world
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.errors import MachineError
+from headway.ipc.run import Ranks
 from headway.machine.snapshot import load_machine
 from headway.memory import clear_device_cache
 from headway.precision.precision import precision_for

@@ -14,8 +14,8 @@ from headway import Accelerator
 from headway.checkpoint import folders, loading, preemption, saving
 from headway.checkpoint.manifest import NAME, read_manifest
 from headway.checkpoint.preemption import ResumedRun
-from headway.contract.progress import process_progress
 from headway.errors import CheckpointError, UsageError
+from headway.ipc.progress import process_progress
 from headway.utils import ProjectConfiguration
 from tests.checkpoint.saved import rewrite
 from tests.runtime.resumed_training import (

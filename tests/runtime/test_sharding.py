@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from headway import Accelerator, FullyShardedDataParallelPlugin
-from headway.contract.origin import Layer, Origin
-from headway.contract.run import RunContract, decode, encode
 from headway.errors import UsageError
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.run import RunContract, decode, encode
 from headway.training.arguments import Arguments, merge_arguments, merge_sharing
 
 FLAG = Origin(Layer.FLAG, flag="--strategy")

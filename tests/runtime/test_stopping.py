@@ -17,7 +17,7 @@ import torch
 from headway import Accelerator
 from headway.checkpoint import stopping
 from headway.checkpoint.stopping import Agreement, Request, StopSignals
-from headway.contract.records import WillSave
+from headway.ipc.records import WillSave
 from tests.distributed.launching import environment, run, script
 from tests.runtime.resumed_training import (
     CHECKPOINTS,

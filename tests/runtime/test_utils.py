@@ -17,9 +17,9 @@ import safetensors.torch
 import torch
 
 from headway import utils
-from headway.contract.choices import PRECISIONS
-from headway.contract.origin import Layer
 from headway.errors import HeadwayError, UsageError
+from headway.ipc.choices import PRECISIONS
+from headway.ipc.origin import Layer
 from headway.settings.profile import parse_profile
 
 

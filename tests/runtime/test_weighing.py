@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headway import Accelerator
-from headway.contract.progress import process_progress
 from headway.errors import UsageError
+from headway.ipc.progress import process_progress
 from headway.precision.precision import Fp16
 
 

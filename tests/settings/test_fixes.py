@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from headway.commands.doctor import OK, Check, machine_problems
-from headway.contract.origin import Layer, Origin
 from headway.errors import Code, Problem
+from headway.ipc.origin import Layer, Origin
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import problems

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
 from headway.errors import Code
+from headway.ipc.origin import Layer, Origin
 from headway.machine.facts import Machine
 from headway.settings.problems import missing_ranks, problems
 from headway.settings.profile import Entry

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.contract.origin import Layer
 from headway.errors import ConfigError
+from headway.ipc.origin import Layer
 from headway.machine.facts import Machine
 from headway.settings.layers import profile_layers
 from headway.settings.profile import read_profile

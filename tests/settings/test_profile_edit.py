@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract.origin import Layer
 from headway.errors import ConfigError
+from headway.ipc.origin import Layer
 from headway.settings.profile import parse_profile
 from headway.settings.profile_edit import BLANK, set_value, unset_value, write_profile
 from headway.settings.setting import Raw

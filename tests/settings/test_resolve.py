@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError
+from headway.ipc.origin import Layer, Origin
 from headway.machine.facts import Gpu, Machine
 from headway.settings.layers import environment_layer, profile_layers
 from headway.settings.profile import Entry

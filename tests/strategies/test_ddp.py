@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headway.contract import step_clock
-from headway.contract.progress import Progress
-from headway.contract.step_clock import BACKWARD, EXCHANGE, FORWARD, GRADIENTS, SYNC, StepClock
 from headway.errors import UsageError
+from headway.ipc import step_clock
+from headway.ipc.progress import Progress
+from headway.ipc.step_clock import BACKWARD, EXCHANGE, FORWARD, GRADIENTS, SYNC, StepClock
 from headway.strategies.ddp import _fix_buckets, _watch_frozen, note_buffers, note_exchange
 
 pytestmark = pytest.mark.usefixtures("group")

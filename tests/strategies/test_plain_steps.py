@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from headway.contract.progress import Progress
+from headway.ipc.progress import Progress
 from headway.strategies.plain_steps import PlainSteps
 
 

@@ -27,16 +27,16 @@ from typing import IO, Any, NoReturn
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from headway.contract import signals
-from headway.contract.forking import become_new, wake_on_child_end
-from headway.contract.notes import say
-from headway.contract.typed import decode, encode, kinds_of
 from headway.estimate.child import fake_cuda, stand_ins
 from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Ledger, Models
 from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Attempt, Outcome
+from headway.ipc import signals
+from headway.ipc.forking import become_new, wake_on_child_end
+from headway.ipc.notes import say
+from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
 
 _OUTPUT_BYTES = 2**16  # the stack of a crash is above a list of all native modules

@@ -30,10 +30,10 @@ from torch.utils.data import dataloader
 from headway.checkpoint import loading, training_state
 from headway.checkpoint.checkpointer import Checkpointer
 from headway.checkpoint.manifest import read_manifest
-from headway.contract.choices import DDP, SHARDED
 from headway.distributed.world import World
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.patching import nothing, replace, replace_wherever_imported
+from headway.ipc.choices import DDP, SHARDED
 from headway.strategies.fsdp import sharded_as
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.training import connector

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from headway.contract.origin import Layer
 from headway.errors import ConfigError
+from headway.ipc.origin import Layer
 from headway.settings.profile import parse_profile
 from headway.settings.setting import Raw
 from tests.commands.running import run

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from headway.commands.main import main
-from headway.contract.numbering import ALONE, NUMBERINGS
-from headway.contract.origin import Layer, Origin
 from headway.devices.table import extensions
 from headway.errors import ConfigError
+from headway.ipc.numbering import ALONE, NUMBERINGS
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.clusters import cluster
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.clusters.row import Cluster

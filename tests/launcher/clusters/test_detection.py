@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.contract.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unjoined
-from headway.contract.run import ALLOCATION_VARIABLE, Ranks
-from headway.contract.run import VARIABLE as RUN_VARIABLE
 from headway.errors import Code, ConfigError
+from headway.ipc.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unjoined
+from headway.ipc.run import ALLOCATION_VARIABLE, Ranks
+from headway.ipc.run import VARIABLE as RUN_VARIABLE
 from headway.launcher.clusters import mpi
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.clusters.mpi import Job, PmixError

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from headway.commands.main import main
-from headway.contract.run import ALLOCATION_VARIABLE, KEY_VARIABLE
 from headway.errors import ConfigError, LaunchError
+from headway.ipc.run import ALLOCATION_VARIABLE, KEY_VARIABLE
 from headway.launcher.clusters import slurm as srun
 from headway.launcher.clusters.slurm import Step, read_nodelist, read_repeated, run_step, step_of
 from tests.distributed.launching import script

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.contract.records import Crash
+from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import (
     Failure,
     RankExit,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.contract.records import (
+from headway.ipc.records import (
     Answer,
     Collective,
     Crash,

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from headway.contract.records import (
+from headway.ipc.records import (
     LOGS,
     Answer,
     Collective,
@@ -25,7 +25,7 @@ from headway.contract.records import (
     Ready,
     Record,
 )
-from headway.contract.typed import encode
+from headway.ipc.typed import encode
 from headway.launcher.diagnosis import watch
 from headway.launcher.diagnosis.hang import NoStack, RankStatus, describe_stacks, explain
 from headway.launcher.diagnosis.watch import Watch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract.records import Figures
+from headway.ipc.records import Figures
 from headway.launcher.figures.figures import RunFigures
 from headway.launcher.figures.slow_rank import (
     LEAST_SHARE,

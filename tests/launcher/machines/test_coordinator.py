@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.contract.records import CrashSite, Figures, Frame
+from headway.ipc.records import CrashSite, Figures, Frame
 from headway.launcher.machines.coordinator import SETTLE_S, Coordinator, Seen, loss
 from headway.launcher.machines.messages import (
     Accepted,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from headway.contract.records import Figures
+from headway.ipc.records import Figures
 from headway.launcher.machines.connection import ended
 from headway.launcher.machines.coordinator import Coordinator
 from headway.launcher.machines.hub import Hub

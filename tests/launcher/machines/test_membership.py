@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
 from headway.errors import LaunchError
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.machines import connect
 from headway.launcher.machines.connect import listen_as_machine_0
 from headway.launcher.plan.build import build_plan

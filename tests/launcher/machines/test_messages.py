@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.commands.main import main
-from headway.contract import typed
 from headway.errors import ConfigError
+from headway.ipc import typed
 from headway.launcher.machines.messages import (
     MAX_DETAILS,
     MAX_LINE,

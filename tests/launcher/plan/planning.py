@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
 from headway.errors import HeadwayError, MachineError
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
-from headway.contract.records import Uses
+from headway.ipc.origin import Layer, Origin
+from headway.ipc.records import Uses
 from headway.launcher.plan.notes import unused
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
 from headway.errors import ConfigError, MachineError
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.settings.profile import Entry

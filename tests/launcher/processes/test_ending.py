@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.contract.records import Crash
+from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import RankExit, ServerDeath, find_failure
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.machines.messages import Failed

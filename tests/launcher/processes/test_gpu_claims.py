@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from headway.contract.origin import Layer, Origin
 from headway.errors import MachineError
+from headway.ipc.origin import Layer, Origin
 from headway.launcher.processes import gpu_claims
 from headway.launcher.processes.gpu_claims import claim_idle, waiting_launches, with_claims
 from headway.machine.facts import Gpu, GpuUse, Machine

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.contract.records import End, Ended
-from headway.contract.signals import Bell
+from headway.ipc.records import End, Ended
+from headway.ipc.signals import Bell
 from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
 from headway.launcher.processes.shutdown import Grace

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.contract.records import Crash, CrashSite, Frame
+from headway.ipc.records import Crash, CrashSite, Frame
 from headway.launcher.diagnosis.failures import RankExit, find_failure
 from headway.launcher.processes.repeats import FILE, Repeats
 

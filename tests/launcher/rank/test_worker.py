@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from headway.contract.records import Answer, Crash, Heartbeat, Ready, RecordReader
+from headway.ipc.records import Answer, Crash, Heartbeat, Ready, RecordReader
 from headway.launcher.diagnosis.stacks import parse_traceback
 from headway.launcher.rank.worker import bootstrap_code
 from tests.distributed.launching import begin, environment, execute, script
@@ -141,8 +141,7 @@ def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not
     end: str,
 ) -> None:
     name = script(
-        "from headway.contract.progress import process_progress\n"
-        f"process_progress().step = 7\n{end}\n"
+        f"from headway.ipc.progress import process_progress\nprocess_progress().step = 7\n{end}\n"
     )
     _, sent = run_as_rank(name)
     told = [one.progress for one in RecordReader().read(sent) if isinstance(one, Heartbeat)]
@@ -289,8 +288,8 @@ def test_the_thread_takes_no_signal_and_python_does_not_list_it() -> None:
 
 def test_a_very_long_answer_arrives_whole_between_heartbeats() -> None:
     script = """
-from headway.contract.progress import process_progress
-from headway.contract.records import Heartbeat, ProgressSnapshot
+from headway.ipc.progress import process_progress
+from headway.ipc.records import Heartbeat, ProgressSnapshot
 def deep(depth):
     if depth:
         return deep(depth - 1)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.contract.typed import encode
 from headway.errors import LaunchError
+from headway.ipc.typed import encode
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote import ssh
 from headway.launcher.remote.orders import End, Found, Order

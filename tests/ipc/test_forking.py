@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from headway.contract import forking
-from headway.contract.forking import ProcessHandle
+from headway.ipc import forking
+from headway.ipc.forking import ProcessHandle
 from headway.launcher.processes.shutdown import end_processes
 
 pytestmark = pytest.mark.processes

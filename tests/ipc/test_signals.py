@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headway.contract.signals import STOPS, Bell, held, trapped
+from headway.ipc.signals import STOPS, Bell, held, trapped
 
 pytestmark = pytest.mark.processes
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from headway.contract.forking import settle_before_forks
-from headway.contract.progress import process_progress
-from headway.contract.records import Collective, Group
-from headway.contract.run import port_of_store
 from headway.errors import UsageError
+from headway.ipc.forking import settle_before_forks
+from headway.ipc.progress import process_progress
+from headway.ipc.records import Collective, Group
+from headway.ipc.run import port_of_store
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group

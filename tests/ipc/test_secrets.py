@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headway.contract.secrets import (
+from headway.ipc.secrets import (
     MASK,
     is_secret,
     masked,

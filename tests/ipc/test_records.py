@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.contract.records import (
+from headway.ipc.records import (
     Answer,
     Collective,
     Crash,
@@ -34,7 +34,7 @@ from headway.contract.records import (
     WillSave,
     decode_record,
 )
-from headway.contract.typed import Lines, Misfit, TooLong, encode, plain, read
+from headway.ipc.typed import Lines, Misfit, TooLong, encode, plain, read
 
 GROUPS = (
     Group("0", (0, 1), (Collective(1, "all_reduce", "[4]", True, 1.5),)),

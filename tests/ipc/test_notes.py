@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headway.commands import launch
-from headway.contract import notes
-from headway.contract.notes import named, ranges, size, waiting_for
+from headway.ipc import notes
+from headway.ipc.notes import named, ranges, size, waiting_for
 from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
 from tests.waiting import wait_for_lines

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from headway.contract.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
-from headway.contract.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
-from headway.contract.typed import encode
+from headway.ipc.records import Figures, Heartbeat, Kept, ProgressSnapshot, Record, Uses
+from headway.ipc.step_clock import FORWARD, NAMES, SAVE, SCRIPT, StepClock
+from headway.ipc.typed import encode
 
 _BEAT_EVERY_S = 1.0
 _write = os.write  # a script may replace it

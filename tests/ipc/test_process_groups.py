@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headway.contract import process_groups
-from headway.contract.records import Collective, Group
 from headway.errors import UsageError
+from headway.ipc import process_groups
+from headway.ipc.records import Collective, Group
 
 
 def test_a_second_group_under_the_first_ones_name_counts_anew(

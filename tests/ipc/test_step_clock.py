@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from headway.contract import step_clock
-from headway.contract.progress import Channel, Progress
-from headway.contract.records import Figures, Heartbeat, ProgressSnapshot, Record
-from headway.contract.step_clock import (
+from headway.devices.table import CPU, Cuda
+from headway.ipc import step_clock
+from headway.ipc.progress import Channel, Progress
+from headway.ipc.records import Figures, Heartbeat, ProgressSnapshot, Record
+from headway.ipc.step_clock import (
     BACKWARD,
     DATA,
     FORWARD,
@@ -21,7 +22,6 @@ from headway.contract.step_clock import (
     QueueTimes,
     StepClock,
 )
-from headway.devices.table import CPU, Cuda
 
 
 class Time:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.contract.choices import AUTO, PRECISIONS
-from headway.contract.origin import DEFAULT, Layer, Origin
-from headway.contract.typed import plain, read
 from headway.devices.table import KINDS
 from headway.errors import LaunchError, UsageError
+from headway.ipc.choices import AUTO, PRECISIONS
+from headway.ipc.origin import DEFAULT, Layer, Origin
+from headway.ipc.typed import plain, read
 
 VARIABLE = "HEADWAY_RUN"
 JOB_VARIABLE = "SLURM_JOB_ID"

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from headway.contract.records import Figures
+from headway.ipc.records import Figures
 
 if TYPE_CHECKING:
     from headway.devices.kind import DeviceKind

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from headway.contract.notes import shown
-from headway.contract.typed import Lines, TooLong, decode, kinds_of
+from headway.ipc.notes import shown
+from headway.ipc.typed import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75
 """The exit code of a rank for: stopped by request, state saved, run me again. No failure."""

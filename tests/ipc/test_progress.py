@@ -8,9 +8,9 @@ import pickle
 
 import pytest
 
-from headway.contract import step_clock
-from headway.contract.progress import Channel, Progress, process_progress
-from headway.contract.records import (
+from headway.ipc import step_clock
+from headway.ipc.progress import Channel, Progress, process_progress
+from headway.ipc.records import (
     Figures,
     Heartbeat,
     ProgressSnapshot,
@@ -18,7 +18,7 @@ from headway.contract.records import (
     Uses,
     WillSave,
 )
-from headway.contract.step_clock import BACKWARD, DATA, SAVE, SCRIPT
+from headway.ipc.step_clock import BACKWARD, DATA, SAVE, SCRIPT
 
 
 def sent(reading: int) -> list[object]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from headway.contract import signals
+from headway.ipc import signals
 
 _FIXED_IN = {(3, 10): 15, (3, 11): 10}  # of these Pythons; newer ones never had it
 _SETTLED_WITHIN_S = 0.05

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from headway.contract.origin import DEFAULT, Layer, Origin
-from headway.contract.run import Ranks, RunContract, decode, encode, read_ranks, read_run
 from headway.errors import LaunchError, UsageError
+from headway.ipc.origin import DEFAULT, Layer, Origin
+from headway.ipc.run import Ranks, RunContract, decode, encode, read_ranks, read_run
 
 ORIGINS = {
     "device": Origin(Layer.FLAG, flag="--cpu"),
