@@ -65,7 +65,7 @@ def after(owner, name, event, when=lambda result: True):
 LAUNCHER = """\
 import sys
 from record import after
-from headway.launcher.machines.rendezvous import Rendezvous
+from headway.launcher.multinode.rendezvous import Rendezvous
 from headway.launcher.processes.ranks import RankProcesses
 after(RankProcesses, "_poll", "noticed", lambda result: result is not None and result.is_failed())
 after(RankProcesses, "_stop", "others terminated")

@@ -62,7 +62,7 @@ class Agents:
     """
 
     def __init__(self, address: tuple[str, int], count: int) -> None:
-        from headway.launcher.machines.connection import Connection
+        from headway.launcher.multinode.connection import Connection
 
         self.rounds = 0
         self._selector = selectors.DefaultSelector()
@@ -80,7 +80,7 @@ class Agents:
                 self._serve(key.data)
 
     def _serve(self, agent: list[Any]) -> None:
-        from headway.launcher.machines import messages
+        from headway.launcher.multinode import messages
 
         machine, connection, has_joined = agent
         for message in connection.receive():
@@ -107,7 +107,7 @@ class Agents:
 
 def introduction(machine: int, machines: int) -> Any:
     """Return what a machine of a real launch tells."""
-    from headway.launcher.machines.messages import Facts, Join
+    from headway.launcher.multinode.messages import Facts, Join
 
     host = f"node{machine:04d}.cluster.local"
     return Join(machine, machines, machines, host, Facts((), ()))
@@ -122,10 +122,10 @@ def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
 
 def channel(count: int, idle_s: float) -> Cost:
     """Have `count` agents meet over the channel."""
-    from headway.launcher.machines.coordinator import Coordinator
-    from headway.launcher.machines.hub import Hub
-    from headway.launcher.machines.member import Member
-    from headway.launcher.machines.messages import Facts, Probed, Ready
+    from headway.launcher.multinode.coordinator import Coordinator
+    from headway.launcher.multinode.hub import Hub
+    from headway.launcher.multinode.member import Member
+    from headway.launcher.multinode.messages import Facts, Probed, Ready
 
     before = device_bytes()
     began = time.monotonic()

@@ -214,7 +214,7 @@ def _print_plan(launch: _Launch) -> int | None:
 
         escape_unencodable()
         if not plan.is_one_machine:
-            from headway.launcher.machines.preflight import describe_run_key
+            from headway.launcher.multinode.preflight import describe_run_key
 
             plan = plan._replace(notes=(*plan.notes, describe_run_key(launch.environ)))
         print(describe(plan, parsed.show_secrets))

@@ -39,7 +39,7 @@ from headway.launcher.diagnosis.hang import Hang, explain_divergence
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.diagnosis.watch import Watch
 from headway.launcher.figures.figures import RunFigures
-from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
+from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.pipes import Output
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.ranks import NoLogs, RankProcesses
@@ -53,7 +53,7 @@ from headway.settings.profile_files import shown
 from headway.settings.table import YES
 
 if TYPE_CHECKING:
-    from headway.launcher.machines.messages import Failed
+    from headway.launcher.multinode.messages import Failed
 
 # torch's agent logs a traceback for a stop signal; Headway prints one line
 _torch_log = logging.getLogger("torch.distributed.elastic")
@@ -210,7 +210,7 @@ class Agent(LocalElasticAgent):
             raise
 
     def _describe_failure(self, *, is_left: bool = False) -> Failed | None:
-        from headway.launcher.machines.messages import MAX_DETAILS, Failed
+        from headway.launcher.multinode.messages import MAX_DETAILS, Failed
 
         if self._ranks is not None:
             self._ranks.collect()

@@ -11,7 +11,7 @@ from headway.launcher.diagnosis.failures import Failure, RankExit, ServerDeath, 
 from headway.launcher.diagnosis.hang import Hang
 
 if TYPE_CHECKING:
-    from headway.launcher.machines.messages import Failed
+    from headway.launcher.multinode.messages import Failed
 
 
 class Outcome(NamedTuple):

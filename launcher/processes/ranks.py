@@ -37,7 +37,7 @@ from headway.launcher.processes.shutdown import Grace, Shutdown
 from headway.launcher.processes.starter import Starter, cannot_start
 
 if TYPE_CHECKING:
-    from headway.launcher.machines.messages import Failed
+    from headway.launcher.multinode.messages import Failed
 
 _ANSWER_S = 1.0  # for a server that has imported torch to answer
 _LEAVING_S = 10.0  # more than Python needs to exit after a script's end

@@ -22,7 +22,7 @@ from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import ALONE_AFTER_S, Watch
 from headway.launcher.figures.figures import RunFigures
-from headway.launcher.machines.rendezvous import Rendezvous, RunEnded
+from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded
 from headway.launcher.output.console import Console, StatusLine
 from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.plan.notes import unused
@@ -155,7 +155,7 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if plan.is_one_machine:
         return Rendezvous(run_id)
-    from headway.launcher.machines.rounds import MachinesRendezvous
+    from headway.launcher.multinode.rounds import MachinesRendezvous
 
     return MachinesRendezvous(plan, environ, run_id)
 

@@ -18,7 +18,7 @@ from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.ipc.notes import say
 from headway.ipc.records import STOPPED_AND_SAVED
 from headway.ipc.typed import encode
-from headway.launcher.machines.connect import is_loopback
+from headway.launcher.multinode.connect import is_loopback
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote.agents import Connection, connect
 from headway.launcher.remote.orders import End, Found, Order, Signal, Start

@@ -41,7 +41,7 @@ RUNTIME = (
     "libraries",
     "estimate.child",
 )
-TORCH = {*RUNTIME, "launcher.processes", "launcher.machines", "launcher.rank"}
+TORCH = {*RUNTIME, "launcher.processes", "launcher.multinode", "launcher.rank"}
 """The rooms that may import torch."""
 
 READ_ENVIRON = {

@@ -10,7 +10,7 @@ import pytest
 from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import RankExit, ServerDeath, find_failure
 from headway.launcher.diagnosis.reasons import Evidence
-from headway.launcher.machines.messages import Failed
+from headway.launcher.multinode.messages import Failed
 from headway.launcher.processes.ending import Outcome, ending_of
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

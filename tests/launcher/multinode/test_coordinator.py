@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headway.ipc.records import CrashSite, Figures, Frame
-from headway.launcher.machines.coordinator import SETTLE_S, Coordinator, Seen, loss
-from headway.launcher.machines.messages import (
+from headway.launcher.multinode.coordinator import SETTLE_S, Coordinator, Seen, loss
+from headway.launcher.multinode.messages import (
     Accepted,
     AllDone,
     Beat,

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from headway.ipc.records import Figures
-from headway.launcher.machines.connection import ended
-from headway.launcher.machines.coordinator import Coordinator
-from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.member import Member
-from headway.launcher.machines.messages import (
+from headway.launcher.multinode.connection import ended
+from headway.launcher.multinode.coordinator import Coordinator
+from headway.launcher.multinode.hub import Hub
+from headway.launcher.multinode.member import Member
+from headway.launcher.multinode.messages import (
     Beat,
     Done,
     Fact,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from headway.ipc.signals import Bell
-from headway.launcher.machines import messages
-from headway.launcher.machines.connect import CHECK_EVERY_S, plain_address
-from headway.launcher.machines.connection import (
+from headway.launcher.multinode import messages
+from headway.launcher.multinode.connect import CHECK_EVERY_S, plain_address
+from headway.launcher.multinode.connection import (
     Connection,
     ended,
     silent_for,

@@ -16,12 +16,12 @@ from headway.errors import HeadwayError, LaunchError
 from headway.ipc.notes import say
 from headway.ipc.records import Figures
 from headway.ipc.run import KEY_VARIABLE
-from headway.launcher.machines import connect, messages
-from headway.launcher.machines.coordinator import Coordinator, Seen, failure_of, loss
-from headway.launcher.machines.hub import Hub
-from headway.launcher.machines.member import Member
-from headway.launcher.machines.preflight import HOW_TO_SET, facts_of, run_key
-from headway.launcher.machines.rendezvous import (
+from headway.launcher.multinode import connect, messages
+from headway.launcher.multinode.coordinator import Coordinator, Seen, failure_of, loss
+from headway.launcher.multinode.hub import Hub
+from headway.launcher.multinode.member import Member
+from headway.launcher.multinode.preflight import HOW_TO_SET, facts_of, run_key
+from headway.launcher.multinode.rendezvous import (
     Rendezvous,
     RunEnded,
     connect_to_store,

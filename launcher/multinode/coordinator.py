@@ -12,8 +12,8 @@ from typing import NamedTuple
 from headway.errors import HeadwayError
 from headway.ipc.notes import ranges
 from headway.ipc.records import CrashSite, Figures
-from headway.launcher.machines import messages, preflight
-from headway.launcher.machines.connect import NOTICE_AFTER_S
+from headway.launcher.multinode import messages, preflight
+from headway.launcher.multinode.connect import NOTICE_AFTER_S
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4

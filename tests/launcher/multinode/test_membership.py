@@ -14,21 +14,21 @@ import pytest
 
 from headway.errors import LaunchError
 from headway.ipc.origin import Layer, Origin
-from headway.launcher.machines import connect
-from headway.launcher.machines.connect import listen_as_machine_0
+from headway.launcher.multinode import connect
+from headway.launcher.multinode.connect import listen_as_machine_0
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.profile import Entry
 from headway.settings.resolve import resolve
 from tests.distributed.launching import free_port
-from tests.launcher.machines.test_hub_and_members import open_hub
+from tests.launcher.multinode.test_hub_and_members import open_hub
 
 pytest.importorskip("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.launcher.machines import rendezvous, rounds
-from headway.launcher.machines.rounds import Membership
+from headway.launcher.multinode import rendezvous, rounds
+from headway.launcher.multinode.rounds import Membership
 
 
 def machine_1(port: int, join_timeout_s: float, **settings: str) -> Membership:

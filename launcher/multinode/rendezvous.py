@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from headway.errors import HeadwayError, LaunchError
 from headway.ipc.records import CrashSite, Figures
-from headway.launcher.machines.connect import (
+from headway.launcher.multinode.connect import (
     CHECK_EVERY_S,
     begin_call,
     host_port,
@@ -30,7 +30,7 @@ from headway.launcher.machines.connect import (
 from headway.launcher.plan.variables import LOOPBACK
 
 if TYPE_CHECKING:
-    from headway.launcher.machines.messages import Failed, Restart
+    from headway.launcher.multinode.messages import Failed, Restart
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc import typed
-from headway.launcher.machines.messages import (
+from headway.launcher.multinode.messages import (
     MAX_DETAILS,
     MAX_LINE,
     Beat,
@@ -27,7 +27,7 @@ from headway.launcher.machines.messages import (
     new_greeting,
     read_greeting,
 )
-from headway.launcher.machines.preflight import describe_run_key, run_key
+from headway.launcher.multinode.preflight import describe_run_key, run_key
 
 KEY = b"0123456789abcdef"
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headway._version import __version__
 from headway.errors import ConfigError
 from headway.ipc.run import KEY_VARIABLE
-from headway.launcher.machines.messages import Fact, Facts
+from headway.launcher.multinode.messages import Fact, Facts
 from headway.launcher.plan.plan import LaunchPlan
 
 _ARGUMENTS = "arguments"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from headway.ipc.typed import Lines, TooLong
-from headway.launcher.machines import messages
+from headway.launcher.multinode import messages
 
 _READ_SIZE = 65536
 _MAX_FIRST_LINE = 2**14  # bytes, of one who has not shown yet that it has the key

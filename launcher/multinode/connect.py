@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from headway.errors import LaunchError
 from headway.ipc.notes import say
-from headway.launcher.machines.messages import Probe
+from headway.launcher.multinode.messages import Probe
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.launcher.machines import messages
-from headway.launcher.machines.connect import plain_address
-from headway.launcher.machines.connection import (
+from headway.launcher.multinode import messages
+from headway.launcher.multinode.connect import plain_address
+from headway.launcher.multinode.connection import (
     Connection,
     ended,
     silent_for,
     time_of_day,
     unheard,
 )
-from headway.launcher.machines.coordinator import Coordinator
+from headway.launcher.multinode.coordinator import Coordinator
 
 BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
