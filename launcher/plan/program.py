@@ -22,9 +22,9 @@ class Hook(NamedTuple):
 
 
 HOOKS = (
-    Hook("transformers' Trainer", "transformers.trainer", "headway.libraries.trainer"),
+    Hook("transformers' Trainer", "transformers.trainer", "headway.integrations.trainer"),
     *(
-        Hook("Lightning's Trainer", f"{package}.trainer.trainer", "headway.libraries.lightning")
+        Hook("Lightning's Trainer", f"{package}.trainer.trainer", "headway.integrations.lightning")
         for package in ("lightning.pytorch", "pytorch_lightning")
     ),
 )

@@ -38,7 +38,7 @@ RUNTIME = (
     "checkpointer",
     "accelerator",
     "compat",
-    "libraries",
+    "integrations",
     "estimate.child",
 )
 TORCH = {*RUNTIME, "launcher.processes", "launcher.multinode", "launcher.rank"}

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from headway.data.workers import with_lasting_workers
-from headway.ipc import signals
-from headway.ipc.run import Ranks, RunContract, read_ranks, read_run
-from headway.libraries.resuming import (
+from headway.integrations.resuming import (
     Start,
     Stopping,
     add_to_list,
@@ -26,6 +24,8 @@ from headway.libraries.resuming import (
     replaced,
     select_start,
 )
+from headway.ipc import signals
+from headway.ipc.run import Ranks, RunContract, read_ranks, read_run
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
 _LOSS_EVERY_S = 1.0  # reading it waits for the GPU

@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from headway.errors import CheckpointError
-from headway.ipc.run import IF_ANY, LATEST, RunContract
-from headway.libraries import resuming
-from headway.libraries.resuming import (
+from headway.integrations import resuming
+from headway.integrations.resuming import (
     LIST,
     STATE,
     Listed,
@@ -24,6 +23,7 @@ from headway.libraries.resuming import (
     read_list,
     select_start,
 )
+from headway.ipc.run import IF_ANY, LATEST, RunContract
 
 RUN = RunContract("cpu", "no", 1, origins={}, began_at=100.0)
 LATER = RUN._replace(began_at=300.0)

@@ -19,9 +19,7 @@ from transformers.trainer_callback import TrainerCallback
 from headway.data.workers import with_lasting_workers
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
-from headway.ipc.paths import is_absent
-from headway.ipc.run import RunContract, read_run
-from headway.libraries.resuming import (
+from headway.integrations.resuming import (
     STATE,
     Start,
     Stopping,
@@ -30,6 +28,8 @@ from headway.libraries.resuming import (
     replaced,
     select_start,
 )
+from headway.ipc.paths import is_absent
+from headway.ipc.run import RunContract, read_run
 
 
 def join(module: ModuleType) -> None:
