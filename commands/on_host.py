@@ -21,7 +21,7 @@ from headway.errors import HeadwayError, LaunchError
 from headway.ipc import signals
 from headway.ipc.forking import die_with_parent, reap, wake_on_child_end
 from headway.ipc.notes import flush_streams
-from headway.ipc.run import KEY_VARIABLE
+from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.orders import (
     End,

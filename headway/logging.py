@@ -9,7 +9,7 @@ from typing import Any
 from headway.distributed.meeting import barrier
 from headway.distributed.world import group_device, rank_and_size_without_group, require_group
 from headway.errors import UsageError
-from headway.ipc.run import read_log_level
+from headway.ipc.run_contract import read_log_level
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:

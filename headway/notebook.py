@@ -33,7 +33,7 @@ from headway.distributed.process import patch_environment
 from headway.distributed.world import leave_world
 from headway.errors import UsageError, WorkerFailed
 from headway.ipc import signals
-from headway.ipc.run import VARIABLE, RunContract, encode, read_ranks
+from headway.ipc.run_contract import VARIABLE, RunContract, encode, read_ranks
 from headway.state import AcceleratorState
 from headway.training.arguments import check_precision, reject_unsupported
 

@@ -19,7 +19,7 @@ from headway.accelerator import Accelerator
 from headway.distributed.collectives import gather_object
 from headway.distributed.rng import set_seed
 from headway.ipc.choices import PRECISIONS
-from headway.ipc.run import Ranks, read_ranks
+from headway.ipc.run_contract import Ranks, read_ranks
 
 REDUCED_BYTES = 2**24  # of an all-reduce, per rank
 REPETITIONS = 5

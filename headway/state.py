@@ -20,7 +20,7 @@ from headway.distributed.world import (
     leave_world,
 )
 from headway.errors import UsageError
-from headway.ipc.run import read_run
+from headway.ipc.run_contract import read_run
 from headway.precision.precision import CLASSES, Precision
 from headway.strategies.compilation import TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin

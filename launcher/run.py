@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.errors import STOP_SIGNALS, HeadwayError
 from headway.ipc import signals
 from headway.ipc.notes import flush_streams, say
-from headway.ipc.run import RECORD_VARIABLE
+from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 

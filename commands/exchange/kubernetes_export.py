@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.devices.table import kind_of
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
-from headway.ipc.run import KEY_VARIABLE
+from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.secrets import masked
 from headway.launcher.processes.shutdown import grace_of
 from headway.settings.table import OF_JOBS, OF_MACHINES, TABLE, Settings

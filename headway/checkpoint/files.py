@@ -19,7 +19,7 @@ from headway.distributed.handler import check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.ipc.paths import is_absent
-from headway.ipc.run import Ranks, read_ranks
+from headway.ipc.run_contract import Ranks, read_ranks
 
 _logger = logging.getLogger(__name__)
 

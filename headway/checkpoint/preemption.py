@@ -31,7 +31,7 @@ from headway.errors import CheckpointError, Problem, UsageError
 from headway.ipc.notes import say
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
-from headway.ipc.run import LATEST, NEWEST, is_restart
+from headway.ipc.run_contract import LATEST, NEWEST, is_restart
 from headway.trackers.tracking import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 

@@ -16,7 +16,7 @@ from headway.distributed.meeting import barrier, watch
 from headway.distributed.nested import send_to_device
 from headway.distributed.world import DistributedType, World
 from headway.errors import UsageError
-from headway.ipc.run import Ranks, read_ranks
+from headway.ipc.run_contract import Ranks, read_ranks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

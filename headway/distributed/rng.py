@@ -16,7 +16,7 @@ from headway.distributed.handler import check_choice, check_range, checked
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.ipc.progress import process_progress
-from headway.ipc.run import read_ranks
+from headway.ipc.run_contract import read_ranks
 
 
 class RNGType(str, Enum):

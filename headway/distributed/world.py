@@ -24,7 +24,7 @@ from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
 from headway.ipc.notes import say_once
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unjoined
 from headway.ipc.process_groups import keep_groups_apart
-from headway.ipc.run import Ranks, read_ranks
+from headway.ipc.run_contract import Ranks, read_ranks
 from headway.machine.detection import detect_machine
 
 

@@ -18,7 +18,7 @@ from headway.history.record import MAX_TEXT, Outcome, Series, read_record
 from headway.ipc.notes import say
 from headway.ipc.progress import Progress
 from headway.ipc.records import Figures, Kept
-from headway.ipc.run import RECORD_VARIABLE
+from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_output, secrets_among
 from headway.ipc.signals import shell_code
 from headway.ipc.typed import plain

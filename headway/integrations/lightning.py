@@ -25,7 +25,7 @@ from headway.integrations.resuming import (
     select_start,
 )
 from headway.ipc import signals
-from headway.ipc.run import Ranks, RunContract, read_ranks, read_run
+from headway.ipc.run_contract import Ranks, RunContract, read_ranks, read_run
 
 _OWN = "headway-step="  # the beginning of the names of our checkpoints
 _LOSS_EVERY_S = 1.0  # reading it waits for the GPU

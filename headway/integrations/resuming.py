@@ -29,7 +29,7 @@ from headway.ipc.notes import say, say_once
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import process_progress
 from headway.ipc.records import PROJECT
-from headway.ipc.run import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
+from headway.ipc.run_contract import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
 from headway.ipc.typed import plain, read
 
 LIST = "_headway-checkpoints.json"  # `_`: Trainer's push_to_hub uploads no such file

@@ -29,7 +29,7 @@ from headway.integrations.resuming import (
     select_start,
 )
 from headway.ipc.paths import is_absent
-from headway.ipc.run import RunContract, read_run
+from headway.ipc.run_contract import RunContract, read_run
 
 
 def join(module: ModuleType) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 
 Environ = Mapping[str, str]
 

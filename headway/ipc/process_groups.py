@@ -16,7 +16,7 @@ from headway.errors import UsageError
 from headway.ipc.forking import settle_before_forks
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Collective, Group
-from headway.ipc.run import port_of_store
+from headway.ipc.run_contract import port_of_store
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from headway.errors import ConfigError, Problem
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import (
+from headway.ipc.run_contract import (
     ALLOCATION_VARIABLE,
     CODE_VARIABLE,
     KEY_VARIABLE,
     LOG_LEVELS,
     RECORD_VARIABLE,
 )
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
 from headway.settings.profile_files import find_project_profile, is_there, trusted_profile

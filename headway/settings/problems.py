@@ -11,8 +11,8 @@ from headway.devices.table import KINDS, kind_of
 from headway.errors import Code, Problem
 from headway.ipc.choices import FSDP, HSDP, PRECISIONS, precisions_besides
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import ACCELERATE, RANK_VARIABLES
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.machine.devices import ALL, Selection
 from headway.machine.facts import Gpu, Machine
 from headway.settings.profile import Entries, Entry

@@ -16,8 +16,8 @@ from headway.devices.table import MPS, kind_of
 from headway.errors import Code, ConfigError, Problem, did_you_mean
 from headway.ipc.choices import DDP
 from headway.ipc.origin import DEFAULT, Layer, Origin
-from headway.ipc.run import ACCELERATE, YES
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import ACCELERATE, YES
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headway.devices.table import OF_CLUSTERS, extensions, is_kind
 from headway.ipc.choices import PRECISIONS, STRATEGIES, read_wrap
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import DEVICES
+from headway.ipc.run_contract import DEVICES
 from headway.machine.devices import ALL, DeviceSpec, parse_devices
 from headway.settings.setting import (
     AUTO,

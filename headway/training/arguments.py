@@ -13,7 +13,7 @@ from headway.distributed.handler import KwargsHandler, check_choice, check_range
 from headway.errors import UsageError, did_you_mean
 from headway.ipc.choices import AUTO, PRECISIONS, SHARING, STRATEGIES, read_wrap
 from headway.ipc.origin import DEFAULT, Layer
-from headway.ipc.run import DEVICES, RunContract
+from headway.ipc.run_contract import DEVICES, RunContract
 from headway.precision.precision import Precision
 from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin

@@ -17,7 +17,7 @@ from headway.ipc.choices import SHARDED, SHARING
 from headway.ipc.notes import say, say_once
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
-from headway.ipc.run import read_run
+from headway.ipc.run_contract import read_run
 from headway.precision.precision import (
     AutocastKwargs,
     GradScalerKwargs,

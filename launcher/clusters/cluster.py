@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headway.ipc.run import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import ALLOCATION_VARIABLE, JOB_VARIABLE, Ranks
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.settings.profile import Entries
 from headway.settings.resolve import NOTHING
 from headway.settings.setting import AUTO

@@ -15,7 +15,7 @@ from glob import glob
 from typing import Any, NamedTuple
 
 from headway.ipc.numbering import NUMBERINGS
-from headway.ipc.run import Ranks
+from headway.ipc.run_contract import Ranks
 from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 

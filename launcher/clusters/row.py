@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from headway.errors import Code, Problem
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import Ranks
+from headway.ipc.run_contract import Ranks
 from headway.settings.profile import Entries, Entry
 
 Environ = Mapping[str, str]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headway._version import __version__
 from headway.errors import ConfigError
-from headway.ipc.run import KEY_VARIABLE
+from headway.ipc.run_contract import KEY_VARIABLE
 from headway.launcher.multinode.messages import Fact, Facts
 from headway.launcher.plan.plan import LaunchPlan
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from headway.devices.table import kind_of
 from headway.errors import Code, ConfigError, MachineError, Problem
-from headway.ipc.run import Ranks
+from headway.ipc.run_contract import Ranks
 from headway.launcher.plan.notes import notes
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program

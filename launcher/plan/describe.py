@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from headway.ipc.notes import shown
-from headway.ipc.run import RANK_VARIABLES
+from headway.ipc.run_contract import RANK_VARIABLES
 from headway.ipc.secrets import masked_command
 from headway.launcher.plan.plan import (
     LaunchPlan,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from headway.devices.table import kind_of
 from headway.ipc.choices import HSDP, SHARDED
 from headway.ipc.origin import Layer
-from headway.ipc.run import ACCELERATE, RANK_VARIABLES
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.settings.setting import Obeyer
 from headway.settings.table import NO, RAW, TABLE, Settings

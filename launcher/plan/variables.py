@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headway.devices.kind import numbers
 from headway.devices.table import CUDA, kind_of
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import (
+from headway.ipc.run_contract import (
     ALLOCATION_VARIABLE,
     KEY_VARIABLE,
     RANK_VARIABLES,

@@ -45,7 +45,7 @@ from headway.ipc.forking import (
     wake_on_child_end,
 )
 from headway.ipc.records import Ended, NotStarted, Record, Serving, Started
-from headway.ipc.run import CPUS_VARIABLE, read_run
+from headway.ipc.run_contract import CPUS_VARIABLE, read_run
 from headway.ipc.typed import encode
 from headway.launcher.plan.program import interpreter
 from headway.launcher.processes.shutdown import KILL_MARGIN_S, end_descendants, has_children

@@ -25,7 +25,7 @@ from headway.ipc import process_groups
 from headway.ipc.process_groups import keep_groups_apart
 from headway.ipc.progress import Channel, Progress, identity, process_progress
 from headway.ipc.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
-from headway.ipc.run import port_of_store
+from headway.ipc.run_contract import port_of_store
 from headway.launcher.rank.import_hooks import AfterImport
 
 _C10D = "torch.distributed.distributed_c10d"

@@ -25,7 +25,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Crash, End, Frame, Heartbeat
-from headway.ipc.run import read_ranks, read_run
+from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_of_communication
 from headway.launcher.plan.program import RUNTIMES, finder_in
 from headway.launcher.rank import import_hooks, rank_monitor

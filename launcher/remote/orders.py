@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headway.ipc.run import (
+from headway.ipc.run_contract import (
     ALLOCATION_VARIABLE,
     CODE_VARIABLE,
     KEY_VARIABLE,
     RECORD_VARIABLE,
 )
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 
 _OF_ONE_HOST = (
     # one user's login on one machine

@@ -11,7 +11,7 @@ import pytest
 
 from headway.devices.table import CPU, KINDS
 from headway.ipc.choices import PRECISIONS, STRATEGIES
-from headway.ipc.run import DEVICES
+from headway.ipc.run_contract import DEVICES
 from tests.architecture.tree import product_files
 
 FILES = product_files()

@@ -46,7 +46,7 @@ TORCH = {*RUNTIME, "launcher.processes", "launcher.multinode", "launcher.rank"}
 
 READ_ENVIRON = {
     # what a setting, the launcher or the machine says
-    *("settings.layers", "settings.resolve", "ipc.run", "ipc.numbering"),
+    *("settings.layers", "settings.resolve", "ipc.run_contract", "ipc.numbering"),
     "machine.detection",
     # a record, and a profile, lie below a folder that a variable names
     *("ipc.paths", "history.store", "history.own"),

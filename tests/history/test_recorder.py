@@ -21,7 +21,7 @@ from headway.history.attempts import Attempt
 from headway.history.record import Recorder, find, read_all, read_record
 from headway.history.store import begin, new_path, packages, read_commit, runs_folder, variables_of
 from headway.ipc.progress import Progress
-from headway.ipc.run import RECORD_VARIABLE
+from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.launcher import run
 from headway.launcher.plan.program import Program
 from tests.history.runs import START, figures

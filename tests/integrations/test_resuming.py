@@ -23,7 +23,7 @@ from headway.integrations.resuming import (
     read_list,
     select_start,
 )
-from headway.ipc.run import IF_ANY, LATEST, RunContract
+from headway.ipc.run_contract import IF_ANY, LATEST, RunContract
 
 RUN = RunContract("cpu", "no", 1, origins={}, began_at=100.0)
 LATER = RUN._replace(began_at=300.0)

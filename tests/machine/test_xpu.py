@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.errors import Code
-from headway.ipc.run import read_run
+from headway.ipc.run_contract import read_run
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import problems

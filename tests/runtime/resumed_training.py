@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from headway import Accelerator
 from headway.checkpoint.preemption import ResumedRun
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import RunContract, encode
+from headway.ipc.run_contract import RunContract, encode
 from headway.utils import set_seed
 
 STEPS_PER_EPOCH, BATCH = 5, 2

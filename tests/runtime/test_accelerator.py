@@ -26,7 +26,7 @@ from headway import Accelerator, DataLoaderConfiguration
 from headway.compat import Accelerator as CompatAccelerator
 from headway.errors import LaunchError, MachineError, UsageError
 from headway.ipc.progress import Progress, process_progress
-from headway.ipc.run import VARIABLE, RunContract, encode
+from headway.ipc.run_contract import VARIABLE, RunContract, encode
 from headway.ipc.step_clock import Event, QueueTimes, StepClock
 from headway.training import steps
 from headway.utils import send_to_device, set_seed

@@ -13,7 +13,7 @@ import headway
 from headway import utils
 from headway.errors import UsageError
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import RunContract
+from headway.ipc.run_contract import RunContract
 from headway.state import AcceleratorState
 from headway.tracking import JsonlTracker
 from headway.training.arguments import (

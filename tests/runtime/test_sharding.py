@@ -13,7 +13,7 @@ from torch import nn
 from headway import Accelerator, FullyShardedDataParallelPlugin
 from headway.errors import UsageError
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import RunContract, decode, encode
+from headway.ipc.run_contract import RunContract, decode, encode
 from headway.training.arguments import Arguments, merge_arguments, merge_sharing
 
 FLAG = Origin(Layer.FLAG, flag="--strategy")

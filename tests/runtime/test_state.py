@@ -17,7 +17,7 @@ from headway.distributed.process import part_of
 from headway.distributed.world import World
 from headway.errors import MachineError, UsageError
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.run import VARIABLE, Ranks, RunContract, encode
+from headway.ipc.run_contract import VARIABLE, Ranks, RunContract, encode
 from headway.state import AcceleratorState, GradientState, PartialState, is_initialized
 from headway.utils import GradientAccumulationPlugin, PrecisionType
 from tests.machines.recorded import load

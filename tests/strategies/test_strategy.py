@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from headway import Accelerator
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.ipc.run import Ranks
+from headway.ipc.run_contract import Ranks
 from headway.precision.precision import Precision
 from headway.strategies.strategy import Strategy, StrategySettings
 from headway.strategies.units import units_of

@@ -13,8 +13,8 @@ import pytest
 
 from headway.errors import Code, ConfigError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unjoined
-from headway.ipc.run import ALLOCATION_VARIABLE, Ranks
-from headway.ipc.run import VARIABLE as RUN_VARIABLE
+from headway.ipc.run_contract import ALLOCATION_VARIABLE, Ranks
+from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.clusters import mpi
 from headway.launcher.clusters.cluster import cluster_layer, task_of
 from headway.launcher.clusters.mpi import Job, PmixError

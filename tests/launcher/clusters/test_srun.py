@@ -8,7 +8,7 @@ import pytest
 
 from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
-from headway.ipc.run import ALLOCATION_VARIABLE, KEY_VARIABLE
+from headway.ipc.run_contract import ALLOCATION_VARIABLE, KEY_VARIABLE
 from headway.launcher.clusters import slurm as srun
 from headway.launcher.clusters.slurm import Step, read_nodelist, read_repeated, run_step, step_of
 from tests.distributed.launching import script

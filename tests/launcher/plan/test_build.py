@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import Code, ConfigError
-from headway.ipc.run import ALLOCATION_VARIABLE, KEY_VARIABLE, Ranks
+from headway.ipc.run_contract import ALLOCATION_VARIABLE, KEY_VARIABLE, Ranks
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import LaunchPlan

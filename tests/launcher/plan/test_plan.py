@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.ipc.origin import Layer
-from headway.ipc.run import RANK_VARIABLES
+from headway.ipc.run_contract import RANK_VARIABLES
 from headway.launcher.plan.describe import describe
 from headway.launcher.plan.plan import summary
 from headway.launcher.plan.program import Program, flags_in

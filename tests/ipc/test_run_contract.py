@@ -8,7 +8,7 @@ import pytest
 
 from headway.errors import LaunchError, UsageError
 from headway.ipc.origin import DEFAULT, Layer, Origin
-from headway.ipc.run import Ranks, RunContract, decode, encode, read_ranks, read_run
+from headway.ipc.run_contract import Ranks, RunContract, decode, encode, read_ranks, read_run
 
 ORIGINS = {
     "device": Origin(Layer.FLAG, flag="--cpu"),
