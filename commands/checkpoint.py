@@ -22,8 +22,8 @@ from headway.checkpoint.manifest import NAME, Manifest, read_manifest, unlisted_
 from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.errors import CheckpointError
-from headway.ipc.notes import say, shown
 from headway.ipc.paths import is_absent
+from headway.ipc.stderr import say, shown
 
 ACTIONS = ("ls", "verify", "prune", "export")
 _ONLY_OF = {"keep": "prune", "model": "export"}

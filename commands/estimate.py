@@ -24,8 +24,8 @@ from headway.estimate.planner import (
     rows_for,
 )
 from headway.ipc.choices import DDP, PRECISIONS
-from headway.ipc.notes import size, waiting_for
 from headway.ipc.run_contract import ACCELERATE
+from headway.ipc.stderr import size, waiting_for
 from headway.launcher.plan.program import Program, interpreter
 from headway.machine.detection import detect_machine
 from headway.settings.table import YES

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 from headway.errors import ConfigError, did_you_mean
-from headway.ipc.notes import say
 from headway.ipc.origin import Layer, Origin
+from headway.ipc.stderr import say
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import SETTING_OF

@@ -15,8 +15,8 @@ from headway.commands.program import other_environment, program_from
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
-from headway.ipc.notes import say, shown
 from headway.ipc.origin import Layer, Origin
+from headway.ipc.stderr import say, shown
 from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan, start_of, summary
@@ -293,7 +293,7 @@ def _became_step(
 
 def _look_for_idle_gpus(launch: _Launch) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims the idle ones."""
-    from headway.ipc.notes import waiting_for
+    from headway.ipc.stderr import waiting_for
     from headway.launcher.processes.gpu_claims import claim_idle, with_claims
 
     settings, parsed, environ = launch.settings, launch.parsed, launch.environ

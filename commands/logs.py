@@ -12,8 +12,8 @@ from headway.commands.flags import Parser
 from headway.commands.runs import RUN
 from headway.errors import ConfigError
 from headway.history.record import RunRecord, find, is_running
-from headway.ipc.notes import named, say
 from headway.ipc.records import LOGS
+from headway.ipc.stderr import named, say
 from headway.launcher.remote import slurm_jobs
 
 _EVERY_S = 0.5

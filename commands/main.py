@@ -19,7 +19,7 @@ from typing import NoReturn, TextIO
 from headway._version import __version__
 from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
 from headway.ipc import signals
-from headway.ipc.notes import flush_streams, say
+from headway.ipc.stderr import flush_streams, say
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 

@@ -20,8 +20,8 @@ from headway.commands.main import described
 from headway.errors import HeadwayError, LaunchError
 from headway.ipc import signals
 from headway.ipc.forking import die_with_parent, reap, wake_on_child_end
-from headway.ipc.notes import flush_streams
 from headway.ipc.run_contract import KEY_VARIABLE
+from headway.ipc.stderr import flush_streams
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.orders import (
     End,

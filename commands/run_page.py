@@ -17,8 +17,8 @@ from headway.commands.tables import when
 from headway.errors import ConfigError
 from headway.history.changes import Change
 from headway.history.record import RunRecord
-from headway.ipc.notes import shown
 from headway.ipc.records import METRICS, Figures
+from headway.ipc.stderr import shown
 from headway.trackers.run_file import read_metrics
 
 _WIDTH, _HEIGHT = 440, 190

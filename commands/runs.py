@@ -10,8 +10,8 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.history.changes import Change, changes
 from headway.history.record import RunRecord, find, is_running, read_all
-from headway.ipc.notes import say, shown
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
+from headway.ipc.stderr import say, shown
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
 from headway.launcher.remote.orders import OF_ONE_RUN
 

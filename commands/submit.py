@@ -17,10 +17,10 @@ from headway.commands.flags import Parsed
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
 from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_path
-from headway.ipc.notes import say
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import CODE_VARIABLE
 from headway.ipc.secrets import masked_command, masked_line, masked_pairs
+from headway.ipc.stderr import say
 from headway.ipc.typed import plain
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN

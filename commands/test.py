@@ -13,7 +13,7 @@ from headway.commands.flags import Parser
 from headway.commands.program import require_torch
 from headway.commands.tables import print_table
 from headway.errors import MachineError
-from headway.ipc.notes import waiting_for
+from headway.ipc.stderr import waiting_for
 from headway.launcher.plan.program import interpreter
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.commands.flags import Parser, bad_words
 from headway.commands.tables import print_table, when
-from headway.ipc.notes import shown, size
+from headway.ipc.stderr import shown, size
 from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
 from headway.launcher.processes.gpu_claims import waiting_launches
 

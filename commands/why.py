@@ -23,7 +23,7 @@ from headway.commands.tables import when
 from headway.errors import ConfigError
 from headway.history.changes import changes
 from headway.history.record import RunRecord, find, last_good, read_all
-from headway.ipc.notes import shown
+from headway.ipc.stderr import shown
 
 
 def main(argv: Sequence[str]) -> int:

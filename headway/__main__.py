@@ -11,7 +11,7 @@ def run() -> None:
     try:
         from headway.commands.main import run_command
     except KeyboardInterrupt:
-        from headway.ipc.notes import say
+        from headway.ipc.stderr import say
 
         say("interrupted")
         os._exit(130)

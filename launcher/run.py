@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from headway.errors import STOP_SIGNALS, HeadwayError
 from headway.ipc import signals
-from headway.ipc.notes import flush_streams, say
 from headway.ipc.run_contract import RECORD_VARIABLE
+from headway.ipc.stderr import flush_streams, say
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -61,7 +61,7 @@ def run(
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
         # not in the handler: a second signal would interrupt that import
-        from headway.ipc.notes import waiting_for
+        from headway.ipc.stderr import waiting_for
 
         signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
 

@@ -34,8 +34,8 @@ from headway.config_wizard.questions import (
     profile_after,
 )
 from headway.errors import HeadwayError, Problem
-from headway.ipc.notes import say
 from headway.ipc.origin import Layer, Origin
+from headway.ipc.stderr import say
 from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer

@@ -8,9 +8,9 @@ from functools import reduce
 from headway.commands.config.check import assignments, launch_problems
 from headway.commands.flags import Parser
 from headway.errors import ConfigError, Problem, did_you_mean
-from headway.ipc.notes import say
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import masked_value
+from headway.ipc.stderr import say
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems

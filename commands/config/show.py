@@ -10,10 +10,10 @@ from headway.commands.config.check import launch_problems
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.commands.tables import print_table
 from headway.errors import ConfigError, Problem, did_you_mean
-from headway.ipc.notes import say
-from headway.ipc.notes import shown as printable
 from headway.ipc.origin import Layer
 from headway.ipc.secrets import masked_value
+from headway.ipc.stderr import say
+from headway.ipc.stderr import shown as printable
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.plan.describe import settings_table
 from headway.launcher.plan.plan import text_of

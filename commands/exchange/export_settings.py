@@ -15,8 +15,8 @@ from headway.commands.exchange.kubernetes_export import (
 )
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.errors import ConfigError
-from headway.ipc.notes import say
 from headway.ipc.run_contract import KEY_VARIABLE
+from headway.ipc.stderr import say
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import resolve

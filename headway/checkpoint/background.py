@@ -23,8 +23,8 @@ from headway.distributed.meeting import meet
 from headway.distributed.world import before_leaving, group_timeout, rank_and_size
 from headway.errors import HeadwayError
 from headway.ipc import signals
-from headway.ipc.notes import flush_streams
 from headway.ipc.progress import WRITER
+from headway.ipc.stderr import flush_streams
 
 
 class Background:

@@ -26,9 +26,9 @@ from headway.checkpoint.folders import (
 from headway.distributed.meeting import meet
 from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
-from headway.ipc.notes import say, say_once
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
+from headway.ipc.stderr import say, say_once
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.replicas import require_equal

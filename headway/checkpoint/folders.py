@@ -34,8 +34,8 @@ from headway.checkpoint.manifest import (
     verify,
 )
 from headway.errors import CheckpointError
-from headway.ipc.notes import say, shown
 from headway.ipc.paths import is_absent
+from headway.ipc.stderr import say, shown
 
 FOLDER = "checkpoints"
 """Below a project's folder, for checkpoints that the script does not name."""

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headway.errors import CheckpointError
-from headway.ipc.notes import shown
 from headway.ipc.paths import is_absent, opened, read_plain
+from headway.ipc.stderr import shown
 from headway.ipc.typed import plain, read
 
 NAME = "manifest.json"

@@ -28,10 +28,10 @@ from headway.checkpoint.manifest import read_json, read_manifest, take_another
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
-from headway.ipc.notes import say
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
+from headway.ipc.stderr import say
 from headway.trackers.tracking import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 

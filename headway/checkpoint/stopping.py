@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from headway.distributed.world import group_backend, rank_and_size
 from headway.ipc import signals
-from headway.ipc.notes import say, say_amid_writing
 from headway.ipc.progress import Progress
 from headway.ipc.records import STOPPED_AND_SAVED, WillSave
+from headway.ipc.stderr import say, say_amid_writing
 
 INTERRUPTED = 130
 

@@ -19,7 +19,7 @@ from headway.distributed.handler import checks
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
-from headway.ipc.notes import say
+from headway.ipc.stderr import say
 from headway.training.arguments import Arguments
 from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler, of_scheduler

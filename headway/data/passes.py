@@ -17,8 +17,8 @@ from headway.data.order import Place
 from headway.data.rounds import Offset
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
-from headway.ipc.notes import say
 from headway.ipc.progress import Progress
+from headway.ipc.stderr import say
 
 
 class DueCheckpoint:

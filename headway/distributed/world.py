@@ -21,10 +21,10 @@ from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, kind_of, outside_kinds
 from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
-from headway.ipc.notes import say_once
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unjoined
 from headway.ipc.process_groups import keep_groups_apart
 from headway.ipc.run_contract import Ranks, read_ranks
+from headway.ipc.stderr import say_once
 from headway.machine.detection import detect_machine
 
 

@@ -15,12 +15,12 @@ from headway.errors import ConfigError
 from headway.history import store
 from headway.history.attempts import Attempts
 from headway.history.record import MAX_TEXT, Outcome, Series, read_record
-from headway.ipc.notes import say
 from headway.ipc.progress import Progress
 from headway.ipc.records import Figures, Kept
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_output, secrets_among
 from headway.ipc.signals import shell_code
+from headway.ipc.stderr import say
 from headway.ipc.typed import plain
 
 

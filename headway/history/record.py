@@ -14,10 +14,10 @@ from headway.errors import ConfigError, did_you_mean
 from headway.history import store
 from headway.history.attempts import Attempt, shares
 from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_folder
-from headway.ipc.notes import say
 from headway.ipc.paths import is_absent, read_plain
 from headway.ipc.records import Figures, Kept
 from headway.ipc.secrets import masked_output
+from headway.ipc.stderr import say
 from headway.ipc.typed import Misfit, plain, read
 
 _FIX = "`headway runs` lists the runs that have a record"

@@ -25,11 +25,11 @@ import torch.distributed as dist
 from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
-from headway.ipc.notes import say, say_once
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
+from headway.ipc.stderr import say, say_once
 from headway.ipc.typed import plain, read
 
 LIST = "_headway-checkpoints.json"  # `_`: Trainer's push_to_hub uploads no such file

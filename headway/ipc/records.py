@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
-from headway.ipc.notes import shown
+from headway.ipc.stderr import shown
 from headway.ipc.typed import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from headway.ipc.notes import say, say_amid_writing
+from headway.ipc.stderr import say, say_amid_writing
 
 Handler = Any
 """A function of a number and a frame, or one of signal.SIG_DFL and SIG_IGN."""

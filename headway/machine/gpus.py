@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.devices.kind import numbers
 from headway.devices.table import CUDA, kind_of
-from headway.ipc.notes import shown
+from headway.ipc.stderr import shown
 from headway.machine.facts import (
     DEFAULT,
     EXCLUSIVE,

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from headway.errors import ConfigError, UsageError
 from headway.ipc.choices import PRECISIONS
-from headway.ipc.notes import say
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import MASK, masked, masked_value
+from headway.ipc.stderr import say
 from headway.settings.profile import VERSION, compose, parse_profile
 from headway.settings.profile_files import choose_profile, shown, text_at
 from headway.settings.setting import Raw

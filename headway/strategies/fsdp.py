@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from headway.distributed.meeting import meet, run_ahead, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.ipc.notes import say
+from headway.ipc.stderr import say
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
 from headway.strategies.strategy import NOTHING, ForwardMethods, Models, Strategy, StrategySettings

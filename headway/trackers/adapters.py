@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.ipc.notes import say_once
+from headway.ipc.stderr import say_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 _HPARAMS = (bool, int, float, str)  # what TensorBoard takes as a hyperparameter

@@ -10,9 +10,9 @@ from typing import IO, Any
 
 from headway.distributed.handler import checked
 from headway.errors import UsageError
-from headway.ipc.notes import say, shown
 from headway.ipc.progress import process_progress
 from headway.ipc.records import METRICS
+from headway.ipc.stderr import say, shown
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 

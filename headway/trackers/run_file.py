@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.errors import ConfigError
-from headway.ipc.notes import shown
+from headway.ipc.stderr import shown
 
 MARK = "headway_run"
 VERSION = 1

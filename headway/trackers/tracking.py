@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.errors import UsageError
-from headway.ipc.notes import say, say_once
+from headway.ipc.stderr import say, say_once
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
     LoggerType,

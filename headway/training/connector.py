@@ -14,10 +14,10 @@ from headway.distributed.rng import set_seed
 from headway.distributed.world import InitProcessGroupKwargs, World, join_world
 from headway.history import own
 from headway.ipc.choices import SHARDED, SHARING
-from headway.ipc.notes import say, say_once
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import read_run
+from headway.ipc.stderr import say, say_once
 from headway.precision.precision import (
     AutocastKwargs,
     GradScalerKwargs,

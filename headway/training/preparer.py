@@ -20,7 +20,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.data.samplers import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
-from headway.ipc.notes import say_once
+from headway.ipc.stderr import say_once
 from headway.precision.precision import Bf16
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.replicas import next_comparison, note_unprepared, note_unused, require_equal

@@ -14,7 +14,7 @@ from headway.devices.table import kind_of
 from headway.distributed.collectives import gather_alike
 from headway.distributed.meeting import has_real_ranks, meet, meet_to_end
 from headway.errors import UsageError
-from headway.ipc.notes import named, say_once
+from headway.ipc.stderr import named, say_once
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 

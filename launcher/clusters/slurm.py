@@ -13,9 +13,9 @@ from shutil import which
 from typing import NamedTuple, NoReturn
 
 from headway.errors import ConfigError, LaunchError
-from headway.ipc.notes import flush_streams
 from headway.ipc.numbering import NUMBERINGS, STEP_VARIABLE, is_numbered_step, is_task
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
+from headway.ipc.stderr import flush_streams
 from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by, unreadable
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from headway.ipc.notes import named
 from headway.ipc.records import STOPPED_AND_SAVED, Crash, CrashSite, Uses
 from headway.ipc.signals import shell_code
+from headway.ipc.stderr import named
 from headway.launcher.diagnosis.reasons import (
     Evidence,
     Reason,

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from headway.ipc.notes import named, ranges, shown
 from headway.ipc.records import (
     CALLED_BY_ALL_RANKS,
     OF_HEADWAY,
@@ -18,6 +17,7 @@ from headway.ipc.records import (
     Group,
     ProgressSnapshot,
 )
+from headway.ipc.stderr import named, ranges, shown
 from headway.launcher.diagnosis.stacks import (
     ProcessState,
     Stack,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headway.errors import MORE_PROCESSES
-from headway.ipc.notes import shown
 from headway.ipc.paths import installer_of
 from headway.ipc.records import Crash
+from headway.ipc.stderr import shown
 from headway.launcher.diagnosis.torch_messages import (
     COMMUNICATION,
     COMMUNICATION_ERRORS,

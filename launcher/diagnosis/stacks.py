@@ -13,8 +13,8 @@ from contextlib import suppress
 from itertools import dropwhile
 from typing import NamedTuple
 
-from headway.ipc.notes import shown
 from headway.ipc.records import Frame
+from headway.ipc.stderr import shown
 from headway.launcher.diagnosis.torch_messages import (
     CODE_OF_DASH_C,
     CRASHED_THREAD,

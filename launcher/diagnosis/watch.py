@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
-from headway.ipc.notes import say
 from headway.ipc.records import (
     STOPPED_AND_SAVED,
     Answer,
@@ -28,6 +27,7 @@ from headway.ipc.records import (
     Refused,
     WillSave,
 )
+from headway.ipc.stderr import say
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
 from headway.launcher.diagnosis.stacks import read_state

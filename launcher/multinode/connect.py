@@ -11,7 +11,7 @@ from concurrent import futures
 from typing import Any, ParamSpec, TypeVar
 
 from headway.errors import LaunchError
-from headway.ipc.notes import say
+from headway.ipc.stderr import say
 from headway.launcher.multinode.messages import Probe
 
 P = ParamSpec("P")

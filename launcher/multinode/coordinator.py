@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.errors import HeadwayError
-from headway.ipc.notes import ranges
 from headway.ipc.records import CrashSite, Figures
+from headway.ipc.stderr import ranges
 from headway.launcher.multinode import messages, preflight
 from headway.launcher.multinode.connect import NOTICE_AFTER_S
 from headway.settings.setting import Machines

@@ -13,9 +13,9 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
-from headway.ipc.notes import say
 from headway.ipc.records import Figures
 from headway.ipc.run_contract import KEY_VARIABLE
+from headway.ipc.stderr import say
 from headway.launcher.multinode import connect, messages
 from headway.launcher.multinode.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.multinode.hub import Hub

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from headway.ipc.notes import line_of
+from headway.ipc.stderr import line_of
 from headway.launcher.output.sinks import Sink, is_same_file
 
 _NOTICE_S = 1.0  # a wait for a reader is announced after this

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from headway.ipc.notes import shown
 from headway.ipc.run_contract import RANK_VARIABLES
 from headway.ipc.secrets import masked_command
+from headway.ipc.stderr import shown
 from headway.launcher.plan.plan import (
     LaunchPlan,
     counted,

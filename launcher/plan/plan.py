@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from headway._version import __version__
 from headway.history.store import Launch, copied_commit, script_path, variables_of
-from headway.ipc.notes import ranges, shown
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import CODE_VARIABLE, Ranks
 from headway.ipc.secrets import masked, masked_command
+from headway.ipc.stderr import ranges, shown
 from headway.launcher.plan.program import Program
 from headway.machine.facts import Machine
 from headway.settings.setting import VARIABLE_PREFIX, Value

@@ -24,9 +24,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from headway.errors import ConfigError
 from headway.history.attempts import Attempt, Attempts
 from headway.ipc import signals
-from headway.ipc.notes import say
 from headway.ipc.records import PROJECT, CrashSite, Figures
 from headway.ipc.run_contract import CPUS_VARIABLE
+from headway.ipc.stderr import say
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,

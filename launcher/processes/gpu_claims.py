@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from headway.errors import MachineError
-from headway.ipc.notes import say
+from headway.ipc.stderr import say
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
 

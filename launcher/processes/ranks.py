@@ -24,8 +24,8 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.ipc.forking import ProcessHandle
-from headway.ipc.notes import SILENT_S, named, say
 from headway.ipc.records import Crash, Ended
+from headway.ipc.stderr import SILENT_S, named, say
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus

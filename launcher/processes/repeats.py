@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.ipc.notes import say
 from headway.ipc.paths import read_plain, write_whole
 from headway.ipc.records import CrashSite
+from headway.ipc.stderr import say
 from headway.ipc.typed import plain, read
 
 FILE = "_headway-failure.json"  # `_`: Trainer's push_to_hub uploads no such file

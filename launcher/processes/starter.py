@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from headway.errors import MORE_PROCESSES, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
-from headway.ipc.notes import say, waiting_for
 from headway.ipc.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.ipc.signals import Bell
+from headway.ipc.stderr import say, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.shutdown import end_descendants, end_processes, is_running
 from headway.launcher.rank import worker

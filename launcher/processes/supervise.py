@@ -16,8 +16,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.ipc import signals
-from headway.ipc.notes import say
 from headway.ipc.records import LOGS
+from headway.ipc.stderr import say
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import ALONE_AFTER_S, Watch

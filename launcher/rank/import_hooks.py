@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from headway.ipc.notes import say
+from headway.ipc.stderr import say
 from headway.launcher.plan.program import HOOKS
 
 READ_AT_IMPORT = (

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
-from headway.ipc.notes import say
 from headway.ipc.records import STOPPED_AND_SAVED
+from headway.ipc.stderr import say
 from headway.ipc.typed import encode
 from headway.launcher.multinode.connect import is_loopback
 from headway.launcher.remote import agents as connection

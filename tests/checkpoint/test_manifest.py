@@ -19,7 +19,7 @@ from headway.checkpoint.manifest import (
     verify,
 )
 from headway.errors import CheckpointError
-from headway.ipc.notes import shown
+from headway.ipc.stderr import shown
 from tests.checkpoint.saved import TEXTS, rewrite, save
 
 

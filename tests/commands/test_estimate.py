@@ -25,7 +25,7 @@ from headway.estimate.planner import (
     parse_devices,
     rows_for,
 )
-from headway.ipc.notes import size
+from headway.ipc.stderr import size
 from headway.machine.facts import Machine
 from headway.machine.snapshot import load_machine
 from tests.commands.running import run

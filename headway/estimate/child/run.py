@@ -35,7 +35,7 @@ from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Attempt, Outcome
 from headway.ipc import signals
 from headway.ipc.forking import become_new, wake_on_child_end
-from headway.ipc.notes import say
+from headway.ipc.stderr import say
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headway.commands import launch
-from headway.ipc import notes
-from headway.ipc.notes import named, ranges, size, waiting_for
+from headway.ipc import stderr
+from headway.ipc.stderr import named, ranges, size, waiting_for
 from headway.launcher.processes import gpu_claims
 from tests.launcher.processes.test_gpu_claims import FOUR, asking_for
 from tests.waiting import wait_for_lines
@@ -24,14 +24,14 @@ from tests.waiting import wait_for_lines
 def announced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Announce every wait at once; set when one was announced."""
     event = threading.Event()
-    say = notes.say
+    say = stderr.say
 
     def announce(text: str) -> None:
         say(text)
         event.set()
 
-    monkeypatch.setattr(notes, "SILENT_S", 0)
-    monkeypatch.setattr(notes, "say", announce)
+    monkeypatch.setattr(stderr, "SILENT_S", 0)
+    monkeypatch.setattr(stderr, "say", announce)
     return event
 
 
@@ -46,10 +46,10 @@ def test_a_long_wait_is_announced_once(
 def test_a_short_or_a_quiet_wait_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(notes, "SILENT_S", 3600)
+    monkeypatch.setattr(stderr, "SILENT_S", 3600)
     with waiting_for("the sun"):
         pass
-    monkeypatch.setattr(notes, "SILENT_S", 0)
+    monkeypatch.setattr(stderr, "SILENT_S", 0)
     with waiting_for("the moon", is_quiet=True):
         threading.Event().wait(0)
     assert capsys.readouterr().err == ""
