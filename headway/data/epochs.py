@@ -6,8 +6,8 @@ import copy
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from headway.data.division import Offset
 from headway.data.order import Draws, Place
-from headway.data.rounds import Offset
 from headway.data.samplers import is_of_datasets
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from headway.data.configuration import (
     refuse_what_cannot_be_shared,
     with_batches_of_ranks,
 )
+from headway.data.division import Division, Offset, samples_in
 from headway.data.epochs import Epochs, Pass
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
 from headway.data.passes import Run
-from headway.data.rounds import Division, Offset, samples_in
 from headway.data.samplers import (
     SkipBatchSampler,
     StandIn,

@@ -13,8 +13,8 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from headway.data.division import Offset
 from headway.data.generators import Generators
-from headway.data.rounds import Offset
 from headway.data.samplers import source_of
 from headway.data.seeds import Drawn, SampleSeeds, numbered
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from headway.data.division import Offset
 from headway.data.epochs import Epochs, Pass
 from headway.data.order import Place
-from headway.data.rounds import Offset
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.ipc.progress import Progress

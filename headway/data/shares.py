@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
+from headway.data.division import Division, Offset, Round, samples_in
 from headway.data.epochs import Pass
 from headway.data.generators import generators_kept
 from headway.data.order import Draws, Order
-from headway.data.rounds import Division, Offset, Round, samples_in
 from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.data.seeds import Drawn
 from headway.distributed.meeting import meet

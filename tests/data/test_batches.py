@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway import Accelerator
+from headway.data.division import samples_in
 from headway.data.loader import PreparedDataLoader
-from headway.data.rounds import samples_in
 from headway.distributed.nested import for_each_tensor
 
 META = torch.device("meta")
