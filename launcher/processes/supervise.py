@@ -155,7 +155,7 @@ def _rendezvous_handler(plan: LaunchPlan, environ: Mapping[str, str]) -> Rendezv
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if plan.is_one_machine:
         return Rendezvous(run_id)
-    from headway.launcher.multinode.rounds import MachinesRendezvous
+    from headway.launcher.multinode.membership import MachinesRendezvous
 
     return MachinesRendezvous(plan, environ, run_id)
 

@@ -27,8 +27,8 @@ from tests.launcher.multinode.test_hub_and_members import open_hub
 pytest.importorskip("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from headway.launcher.multinode import rendezvous, rounds
-from headway.launcher.multinode.rounds import Membership
+from headway.launcher.multinode import membership, rendezvous
+from headway.launcher.multinode.membership import Membership
 
 
 def machine_1(port: int, join_timeout_s: float, **settings: str) -> Membership:
@@ -78,7 +78,7 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
         lines.append(line)
         has_said.set()
 
-    monkeypatch.setattr(rounds, "say", say)
+    monkeypatch.setattr(membership, "say", say)
     one = machine_1(port, 600)
     joining = threading.Thread(target=one.join, args=(str,))
     with closing(port):
@@ -100,7 +100,7 @@ def test_a_machine_without_a_rank_that_has_not_the_main_address_is_told_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(rounds, "say", lines.append)
+    monkeypatch.setattr(membership, "say", lines.append)
     monkeypatch.setattr(connect, "NOTICE_AFTER_S", 0.0)
     monkeypatch.setattr(connect, "connect_to", lambda *_: socket.create_connection(("::1", 1)))
     with pytest.raises(LaunchError):
