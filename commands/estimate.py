@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headway.commands.flags import Parser
-from headway.commands.program import program_from, require_torch
+from headway.commands.program_args import program_from, require_torch
 from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.planner import (
     MARGIN_BYTES,

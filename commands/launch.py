@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count, takewhile
 
 from headway.commands.flags import Parsed, Parser, bad_words, flag_layer, machine_from_flags
-from headway.commands.program import other_environment, program_from
+from headway.commands.program_args import other_environment, program_from
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.ipc import signals

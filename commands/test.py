@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from headway.commands.flags import Parser
-from headway.commands.program import require_torch
+from headway.commands.program_args import require_torch
 from headway.commands.tables import print_table
 from headway.errors import MachineError
 from headway.ipc.stderr import waiting_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.commands.launch import make_parser
-from headway.commands.program import other_environment, program_from
+from headway.commands.program_args import other_environment, program_from
 from headway.errors import ConfigError
 from tests.commands.running import python, run
 
