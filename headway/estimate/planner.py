@@ -183,7 +183,7 @@ class Judged(NamedTuple):
 _SERVER = """
 import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
-from headway.estimate.child.run import main
+from headway.estimate.child.trials import main
 main()
 """
 """Runs the server without the working folder on its path: it imports before it confines itself."""

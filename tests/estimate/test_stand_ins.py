@@ -24,7 +24,7 @@ def replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[list[tuple[Any, str, Any]]]:
     """The owner, the name and the stand-in of all that is replaced; here it stays as it is."""
-    from headway.estimate.child.run import Run  # takes a second to import
+    from headway.estimate.child.trials import Run  # takes a second to import
 
     found: list[tuple[Any, str, Any]] = []
     monkeypatch.setattr(patching, "setattr", lambda *what: found.append(what), raising=False)
