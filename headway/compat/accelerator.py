@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from headway import accelerator as native
 from headway.compat.data_loader import prepare_data_loader
 from headway.compat.forwarding import forward
-from headway.data.samplers import as_plain, is_plain
+from headway.data.script_loaders import as_plain, is_plain
 from headway.distributed.collectives import Reduction
 from headway.distributed.handler import checks
 from headway.distributed.nested import for_each_tensor, leaves

@@ -21,7 +21,7 @@ from headway.compat.samplers import BatchSamplerShard, IterableDatasetShard, req
 from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampler
 from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
 from headway.data.loader import skip_first_batches as skip_first_batches
-from headway.data.samplers import SkipBatchSampler, changed, source_of
+from headway.data.script_loaders import SkipBatchSampler, changed, source_of
 from headway.data.workers import starting_workers, with_lasting_workers
 from headway.devices.table import kind_of
 from headway.distributed import nested

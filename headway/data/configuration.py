@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from headway.data.samplers import batch_size_of, changed, distributed_sampler_of, is_plain
+from headway.data.script_loaders import batch_size_of, changed, distributed_sampler_of, is_plain
 from headway.distributed.handler import check_call, check_range
 from headway.errors import UsageError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.data.division import Offset
 from headway.data.order import Draws, Place
-from headway.data.samplers import is_of_datasets
+from headway.data.script_loaders import is_of_datasets
 
 if TYPE_CHECKING:
     from headway.data.passes import Run

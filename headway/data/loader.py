@@ -28,7 +28,7 @@ from headway.data.epochs import Epochs, Pass
 from headway.data.generators import Generators, mixed
 from headway.data.order import Agree, Draws, Order, Place
 from headway.data.passes import Run
-from headway.data.samplers import (
+from headway.data.script_loaders import (
     SkipBatchSampler,
     StandIn,
     batch_size_of,

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from headway.data.division import Offset
 from headway.data.generators import Generators
-from headway.data.samplers import source_of
+from headway.data.script_loaders import source_of
 from headway.data.seeds import Drawn, SampleSeeds, numbered
 
 _END = object()

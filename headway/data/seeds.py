@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from headway.data.generators import generators_kept, mixed, put_back, seed_generators, snapshot
-from headway.data.samplers import StandIn, changed
+from headway.data.script_loaders import StandIn, changed
 
 
 class Drawn(NamedTuple):

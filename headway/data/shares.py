@@ -21,7 +21,7 @@ from headway.data.division import Division, Offset, Round, samples_in
 from headway.data.epochs import Pass
 from headway.data.generators import generators_kept
 from headway.data.order import Draws, Order
-from headway.data.samplers import batch_size_of, changed, is_plain, len_of, num_repeats
+from headway.data.script_loaders import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.data.seeds import Drawn
 from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor, leaves

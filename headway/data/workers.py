@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from headway.data.generators import snapshot
-from headway.data.samplers import changed, is_plain
+from headway.data.script_loaders import changed, is_plain
 from headway.ipc import signals
 
 _REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}

@@ -17,7 +17,7 @@ from headway.data.configuration import (
     micro_batch_of,
 )
 from headway.data.loader import PreparedDataLoader
-from headway.data.samplers import as_plain
+from headway.data.script_loaders import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
 from headway.ipc.stderr import say_once

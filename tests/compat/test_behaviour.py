@@ -19,7 +19,7 @@ from headway.compat import Accelerator
 from headway.compat.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipDataLoader
 from headway.compat.utils import gather, pad_across_processes, save, send_to_device
 from headway.data.loader import PreparedDataLoader
-from headway.data.samplers import as_plain
+from headway.data.script_loaders import as_plain
 from headway.errors import CheckpointError, UsageError
 from headway.tracking import (
     LOGGER_TYPE_TO_CLASS,
