@@ -38,7 +38,7 @@ from headway.strategies.strategy import Strategy
 from headway.trackers.choice import Chosen
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.trackers.tracker import GeneralTracker
-from headway.trackers.tracking import RUNS_FILE, LogWith, Tracking
+from headway.trackers.tracker_group import RUNS_FILE, LogWith, Tracking
 from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
 from headway.training.connector import connect, tell

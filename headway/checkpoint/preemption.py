@@ -32,7 +32,7 @@ from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
 from headway.ipc.stderr import say
-from headway.trackers.tracking import RUNS_FILE, Tracking
+from headway.trackers.tracker_group import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 
 _KEEP = 2

@@ -19,7 +19,7 @@ from headway.strategies.compilation import DynamoBackend, TorchDynamoPlugin
 from headway.strategies.sharding import FullyShardedDataParallelPlugin
 from headway.strategies.strategy import Strategy
 from headway.trackers.project import Folder, ProjectConfiguration
-from headway.trackers.tracking import LogWith
+from headway.trackers.tracker_group import LogWith
 from headway.training.accumulation import GradientAccumulationPlugin
 
 CALL = "the script's Accelerator(...)"

@@ -1,6 +1,6 @@
 """How the ranks of one machine find each other: torch's store, on the loopback device only.
 
-Each call of a store ends in time, and with a signal. `membership.py` extends it to several machines.
+Each call of a store ends in time, and with a signal. `membership.py` is for several machines.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def test_a_tracker_that_fails_later_does_not_end_the_training(
     recorder: Recorder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("headway.trackers.tracking.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway.trackers.tracker_group.time.monotonic", lambda: now[0])
     other = Recorder()
     accelerator = Accelerator(cpu=True, log_with=[recorder, other])
     accelerator.init_trackers("project")
@@ -224,7 +224,7 @@ def test_a_tracker_that_is_slow_to_fail_rests(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, tried = [0.0], []
-    monkeypatch.setattr("headway.trackers.tracking.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headway.trackers.tracker_group.time.monotonic", lambda: now[0])
 
     def fail_after_two_seconds(values: dict[str, Any], step: int | None = None) -> None:
         tried.append(now[0])
@@ -324,7 +324,7 @@ def test_a_full_disk_is_told_and_the_training_continues(
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr("headway.trackers.tracking._PATIENCE", 0)  # it is tried again at once
+    monkeypatch.setattr("headway.trackers.tracker_group._PATIENCE", 0)  # it is tried again at once
     accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
     accelerator.init_trackers("project")
     accelerator.log({"loss": 0.0}, step=0)
