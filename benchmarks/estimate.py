@@ -310,13 +310,13 @@ def _free_port() -> int:
 
 def compare(case: Case, folder: Path) -> Row:
     """Return the line of one case."""
-    from headway.estimate.planner import Attempt, Planner
+    from headway.estimate.planner import Planner, Trial
 
     script = folder / "case.py"
     script.write_text(case.text)
     is_sharded = case.ranks > 1
     with Planner([sys.executable], {**os.environ, "PYTHONPATH": str(ROOT)}) as planner:
-        attempt = Attempt(
+        attempt = Trial(
             str(script),
             (),
             world_size=case.ranks,

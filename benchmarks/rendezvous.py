@@ -90,8 +90,8 @@ class Agents:
             elif isinstance(message, messages.Accepted):
                 probe = socket.create_server(("127.0.0.1", 0))
                 self._probes.append(probe)
-                connection.put(messages.Ready(probe.getsockname()[1], None))
-            elif isinstance(message, messages.Round):
+                connection.put(messages.MachineReady(probe.getsockname()[1], None))
+            elif isinstance(message, messages.StartRound):
                 self.rounds += 1
             elif isinstance(message, messages.Beat):
                 connection.put(messages.Beat(""))
@@ -107,10 +107,10 @@ class Agents:
 
 def introduction(machine: int, machines: int) -> Any:
     """Return what a machine of a real launch tells."""
-    from headway.launcher.multinode.messages import Facts, Join
+    from headway.launcher.multinode.messages import Join, MachineFacts
 
     host = f"node{machine:04d}.cluster.local"
-    return Join(machine, machines, machines, host, Facts((), ()))
+    return Join(machine, machines, machines, host, MachineFacts((), ()))
 
 
 def _run_agents(address: tuple[str, int], count: int, end: Any) -> None:
@@ -125,7 +125,7 @@ def channel(count: int, idle_s: float) -> Cost:
     from headway.launcher.multinode.coordinator import Coordinator
     from headway.launcher.multinode.hub import Hub
     from headway.launcher.multinode.member import Member
-    from headway.launcher.multinode.messages import Facts, Probed, Ready
+    from headway.launcher.multinode.messages import MachineFacts, MachineReady, Probed
 
     before = device_bytes()
     began = time.monotonic()
@@ -136,7 +136,7 @@ def channel(count: int, idle_s: float) -> Cost:
         max_restarts=0,
         join_timeout_s=600,
         machine_timeout_s=TIMEOUT_S,
-        facts=Facts((), ()),
+        facts=MachineFacts((), ()),
         say=print,
         now=began,
     )
@@ -144,7 +144,7 @@ def channel(count: int, idle_s: float) -> Cost:
     main = Member(hub.own_end, KEY, TIMEOUT_S, str)
     main.send(introduction(0, count))
     probe = socket.create_server(("127.0.0.1", 0))
-    main.send(Ready(probe.getsockname()[1], 29501))
+    main.send(MachineReady(probe.getsockname()[1], 29501))
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     others = context.Process(target=_run_agents, args=(listener.getsockname(), count - 1, theirs))

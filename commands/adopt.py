@@ -11,7 +11,7 @@ from headway.commands.tables import print_table
 from headway.errors import ConfigError, Problem
 from headway.migration.scripts import (
     MISSING,
-    Row,
+    Finding,
     Script,
     find_scripts,
     read_script,
@@ -44,7 +44,7 @@ _GUIDES = (
 
 class _Report(NamedTuple):
     path: str
-    rows: list[Row]
+    rows: list[Finding]
     before: str
     after: str
 

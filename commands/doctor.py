@@ -19,14 +19,9 @@ from headway.devices.table import MPS, kind_of
 from headway.errors import HeadwayError
 from headway.ipc.paths import installer_of
 from headway.launcher.clusters.cluster import cluster_layer
-from headway.machine.asking import Answer, ask_torch
-from headway.machine.facts import OLDEST_TORCH, Host, Machine
-from headway.machine.gpus import (
-    how_to_free,
-    how_to_get_kernels,
-    how_to_use_gpus,
-    of_machine,
-)
+from headway.machine.asking import TorchDevices, ask_torch
+from headway.machine.facts import OLDEST_TORCH, HostFacts, Machine
+from headway.machine.gpus import how_to_free, how_to_get_kernels, how_to_use_gpus, of_machine
 from headway.machine.host import without_home
 from headway.machine.snapshot import as_data
 from headway.machine.source import Source
@@ -174,7 +169,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         yield Check("GPUs", OK, f"{len(machine.gpus)}, driver {machine.driver or 'unknown'}")
 
 
-def _cores(machine: Machine, host: Host) -> Check:
+def _cores(machine: Machine, host: HostFacts) -> Check:
     text = host.variables.get("OMP_NUM_THREADS")
     threads = threads_given_by(host.variables)
     export = f"`export OMP_NUM_THREADS={machine.cores}`"
@@ -195,7 +190,7 @@ def _cores(machine: Machine, host: Host) -> Check:
     return Check("threads", OK, machine.cores_reason)
 
 
-def _shared_memory(host: Host) -> Iterator[Check]:
+def _shared_memory(host: HostFacts) -> Iterator[Check]:
     if host.shm_bytes is None:
         return
     if host.shm_bytes >= MIN_SHM_BYTES:
@@ -206,7 +201,7 @@ def _shared_memory(host: Host) -> Iterator[Check]:
     yield Check("/dev/shm", WARNING, what, ["`docker run --shm-size=8g`", mount])
 
 
-def _variables(host: Host) -> Check:
+def _variables(host: HostFacts) -> Check:
     is_rank = "RANK" in host.variables
     stale = [name for name in LAUNCH_VARIABLES if is_rank and name in host.variables]
     if not stale:
@@ -257,7 +252,7 @@ def _ask_torch(machine: Machine) -> Check:
     return Check("torch runs", ERROR, what, remedies)
 
 
-def _compared(answer: Answer, machine: Machine) -> tuple[str, list[str]]:
+def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
     """Return what torch does not find on this machine, and possible remedies; empty for nothing."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)

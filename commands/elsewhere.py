@@ -23,7 +23,7 @@ SCHEDULER = "slurm"
 """The only one that --submit knows."""
 
 
-class Request(NamedTuple):
+class RemoteJob(NamedTuple):
     """A launch that is typed here, and runs elsewhere."""
 
     parsed: Parsed

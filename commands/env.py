@@ -11,7 +11,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table
 from headway.devices.kind import sm
 from headway.machine.detection import detect_machine
-from headway.machine.facts import Gpu, Host, Machine
+from headway.machine.facts import Gpu, HostFacts, Machine
 from headway.machine.snapshot import as_data
 
 
@@ -69,7 +69,7 @@ def _gpu(gpu: Gpu) -> str:
     return ", ".join(parts)
 
 
-def _host(host: Host) -> Iterator[tuple[str, str]]:
+def _host(host: HostFacts) -> Iterator[tuple[str, str]]:
     for name, value in host._asdict().items():
         if name in ("reasons", "variables"):
             continue

@@ -14,11 +14,11 @@ from headway.errors import ConfigError, UsageError, did_you_mean
 from headway.estimate.planner import (
     MARGIN_BYTES,
     MARGIN_SHARE,
-    Attempt,
     Devices,
     Judged,
     Planner,
-    Row,
+    Trial,
+    Variant,
     devices_of,
     parse_devices,
     rows_for,
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--cpu means --devices cpu: pass one of the two")
     text = "cpu" if parsed.cpu else parsed.devices
     devices = devices_of(here) if text is None else parse_devices(text, here)
-    attempt = Attempt(
+    attempt = Trial(
         program=program.name,
         args=program.args,
         is_module=program.kind == "module",
@@ -117,7 +117,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def _rows(name: str | None, devices: Devices) -> tuple[Row, ...]:
+def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
     rows = {row.name: row for row in rows_for(devices.world_size)}
     if name is None:
         return tuple(rows.values())
@@ -155,7 +155,7 @@ def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Prog
 
 
 class Report(NamedTuple):
-    attempt: Attempt  # the script and its arguments
+    attempt: Trial  # the script and its arguments
     devices: Devices  # what it is to be trained on
     rows: Sequence[Judged]  # by strategy, cheapest first
 

@@ -123,9 +123,9 @@ def _go_elsewhere(launch: _Launch) -> int | None:
     is_job = launch.parsed.submit is not None
     if not is_job and not any("hosts" in layer for layer in layers):
         return None
-    from headway.commands.elsewhere import Request
+    from headway.commands.elsewhere import RemoteJob
 
-    request = Request(launch.parsed, launch.own, launch.program, layers, machine, environ)
+    request = RemoteJob(launch.parsed, launch.own, launch.program, layers, machine, environ)
     if is_job:
         from headway.commands.submit import submit
 

@@ -24,11 +24,11 @@ from headway.ipc.run_contract import KEY_VARIABLE
 from headway.ipc.stderr import flush_streams
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.orders import (
-    End,
+    AgentSetup,
     Found,
-    Order,
+    LaunchEnd,
     Signal,
-    Start,
+    StartLaunch,
     environment_there,
 )
 
@@ -42,15 +42,15 @@ def main() -> None:
     first = lines.wait()
     if first is None:
         return
-    order = decode(kinds_of(Order), first)
+    order = decode(kinds_of(AgentSetup), first)
     mark = lines.mark = order.mark.encode()
     _answer(mark + encode(found_here(order, os.environ)))
     if (line := lines.wait()) is not None:
-        start: Start = decode(kinds_of(Start), line)
+        start: StartLaunch = decode(kinds_of(StartLaunch), line)
         _answer(mark + encode(_run(start, order.variables, lines)))
 
 
-def found_here(order: Order, environ: Mapping[str, str]) -> Found:
+def found_here(order: AgentSetup, environ: Mapping[str, str]) -> Found:
     """Return what an order finds on this host, and change to its working directory.
 
     The launches themselves compare what must be equal on all machines.
@@ -113,7 +113,7 @@ def _answer(line: bytes) -> None:
             line = line[os.write(1, line) :]
 
 
-def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
+def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> LaunchEnd:
     """Run the launch in a child, send it the caller's signals, and return how it ended."""
     woken, _ = wake_on_child_end()
     reading, writing = os.pipe()
@@ -137,7 +137,7 @@ def _run(start: Start, variables: Mapping[str, str], lines: _Lines) -> End:
         for pid, status in reap() if woken in ready else ():
             if pid == child:
                 report = _rest_of(reading, reports) or _what_has_killed(status, is_ours=is_killed)
-                return End(signals.shell_code(os.waitstatus_to_exitcode(status)), report)
+                return LaunchEnd(signals.shell_code(os.waitstatus_to_exitcode(status)), report)
         if not ready:
             os.kill(child, signal.SIGKILL)
             kill_at, is_killed = None, True
@@ -173,7 +173,7 @@ def _what_has_killed(status: int, *, is_ours: bool) -> str:
     return described(LaunchError(what, where=f"host {host}", fix=fix))
 
 
-def _launch(start: Start, variables: Mapping[str, str], report_to: int) -> NoReturn:
+def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) -> NoReturn:
     """Launch in this process and exit; report an error to the caller instead of printing it."""
     signal.set_wakeup_fd(-1)
     signals.do_as_usual(signal.SIGCHLD)

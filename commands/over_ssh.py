@@ -7,7 +7,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 
-from headway.commands.elsewhere import Request, refuse_everywhere, words_elsewhere
+from headway.commands.elsewhere import RemoteJob, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError
 from headway.ipc.secrets import masked_command
@@ -18,14 +18,11 @@ from headway.settings.table import TABLE, Settings
 
 _AGENT = "headway.commands.on_host"
 _STOP_MARGIN_S = 15  # after the grace period, for a launcher to end
-_HERE = {
-    *("--dry-run", "--show-secrets"),
-    *("hosts", "num_machines", "main_address", "main_port"),
-}
+_HERE = {*("--dry-run", "--show-secrets"), *("hosts", "num_machines", "main_address", "main_port")}
 """Flags and settings for here, which the launches on the hosts do not get."""
 
 
-def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
+def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int:
     """Run the launch on the hosts, in the order of their machine ranks, and return its exit code.
 
     Raises ConfigError for an error that every machine would report, LaunchError if a host cannot be
@@ -50,10 +47,10 @@ def launch_over_ssh(request: Request, hosts: Hosts, settings: Settings) -> int:
             shown = shown if parsed.show_secrets else masked_command(shown)
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
-    from headway.launcher.remote.orders import Order, handed_on
+    from headway.launcher.remote.orders import AgentSetup, handed_on
     from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 
-    order = Order(
+    order = AgentSetup(
         mark=secrets.token_hex(16),
         folder=os.getcwd(),
         script=program.name if program.kind == "script" else None,

@@ -11,7 +11,7 @@ from headway.commands.flags import Parser, bad_words
 from headway.commands.tables import print_table
 from headway.commands.top import HEAD, row_of
 from headway.errors import LaunchError
-from headway.launcher.diagnosis.run_socket import Run, ask_for_stacks, list_runs
+from headway.launcher.diagnosis.run_socket import ActiveRun, ask_for_stacks, list_runs
 
 _TIMEOUT_S = 60.0  # ranks have some seconds to answer the launcher
 
@@ -61,7 +61,7 @@ def _process(text: str) -> psutil.Process:
         ) from None
 
 
-def _only_run() -> Run:
+def _only_run() -> ActiveRun:
     runs = list_runs()
     if len(runs) == 1:
         return runs[0]
@@ -79,7 +79,7 @@ def _only_run() -> Run:
     )
 
 
-def _run_of(process: psutil.Process) -> Run:
+def _run_of(process: psutil.Process) -> ActiveRun:
     """Return the launch of `process`: its own, a parent's, or the only one below it."""
     runs = {run.pid: run for run in list_runs()}
     for one in (process, *process.parents()):

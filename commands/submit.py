@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.commands.elsewhere import Moved, Request, moved, refuse_everywhere, words_elsewhere
+from headway.commands.elsewhere import Moved, RemoteJob, moved, refuse_everywhere, words_elsewhere
 from headway.commands.flags import Parsed
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
@@ -24,7 +24,7 @@ from headway.ipc.stderr import say
 from headway.ipc.typed import plain
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
-from headway.launcher.remote.slurm_jobs import Job, batch_script, sbatch_words
+from headway.launcher.remote.slurm_jobs import SlurmJob, batch_script, sbatch_words
 from headway.launcher.remote.slurm_jobs import submit as sbatch
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
@@ -54,7 +54,7 @@ class _Inherited(NamedTuple):
     secrets: Sequence[str]  # the names of the variables with them
 
 
-def submit(request: Request) -> int:
+def submit(request: RemoteJob) -> int:
     """Submit the launch, and return the exit code.
 
     Raises ConfigError for an error that every machine would report, LaunchError if SLURM refuses.
@@ -73,7 +73,7 @@ def submit(request: Request) -> int:
     if parsed.dry_run and not parsed.show_secrets:
         words = masked_command(words)
     command = [*interpreter(), "-m", "headway", "launch", *words]
-    script = batch_script(Job(options, written, command))
+    script = batch_script(SlurmJob(options, written, command))
     _print_notes(options, inherited, program, is_quiet=parsed.quiet)
     if parsed.dry_run:
         print(script, end="")
@@ -89,7 +89,7 @@ def submit(request: Request) -> int:
     return 0
 
 
-def _frozen(request: Request, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
+def _frozen(request: RemoteJob, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
     """Return the program in a copy of its code in `into`, with the current values of profiles."""
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
@@ -172,12 +172,12 @@ def _files_of(root: str) -> list[str]:
     return [name for name, at in paths.items() if os.path.islink(at) or os.path.isfile(at)]
 
 
-def _note(request: Request, text: str) -> None:
+def _note(request: RemoteJob, text: str) -> None:
     if not request.parsed.quiet:
         say(f"note: {text}")
 
 
-def _of_profiles(request: Request) -> Iterator[tuple[str, str]]:
+def _of_profiles(request: RemoteJob) -> Iterator[tuple[str, str]]:
     """Yield the variables for the current values of profiles, except `env`: it may hold secrets."""
     for layer in request.layers:
         for name, entry in layer.items():

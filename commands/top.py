@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headway.commands.flags import Parser, bad_words
 from headway.commands.tables import print_table, when
 from headway.ipc.stderr import shown, size
-from headway.launcher.diagnosis.run_socket import Run, ask_for_figures
+from headway.launcher.diagnosis.run_socket import ActiveRun, ask_for_figures
 from headway.launcher.processes.gpu_claims import waiting_launches
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _TEXTS = ("program", "ranks", "since", "machine", "last line")  # the other colu
 
 
 class Watched(NamedTuple):
-    run: Run
+    run: ActiveRun
     ranks: list[Mapping[str, Any]]
     slowest: Mapping[str, Any] | None
     words: list[str]
@@ -98,7 +98,7 @@ def _chosen(word: str | None) -> list[Watched]:
     return found
 
 
-def row_of(run: Run) -> tuple[str, ...]:
+def row_of(run: ActiveRun) -> tuple[str, ...]:
     if run.is_suspended:
         return str(run.pid), "-", "its launcher is suspended", when(run.began_at)
     return str(run.pid), shown(run.program), run.ranks, when(run.began_at)

@@ -13,8 +13,8 @@ from headway.config_wizard.questions import (
     FINISH,
     NONE,
     Answers,
-    Facts,
     Question,
+    WizardFacts,
     is_optional,
     next_question,
     problems_so_far,
@@ -62,7 +62,7 @@ class Defaults:
 
 
 def interview(
-    facts: Facts, prompter: Prompter, summary: Callable[[Answers], str]
+    facts: WizardFacts, prompter: Prompter, summary: Callable[[Answers], str]
 ) -> dict[str, str]:
     """Return the answers to all questions; FINISH is the last, and shows the summary.
 
@@ -84,7 +84,7 @@ def interview(
     return answers
 
 
-def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompter) -> str:
+def _reply(question: Question, facts: WizardFacts, answers: Answers, prompter: Prompter) -> str:
     """Ask until the reply is BACK_KEY or an answer that a launch accepts."""
     refused: Problem | None = None
     while True:
@@ -106,7 +106,7 @@ def _reply(question: Question, facts: Facts, answers: Answers, prompter: Prompte
 
 
 def _checked(
-    question: Question, reply: str, facts: Facts, answers: Answers
+    question: Question, reply: str, facts: WizardFacts, answers: Answers
 ) -> tuple[str, Problem | None]:
     name = question.name
     answer = _chosen(question, reply) if question.choices else reply
@@ -149,7 +149,7 @@ def _chosen(question: Question, reply: str) -> str:
     return {"y": YES, "n": NO}.get(word, word) if {YES, NO} <= set(values) else word
 
 
-def _one_back(facts: Facts, answers: dict[str, str], prompter: Prompter) -> Facts:
+def _one_back(facts: WizardFacts, answers: dict[str, str], prompter: Prompter) -> WizardFacts:
     """Remove the last answer; it becomes the default when its question is asked again."""
     if not answers:
         prompter.say("This is the first question.")

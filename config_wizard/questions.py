@@ -55,7 +55,7 @@ _HELP = {
 }
 
 
-class Choice(NamedTuple):
+class Option(NamedTuple):
     value: str
     reason: str = ""
 
@@ -67,7 +67,7 @@ class Question(NamedTuple):
     text: str
     default: str
     help: str
-    choices: tuple[Choice, ...] = ()  # empty: a line is typed
+    choices: tuple[Option, ...] = ()  # empty: a line is typed
     reason: str = ""  # for a typed line: of the default
 
     @property
@@ -82,7 +82,7 @@ class Question(NamedTuple):
         return str(masked_value(self.name, answer))
 
 
-class Facts(NamedTuple):
+class WizardFacts(NamedTuple):
     machine: Machine
     profiles: Mapping[str, Mapping[str, Raw]]  # the current settings, by place
     paths: Mapping[str, str]  # of profiles that may be written, to be shown, by place
@@ -96,8 +96,8 @@ class Facts(NamedTuple):
 Answers = Mapping[str, str]
 
 
-class State(NamedTuple):
-    facts: Facts
+class WizardState(NamedTuple):
+    facts: WizardFacts
     answers: Answers
 
     @property
@@ -151,13 +151,13 @@ class State(NamedTuple):
 class Ask(NamedTuple):
     name: str
     text: str
-    when: Callable[[State], object] = lambda _: True
-    choices: Callable[[State], tuple[Choice, ...]] = lambda _: ()  # none: a line is typed
+    when: Callable[[WizardState], object] = lambda _: True
+    choices: Callable[[WizardState], tuple[Option, ...]] = lambda _: ()  # none: a line is typed
 
 
-def next_question(facts: Facts, answers: Answers) -> Question:
+def next_question(facts: WizardFacts, answers: Answers) -> Question:
     """Return the first question without an answer, FINISH at last; single choices are not asked."""
-    state = State(facts, answers)
+    state = WizardState(facts, answers)
     for ask in QUESTIONS:
         name = ask.name
         if name not in state.known and ask.when(state) and len(offered := ask.choices(state)) != 1:
@@ -183,11 +183,11 @@ def is_optional(name: str) -> bool:
     return name in _REQUIRED or TABLE[name].default is None or TABLE[name].shape == "map"
 
 
-def _sharded(state: State) -> bool:
+def _sharded(state: WizardState) -> bool:
     return state.asks_more() and state.known.get("strategy") in SHARDED
 
 
-def _devices(state: State) -> tuple[Choice, ...]:
+def _devices(state: WizardState) -> tuple[Option, ...]:
     """Return the devices that this machine can use, the best first."""
     machine = state.facts.machine
     best, why = machine.best_device()
@@ -195,14 +195,14 @@ def _devices(state: State) -> tuple[Choice, ...]:
     works = [name for name in gpus if not state.facts.problems({"device": name})]
     cores = machine.cores_reason if works else f"{machine.cores_reason}; {why}"
     choices = [
-        Choice(name, machine.describe_gpus() if gpus[name].is_numbered else machine.mps_reason)
+        Option(name, machine.describe_gpus() if gpus[name].is_numbered else machine.mps_reason)
         for name in works
     ]
-    choices.append(Choice("cpu", cores))
+    choices.append(Option("cpu", cores))
     return tuple(sorted(choices, key=lambda choice: choice.value != best))
 
 
-def _precisions(state: State) -> tuple[Choice, ...]:
+def _precisions(state: WizardState) -> tuple[Option, ...]:
     """Return the precisions that the device supports, the recommended one first."""
     device = state.device
     fits = [
@@ -214,21 +214,21 @@ def _precisions(state: State) -> tuple[Choice, ...]:
     best = recommended if recommended in fits else "no"
     why = "every GPU supports it" if best == "bf16" else "no loss of precision"
     return tuple(
-        Choice(name, PRECISIONS[name].help + (f" (recommended: {why})" if name == best else ""))
+        Option(name, PRECISIONS[name].help + (f" (recommended: {why})" if name == best else ""))
         for name in sorted(fits, key=lambda name: name != best)
     )
 
 
-def _places(state: State) -> tuple[Choice, ...]:
+def _places(state: WizardState) -> tuple[Option, ...]:
     reasons = {USER: "for all that you run", PROJECT: "for what is run from here"}
     return tuple(
-        Choice(place, f"{path}, {reasons[place]}") for place, path in state.facts.paths.items()
+        Option(place, f"{path}, {reasons[place]}") for place, path in state.facts.paths.items()
     )
 
 
-def _endings(state: State) -> tuple[Choice, ...]:
-    test = [Choice(TEST, "and run `headway test` with it")] if state.facts.can_test else []
-    return (Choice(WRITE), *test, Choice(BACK, "one question"), Choice(CANCEL))
+def _endings(state: WizardState) -> tuple[Option, ...]:
+    test = [Option(TEST, "and run `headway test` with it")] if state.facts.can_test else []
+    return (Option(WRITE), *test, Option(BACK, "one question"), Option(CANCEL))
 
 
 QUESTIONS = (
@@ -236,27 +236,27 @@ QUESTIONS = (
     Ask("num_processes", "How many processes on this machine?", lambda of: of.most_processes > 1),
     Ask("mixed_precision", "Which precision?", lambda of: of.device != "cpu", _precisions),
     Ask(PLACE, "Where to keep the profile?", choices=_places),
-    Ask(MORE, "More settings?", choices=lambda _: (Choice(NO), Choice(YES))),
+    Ask(MORE, "More settings?", choices=lambda _: (Option(NO), Option(YES))),
     Ask("devices", "Which GPUs?", lambda of: of.asks_more() and of.has_gpus),
-    Ask("mixed_precision", "Which precision?", State.asks_more, _precisions),
+    Ask("mixed_precision", "Which precision?", WizardState.asks_more, _precisions),
     Ask(
         "gradient_accumulation_steps",
         "How many micro-batches for each optimizer step?",
-        State.asks_more,
+        WizardState.asks_more,
     ),
-    Ask("threads_per_process", "How many CPU threads for each process?", State.asks_more),
-    Ask("max_restarts", "How many restarts after a failure?", State.asks_more),
-    Ask("log_dir", "A folder for log files?", State.asks_more),
-    Ask("env", "Extra environment variables? (A=1 B=2)", State.asks_more),
-    Ask("num_machines", "How many machines in a run?", State.asks_more),
+    Ask("threads_per_process", "How many CPU threads for each process?", WizardState.asks_more),
+    Ask("max_restarts", "How many restarts after a failure?", WizardState.asks_more),
+    Ask("log_dir", "A folder for log files?", WizardState.asks_more),
+    Ask("env", "Extra environment variables? (A=1 B=2)", WizardState.asks_more),
+    Ask("num_machines", "How many machines in a run?", WizardState.asks_more),
     Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
     Ask("machine_rank", "Which of them is this one, from 0?", lambda of: of.has_machines),
     Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
-    Ask("strategy", "How should ranks share a model?", State.asks_more),
+    Ask("strategy", "How should ranks share a model?", WizardState.asks_more),
     Ask(
         "activation_checkpointing",
         "Compute activations again in the backward pass?",
-        State.asks_more,
+        WizardState.asks_more,
     ),
     Ask(
         "shard_size",
@@ -270,7 +270,7 @@ QUESTIONS = (
 """All questions, in their order; each may depend on the answers before it."""
 
 
-def _default(name: str, state: State, choices: tuple[Choice, ...]) -> tuple[str, str]:
+def _default(name: str, state: WizardState, choices: tuple[Option, ...]) -> tuple[str, str]:
     """Return the answer on Enter, a previous one if valid, and for a typed line its reason."""
     facts, earlier = state.facts, _previous(name, state)
     if choices:
@@ -297,7 +297,7 @@ def _default(name: str, state: State, choices: tuple[Choice, ...]) -> tuple[str,
     return as_words(earlier), reason
 
 
-def _previous(name: str, state: State) -> Raw | None:
+def _previous(name: str, state: WizardState) -> Raw | None:
     """Return the answer before going back, or the value in the profile to be changed."""
     facts = state.facts
     if name in facts.removed:
@@ -314,21 +314,21 @@ def _previous(name: str, state: State) -> Raw | None:
     return {**Settings.env.kind(values.get(name) or {}), **variables}
 
 
-def _best_processes(state: State) -> tuple[str, str]:
+def _best_processes(state: WizardState) -> tuple[str, str]:
     if state.device == "cpu":
         return "1", "one process uses all cores; several divide them"
     settings = state.resolved({"device": state.device, **state.gpus})
     return str(settings.num_processes), settings.origin("num_processes").reason
 
 
-def profile_after(facts: Facts, answers: Answers) -> dict[str, Raw]:
+def profile_after(facts: WizardFacts, answers: Answers) -> dict[str, Raw]:
     """Return the profile to be written: the current one, changed by the answers so far.
 
     What contradicts the answers is removed: GPUs and ranks chosen before, the address of machine 0
     of a single machine. A default is only written if the profile contains it, or a weaker profile
     sets another value.
     """
-    state = State(facts, answers)
+    state = WizardState(facts, answers)
     known = state.known
     values = dict(facts.profiles[state.place])
     weaker = facts.profiles.get(USER, {}) if state.place == PROJECT else {}
@@ -375,14 +375,14 @@ def _drop_inherited(weaker: Mapping[str, Raw], values: dict[str, Raw]) -> None:
             del values["env"]
 
 
-def _conflicts(name: str, facts: Facts, values: Mapping[str, Raw]) -> bool:
+def _conflicts(name: str, facts: WizardFacts, values: Mapping[str, Raw]) -> bool:
     if name not in values:
         return False
     chosen = {**_PLACEHOLDER, **{key: values[key] for key in _PROCESSES if key in values}}
     return bool(facts.problems({**chosen, name: values[name]}))
 
 
-def _value_if_not_asked(name: str, state: State) -> str:
+def _value_if_not_asked(name: str, state: WizardState) -> str:
     if name == "device":
         return state.device
     if name == "num_processes" and state.most_processes == 1:
@@ -391,7 +391,7 @@ def _value_if_not_asked(name: str, state: State) -> str:
     return _default(name, state, offered)[0]
 
 
-def problems_so_far(facts: Facts, answers: Answers) -> Sequence[Problem]:
+def problems_so_far(facts: WizardFacts, answers: Answers) -> Sequence[Problem]:
     values = profile_after(facts, answers)
     if FINISH not in answers and "main_address" not in answers:
         values = {**_PLACEHOLDER, **values}

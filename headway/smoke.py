@@ -25,7 +25,7 @@ REDUCED_BYTES = 2**24  # of an all-reduce, per rank
 REPETITIONS = 5
 
 
-class Outcome(NamedTuple):
+class Verdict(NamedTuple):
     """What one check found on one rank."""
 
     is_right: bool
@@ -39,38 +39,38 @@ def main(results: str) -> None:
     accelerator.gradient_accumulation_steps = 1
     ranks, kind = accelerator.num_processes, accelerator.distributed_type.value
     what = f"{ranks} rank{'s' * (ranks > 1)} on {accelerator.device.type} ({kind})"
-    rows = [_row("start", Outcome(True, what), began)]
+    rows = [_row("start", Verdict(True, what), began)]
     for name, check in CHECKS.items():
         began = time.perf_counter()
         mine = check(accelerator)
-        outcomes = [Outcome(*one) for one in gather_object([tuple(mine)])]
+        outcomes = [Verdict(*one) for one in gather_object([tuple(mine)])]
         wrong = [f"rank {rank}: {one.what}" for rank, one in enumerate(outcomes) if not one[0]]
-        rows.append(_row(name, Outcome(not wrong, "; ".join(wrong) or outcomes[0].what), began))
+        rows.append(_row(name, Verdict(not wrong, "; ".join(wrong) or outcomes[0].what), began))
     if accelerator.is_main_process:
         with open(results, "w", encoding="utf-8") as file:
             json.dump(rows, file)
     accelerator.end_training()
 
 
-def _row(name: str, outcome: Outcome, began: float) -> dict[str, object]:
+def _row(name: str, outcome: Verdict, began: float) -> dict[str, object]:
     status = "ok" if outcome.is_right else "error"
     seconds = time.perf_counter() - began
     return {"check": name, "status": status, "what": outcome.what, "seconds": seconds}
 
 
-def check_ranks(accelerator: Accelerator) -> Outcome:
+def check_ranks(accelerator: Accelerator) -> Verdict:
     """Every rank exists once and has the right number."""
     ranks = gather_object([accelerator.process_index])
     promised = (read_ranks() or Ranks()).world_size
     is_right = ranks == list(range(promised))
-    return Outcome(is_right, f"ranks {', '.join(map(str, ranks))} of {promised}")
+    return Verdict(is_right, f"ranks {', '.join(map(str, ranks))} of {promised}")
 
 
-def check_all_reduce(accelerator: Accelerator) -> Outcome:
+def check_all_reduce(accelerator: Accelerator) -> Verdict:
     """A sum over all ranks is right; its bandwidth as nccl-tests counts it (PERFORMANCE.md)."""
     size = accelerator.num_processes
     if size == 1:
-        return Outcome(True, "skipped: there is only one rank")
+        return Verdict(True, "skipped: there is only one rank")
     numbers = torch.full((REDUCED_BYTES // 4,), accelerator.process_index + 1.0)
     numbers = numbers.to(accelerator.device)
     total = accelerator.reduce(numbers)  # warms up, too
@@ -82,14 +82,14 @@ def check_all_reduce(accelerator: Accelerator) -> Outcome:
         seconds.append(time.perf_counter() - began)
     bandwidth = REDUCED_BYTES / min(seconds) * 2 * (size - 1) / size
     is_right = bool((total == size * (size + 1) / 2).all())
-    return Outcome(
+    return Verdict(
         is_right,
         f"{REDUCED_BYTES // 2**20} MiB, sum {'right' if is_right else 'wrong'}, "
         f"bus bandwidth {bandwidth / 1e9:.2f} GB/s",
     )
 
 
-def check_precision(accelerator: Accelerator) -> Outcome:
+def check_precision(accelerator: Accelerator) -> Verdict:
     """A prepared model multiplies matrices in the precision that is set."""
     seen: list[torch.dtype] = []
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
@@ -99,10 +99,10 @@ def check_precision(accelerator: Accelerator) -> Outcome:
     accelerator.free_memory()
     wanted = getattr(torch, PRECISIONS[accelerator.mixed_precision].dtype)
     name = str(seen[0]).removeprefix("torch.")
-    return Outcome(seen == [wanted], f"matrices are multiplied in {name}")
+    return Verdict(seen == [wanted], f"matrices are multiplied in {name}")
 
 
-def check_step(accelerator: Accelerator) -> Outcome:
+def check_step(accelerator: Accelerator) -> Verdict:
     """One step of all ranks on their shares equals one process's step on the whole batch."""
     set_seed(0)
     size, rank = accelerator.num_processes, accelerator.process_index
@@ -128,13 +128,13 @@ def check_step(accelerator: Accelerator) -> Outcome:
     pairs = zip(together.parameters(), alone.parameters(), strict=True)
     difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
     accelerator.free_memory()
-    return Outcome(
+    return Verdict(
         difference <= PRECISIONS[accelerator.mixed_precision].tolerance,
         f"weights differ by {difference:.1e} from one process's",
     )
 
 
-def check_loader(accelerator: Accelerator) -> Outcome:
+def check_loader(accelerator: Accelerator) -> Verdict:
     """The ranks together read every sample of a data set once."""
     count = 11 * accelerator.num_processes + 3  # not divisible by batch size or ranks
     loader = accelerator.prepare(DataLoader(TensorDataset(torch.arange(count)), batch_size=4))
@@ -143,10 +143,10 @@ def check_loader(accelerator: Accelerator) -> Outcome:
         samples += accelerator.gather_for_metrics(batch).tolist()
     accelerator.free_memory()
     is_right = samples == list(range(count))
-    return Outcome(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
+    return Verdict(is_right, f"{count} samples, {'each once' if is_right else f'got {samples}'}")
 
 
-CHECKS: dict[str, Callable[[Accelerator], Outcome]] = {
+CHECKS: dict[str, Callable[[Accelerator], Verdict]] = {
     "ranks": check_ranks,
     "all-reduce": check_all_reduce,
     "precision": check_precision,

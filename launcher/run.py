@@ -101,10 +101,10 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
 
 def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
     """Answer `headway top` and `headway stack`; a launch that cannot is run all the same."""
-    from headway.launcher.diagnosis.run_socket import Run, RunSocket
+    from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 
     settings = plan.settings
-    run = Run(
+    run = ActiveRun(
         pid=os.getpid(),
         program=plan.program.name,
         num_processes=settings.num_processes,

@@ -29,8 +29,8 @@ from headway.config_wizard.questions import (
     TEST,
     USER,
     Answers,
-    Facts,
-    State,
+    WizardFacts,
+    WizardState,
     profile_after,
 )
 from headway.errors import HeadwayError, Problem
@@ -96,7 +96,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     if answers[FINISH] == CANCEL:
         print("nothing was written")
         return 130
-    path = paths[State(facts, answers).place]
+    path = paths[WizardState(facts, answers).place]
     if parsed.dry_run:
         say(f"would write {shown(path)}:")
         text = changed(text_at(path), path, facts, answers)
@@ -151,7 +151,7 @@ def paths_of(profile: str | None, unattended: bool) -> dict[str, str]:
     return {USER: user}
 
 
-def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> Facts:
+def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
     """Return what the questions depend on; raise for what is wrong before any of them."""
     machine = with_idle_gpus(machine_from_flags(parsed, os.environ)[0])
     if parsed.machine is None:
@@ -169,7 +169,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> Facts:
         place: {key: entry.raw for key, entry in layer.items()} for place, layer in layers.items()
     }
     sources = [*layers.values(), given]
-    return Facts(
+    return WizardFacts(
         machine=machine,
         profiles=profiles,
         paths={place: shown(path) for place, path in paths.items()},
@@ -197,7 +197,7 @@ def problems_of(
 # what is printed around them, and written
 
 
-def introduction(facts: Facts) -> str:
+def introduction(facts: WizardFacts) -> str:
     machine = facts.machine
     device, why = machine.best_device()
     cores = machine.cores_reason
@@ -207,9 +207,11 @@ def introduction(facts: Facts) -> str:
     return f"Found here: {found}.\nEnter accepts {enter}, ? explains, < goes back."
 
 
-def summary(facts: Facts, paths: Mapping[str, str], show_secrets: bool, answers: Answers) -> str:
+def summary(
+    facts: WizardFacts, paths: Mapping[str, str], show_secrets: bool, answers: Answers
+) -> str:
     """Return the profile as a diff to the file, and the plan of a launch with it."""
-    place, values = State(facts, answers).place, profile_after(facts, answers)
+    place, values = WizardState(facts, answers).place, profile_after(facts, answers)
     text = text_at(paths[place])
     after = changed(text, paths[place], facts, answers)
     changes = [line for line in ndiff(text.splitlines(), after.splitlines()) if line[0] != "?"]
@@ -240,9 +242,9 @@ def _masked_lines(text: str) -> dict[str, str]:
     return {line: masked for line, masked in pairs if line != masked}
 
 
-def changed(text: str, path: str, facts: Facts, answers: Answers) -> str:
+def changed(text: str, path: str, facts: WizardFacts, answers: Answers) -> str:
     """Return the profile's text with what the answers change, and everything else unchanged."""
-    before = flat(facts.profiles[State(facts, answers).place]) if text else {}
+    before = flat(facts.profiles[WizardState(facts, answers).place]) if text else {}
     after = flat(profile_after(facts, answers))
     text = text or BLANK
     now = flat({key: entry.raw for key, entry in parse_profile(text, path, Layer.PROFILE).items()})

@@ -36,7 +36,7 @@ from headway.training.training import Training
 
 if TYPE_CHECKING:
     from headway.checkpoint.background import Background
-    from headway.checkpoint.saving import Prepared, State
+    from headway.checkpoint.saving import Contents, Prepared
 
 # torch.distributed.checkpoint, below the modules beside this one, is imported when it is used: it
 # is slow
@@ -111,11 +111,7 @@ class Checkpointer:
         prepared = prepare_checkpoint(
             target,
             lambda folder: self._state_to_save(folder, own_buffers, allow_pickle),
-            CheckpointProgress(
-                training.steps_done,
-                training.epoch,
-                self._began_at,
-            ),
+            CheckpointProgress(training.steps_done, training.epoch, self._began_at),
             then=then,
         )
         self.has_state = True
@@ -124,7 +120,7 @@ class Checkpointer:
         else:
             self._begin_writing(prepared)
 
-    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> State:
+    def _state_to_save(self, folder: Path, own_buffers: list[Any], allow_pickle: bool) -> Contents:
         from headway.checkpoint.manifest import write_json
         from headway.checkpoint.training_state import state_of
 
@@ -185,11 +181,7 @@ class Checkpointer:
     ) -> None:
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.saving import agree, on_rank_0
-        from headway.checkpoint.training_state import (
-            Checkpoint,
-            parts_of,
-            spread_as,
-        )
+        from headway.checkpoint.training_state import SavedState, parts_of, spread_as
 
         with self.training.progress.calling("load_state"):
             meet("load_state(...)")
@@ -199,7 +191,7 @@ class Checkpointer:
             folder = Path(on_rank_0(lambda: str(given)))
             loaded = load_checkpoint(folder, spread_as(self.training))
             parts = parts_of(self.training)
-            checkpoint = Checkpoint(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
+            checkpoint = SavedState(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)
             checkpoint.apply(self._models_to_load(folder, checkpoint.check_models))
         self.has_state = True

@@ -444,7 +444,7 @@ def remove_leftovers(project: Path) -> None:
         say(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
 
 
-class State(str, Enum):
+class SaveStatus(str, Enum):
     """A checkpoint's state by its manifest and the sizes of its files, not by their bytes.
 
     INCOMPLETE: files are missing or have other sizes, or its save has not finished. UNREADABLE:
@@ -456,29 +456,30 @@ class State(str, Enum):
     UNREADABLE = "unreadable"
 
 
-class Listed(NamedTuple):
+class ListedCheckpoint(NamedTuple):
     """A checkpoint, or what an interrupted save has left of one."""
 
     path: Path
-    state: State
+    state: SaveStatus
     manifest: Manifest | None  # None: there is none that can be read
 
 
-def listed_in(folder: Path) -> list[Listed]:
+def listed_in(folder: Path) -> list[ListedCheckpoint]:
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [
         *(_look_at(one.path) for one in candidates_in(folder)),
-        *(Listed(path, State.INCOMPLETE, None) for path in left),
+        *(ListedCheckpoint(path, SaveStatus.INCOMPLETE, None) for path in left),
     ]
 
 
-def _look_at(path: Path) -> Listed:
+def _look_at(path: Path) -> ListedCheckpoint:
     try:
         manifest = read_manifest(path)
         is_whole = all(_has_size(path / file.path, file.size) for file in manifest.files)
     except (CheckpointError, OSError):
-        return Listed(path, State.UNREADABLE, None)
-    return Listed(path, State.COMPLETE if is_whole else State.INCOMPLETE, manifest)
+        return ListedCheckpoint(path, SaveStatus.UNREADABLE, None)
+    status = SaveStatus.COMPLETE if is_whole else SaveStatus.INCOMPLETE
+    return ListedCheckpoint(path, status, manifest)
 
 
 def _has_size(path: Path, size: int) -> bool:

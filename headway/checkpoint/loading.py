@@ -100,14 +100,14 @@ def reading_state(folder: Path) -> Iterator[None]:
         raise take_another(f"the checkpoint is damaged: {why}", folder) from None
 
 
-class Weights(NamedTuple):
+class SavedWeights(NamedTuple):
     """The weights of a model in a checkpoint: tensors by their names, and the names of the rest."""
 
     tensors: dict[str, torch.Tensor]
     others: list[str]
 
 
-def weights_in(folder: Path, number: int | None = None) -> Weights:
+def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
     """Verify a checkpoint, and return the weights of one model.
 
     Models are numbered in the order in which they were prepared; None: there is only one.
@@ -125,7 +125,7 @@ def weights_in(folder: Path, number: int | None = None) -> Weights:
             )
         weights = under_own_names(models[number or 0])
         tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
-        return Weights(tensors, sorted(weights.keys() - tensors.keys()))
+        return SavedWeights(tensors, sorted(weights.keys() - tensors.keys()))
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from headway.checkpoint.folders import (
     resolve_checkpoint,
 )
 from headway.checkpoint.manifest import read_json, read_manifest, take_another
-from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
+from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, tell_stopped
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.ipc.paths import is_absent
@@ -143,7 +143,7 @@ class Preemption:
         self._every: int | str | None = None  # of the last `checkpoint()`
         self._interval = Interval()  # that it stands for
         self._signals: StopSignals | None = None  # from the first time that the script asks
-        self._request = Request.NONE  # that all ranks have agreed on
+        self._request = StopRequest.NONE  # that all ranks have agreed on
         self._stepping: Any = (_NoOptimizerYet,)  # optimizers
         self._resumed_with: int | None = None  # how many objects were there in `resume`
         self._exit_code: int | None = None  # with which this process has been told to leave
@@ -173,12 +173,12 @@ class Preemption:
     @property
     def should_stop(self) -> bool:
         if not self._by_calls.is_near:
-            return self._by_calls.ask(Request.NONE) is not Request.NONE
-        if self._request is Request.NONE and not self._training.accumulation.is_open:
+            return self._by_calls.ask(StopRequest.NONE) is not StopRequest.NONE
+        if self._request is StopRequest.NONE and not self._training.accumulation.is_open:
             with self._training.progress.calling("should_stop"):
                 meet("should_stop")
                 self._note(self._by_calls.ask(self._trap_signals().request))
-        return self._request is not Request.NONE
+        return self._request is not StopRequest.NONE
 
     def resume(self, *, fall_back: bool = False, allow_pickle: bool = False) -> ResumedRun:
         from headway.checkpoint.saving import on_rank_0
@@ -261,7 +261,7 @@ class Preemption:
             )
         step = self._training.steps_done
         is_due, due = self._is_due(step), self._training.run.checkpoint
-        if not (is_due or self._request is not Request.NONE or due.action is not None):
+        if not (is_due or self._request is not StopRequest.NONE or due.action is not None):
             return None
         take = partial(self._take, project, allow_pickle, wait)
         self._schedule.saved(step, time.monotonic())
@@ -274,7 +274,7 @@ class Preemption:
         return take()
 
     def _take(self, project: Path, allow_pickle: bool, wait: bool) -> str:
-        has_to_stop, step = self._request is not Request.NONE, self._training.steps_done
+        has_to_stop, step = self._request is not StopRequest.NONE, self._training.steps_done
         with self._training.progress.calling("checkpoint"):
             folder = self._save_step(project, step, allow_pickle, wait or has_to_stop)
         if has_to_stop:
@@ -285,7 +285,7 @@ class Preemption:
         """Return whether a save is due at this step, and note at which one to look again."""
         interval, schedule = self._interval, self._schedule
         is_due = schedule.is_due(interval, step)
-        if self._request is Request.NONE and (is_due or step >= self._by_steps.next_at):
+        if self._request is StopRequest.NONE and (is_due or step >= self._by_steps.next_at):
             is_late = schedule.is_late(interval, time.monotonic())
             asked = self._trap_signals().request
             request, is_late = self._by_steps.agree(step, asked, is_due=is_late)
@@ -310,7 +310,7 @@ class Preemption:
         try:
             self._checkpoints.wait_for_checkpoint()
         except CheckpointError as error:
-            if self._request is Request.NONE:
+            if self._request is StopRequest.NONE:
                 raise
             if self._training.world.is_main:
                 say(str(error))
@@ -328,9 +328,9 @@ class Preemption:
             self._training.progress.note_use(resuming=True)
         return self._signals
 
-    def _note(self, request: Request) -> None:
+    def _note(self, request: StopRequest) -> None:
         self._request = request
-        if request is not Request.NONE:
+        if request is not StopRequest.NONE:
             self._schedule.look_at = 0  # at once
 
     def _leave(self, folder: str, step: int) -> NoReturn:

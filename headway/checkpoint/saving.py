@@ -43,7 +43,7 @@ TENSORS = "tensors"  # the folder of torch.distributed.checkpoint
 _OF_RANK = re.compile(r"tensors/__(\d+)_|values_rank(\d+)\.json$")
 
 
-class State(NamedTuple):
+class Contents(NamedTuple):
     """What a checkpoint holds; values and tensors in lists, tuples and dicts.
 
     `shared` is the same on all ranks, or DTensors, of which each rank has a part.
@@ -79,7 +79,7 @@ class Prepared(NamedTuple):
 
 def prepare_checkpoint(
     target: Path,
-    state: Callable[[Path], State],
+    state: Callable[[Path], Contents],
     progress: CheckpointProgress,
     *,
     then: Callable[[], object] = bool,
@@ -131,8 +131,7 @@ def write_prepared(prepared: Prepared, group: dist.ProcessGroup | None = None) -
 
         files = [file for own in _gather(agree(write, group), group) for file in own]
         on_rank_0(
-            lambda: commit_files(pending, prepared.target, prepared.progress, files, size),
-            group,
+            lambda: commit_files(pending, prepared.target, prepared.progress, files, size), group
         )
     on_rank_0(prepared.then, group)
 

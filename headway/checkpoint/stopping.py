@@ -26,7 +26,7 @@ _GROWTH = 8  # at most, of the steps from one agreement to the next
 _CPU = torch.device("cpu")
 
 
-class Request(IntEnum):
+class StopRequest(IntEnum):
     """Why the job must stop; the greatest of several counts."""
 
     NONE = 0
@@ -37,7 +37,7 @@ class Request(IntEnum):
     SIGINT = 5
 
     def __str__(self) -> str:
-        return "the time limit" if self is Request.TIME_LIMIT else self.name
+        return "the time limit" if self is StopRequest.TIME_LIMIT else self.name
 
 
 class StopSignals:
@@ -49,19 +49,19 @@ class StopSignals:
 
     def __init__(self, progress: Progress, deadline: float | None = None) -> None:
         self._progress, self._deadline = progress, deadline
-        self._came = Request.NONE
+        self._came = StopRequest.NONE
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
     @property
-    def request(self) -> Request:
+    def request(self) -> StopRequest:
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
-        return self._came or (Request.TIME_LIMIT if is_late else Request.NONE)
+        return self._came or (StopRequest.TIME_LIMIT if is_late else StopRequest.NONE)
 
-    def exit_code(self, request: Request) -> int:
+    def exit_code(self, request: StopRequest) -> int:
         """Return the exit code after a request; the launcher itself replaces that of Ctrl-C."""
         is_alone = not self._progress.is_connected
-        return INTERRUPTED if request is Request.SIGINT and is_alone else STOPPED_AND_SAVED
+        return INTERRUPTED if request is StopRequest.SIGINT and is_alone else STOPPED_AND_SAVED
 
     def trap(self) -> None:
         """Start to note signals; Python allows this in the main thread only."""
@@ -88,7 +88,7 @@ class StopSignals:
 
     def leave(self) -> None:
         """Ignore further requests while this process exits; a second Ctrl-C acts as before."""
-        self._came = self.request or Request.TIME_LIMIT
+        self._came = self.request or StopRequest.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
             signals.put_back({signal.SIGINT: before})
@@ -110,21 +110,21 @@ class StopSignals:
         if os.getpid() != self._pid:  # a loader's worker serves on until the rank leaves
             return
         before = self._before[number]
-        came = Request[signal.Signals(number).name]
-        is_first, is_again = self._came is Request.NONE, self._came is came
+        came = StopRequest[signal.Signals(number).name]
+        is_first, is_again = self._came is StopRequest.NONE, self._came is came
         self._came = max(self._came, came)
         if is_first:
-            again = "; Ctrl-C again stops at once" if came is Request.SIGINT else ""
+            again = "; Ctrl-C again stops at once" if came is StopRequest.SIGINT else ""
             rank, size = rank_and_size()
             if_all = ", if all ranks complete it" if size > 1 else ""  # one may have failed
             if rank == 0:
                 say_amid_writing(f"{came}: saving and stopping after this step{if_all}{again}")
         is_called = before is not None and not signals.is_usual(before)
-        if is_called or (came is Request.SIGINT and is_again):
+        if is_called or (came is StopRequest.SIGINT and is_again):
             before(number, frame)
 
 
-def tell_stopped(request: Request, step: int, saved: str, hint: str) -> None:
+def tell_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
     """Print on rank 0 what stopped the training, and how to resume it."""
     if rank_and_size()[0] == 0:
         say(f"stopped by {request} after step {step}; saved {saved}; {hint}")
@@ -147,13 +147,15 @@ class Agreement:
     def is_near(self) -> bool:
         return self._num_asked >= self.next_at
 
-    def ask(self, request: Request) -> Request:
+    def ask(self, request: StopRequest) -> StopRequest:
         """Return the request that all ranks agree on; NONE in calls without an agreement."""
-        agreed = self.agree(self._num_asked, request)[0] if self.is_near else Request.NONE
+        agreed = self.agree(self._num_asked, request)[0] if self.is_near else StopRequest.NONE
         self._num_asked += 1
         return agreed
 
-    def agree(self, unit: int, request: Request, *, is_due: bool = False) -> tuple[Request, bool]:
+    def agree(
+        self, unit: int, request: StopRequest, *, is_due: bool = False
+    ) -> tuple[StopRequest, bool]:
         """Return the agreed request, and whether a save is due; all call this at this unit.
 
         `is_due` counts on rank 0 alone.
@@ -172,4 +174,4 @@ class Agreement:
             dist.all_reduce(told, dist.ReduceOp.MAX)
             mine = tuple(told.tolist())
         self.next_at = unit + mine[2]
-        return Request(mine[0]), bool(mine[1])
+        return StopRequest(mine[0]), bool(mine[1])

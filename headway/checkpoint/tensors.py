@@ -54,7 +54,7 @@ class Part(NamedTuple):
     length: int  # bytes, with torch.save's own
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor, whose parts together have all its elements."""
 
     dtype: str  # the name that it has in torch
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
 
 
 class Index(NamedTuple):
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorEntry]
 
 
 def save_tensors(
@@ -274,7 +274,7 @@ def _index_of(metadata: Metadata, results: list[list[WriteResult]]) -> Index:
             place = info.relative_path, info.offset, info.length
             parts.append(Part(tuple(chunk.offsets), tuple(chunk.sizes), *place))
         dtype = str(entry.properties.dtype).removeprefix("torch.")
-        tensors[name] = Entry(dtype, tuple(entry.size), tuple(parts))
+        tensors[name] = TensorEntry(dtype, tuple(entry.size), tuple(parts))
     return Index(tensors)
 
 
@@ -297,7 +297,7 @@ def _metadata_of(index: Index) -> Metadata:
     return Metadata(state_dict_metadata=tensors, storage_data=files)
 
 
-def _dtype(entry: Entry) -> torch.dtype:
+def _dtype(entry: TensorEntry) -> torch.dtype:
     dtype = getattr(torch, entry.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{entry.dtype!r} is not a dtype")
@@ -320,7 +320,7 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
     return index, facts
 
 
-def _fact(name: str, entry: Entry) -> torch.Tensor:
+def _fact(name: str, entry: TensorEntry) -> torch.Tensor:
     """Return a tensor without data, if its parts have all its elements."""
     fact = torch.empty(entry.shape, dtype=_dtype(entry), device="meta")
     for part in entry.parts:

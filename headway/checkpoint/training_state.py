@@ -22,15 +22,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from headway.checkpoint.loading import Like, Loaded, reading_state
 from headway.checkpoint.manifest import take_another
-from headway.checkpoint.saving import State
+from headway.checkpoint.saving import Contents
 from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
 from headway.distributed.collectives import gather_object
-from headway.distributed.rng import (
-    are_generator_states,
-    generator_states,
-    set_generator_states,
-)
+from headway.distributed.rng import are_generator_states, generator_states, set_generator_states
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError, UsageError
 from headway.strategies.weights import saved_buffers
@@ -71,7 +67,7 @@ def state_of(
     own_buffers: Sequence[Sequence[torch.Tensor | None]] = (),
     *,
     allow_pickle: bool,
-) -> State:
+) -> Contents:
     """Return what a checkpoint holds; it is not copied.
 
     `weights` are the state dicts of those models that it holds, and `own_buffers` what
@@ -80,14 +76,14 @@ def state_of(
     shared = {kind.name: kind(training).state_dict() for kind in _SHARED}
     shared |= {
         "models": list(weights),
-        "objects": Objects(training).states(allow_pickle),
+        "objects": RegisteredObjects(training).states(allow_pickle),
         "global_batch_size": training.global_batch_size,
     }
     own = OwnOfRank(training).states(own_buffers)
-    return State(shared, own)
+    return Contents(shared, own)
 
 
-class Checkpoint:
+class SavedState:
     """A verified checkpoint, whose parts are about to become those of a training.
 
     `strict`: a model's weights must have the names that the checkpoint has.
@@ -207,7 +203,7 @@ class _Objects(_Part):
     def live(self) -> Sequence[Any]:
         raise NotImplementedError
 
-    def pairs(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Any, Any]]:
+    def pairs(self, checkpoint: SavedState) -> Iterator[tuple[str, Any, Any]]:
         """Yield the name, the saved state and the live one of each object.
 
         There must be as many in this run, and of the same classes.
@@ -219,7 +215,7 @@ class _Objects(_Part):
             checkpoint.require_equal(f"class of {name}", saved["kind"], kind)
             yield f"{name}, {kind}", saved, live
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         for _ in self.pairs(checkpoint):
             pass
 
@@ -253,7 +249,7 @@ class Optimizers(_Objects):
             for one in self.live()
         ]
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         """Refuse also other groups of parameters, and other parameters in them."""
         names = _names_of_parameters(self._training)
         for name, saved, live in self.pairs(checkpoint):
@@ -266,7 +262,7 @@ class Optimizers(_Objects):
                     one, other = one[1:], other[1:]  # parameters of no model have no names
                 checkpoint.require_equal(f"parameter {number} of {name}", one, other)
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         for name, saved, optimizer in self.pairs(checkpoint):
             yield name
             optimizer.load_state_dict(saved["state"])
@@ -295,7 +291,7 @@ class Schedulers(_Objects):
             for one in self.live()
         ]
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         for name, saved, scheduler in self.pairs(checkpoint):
             yield name
             scheduler.scheduler.load_state_dict(saved["state"])
@@ -304,7 +300,7 @@ class Schedulers(_Objects):
             self._report_replaced(scheduler, saved["hyperparameters"], loaded)
 
 
-class Objects(_Objects):
+class RegisteredObjects(_Objects):
     """What the script has registered."""
 
     name, noun = "objects", "registered object"
@@ -315,14 +311,14 @@ class Objects(_Objects):
     def states(self, allow_pickle: bool) -> list[Any]:
         return [_state_of_object(one, allow_pickle) for one in self.live()]
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         self._states = [
             (name, obj, self._saved_state(checkpoint, name, saved, obj))
             for name, saved, obj in self.pairs(checkpoint)
         ]
 
     def _saved_state(
-        self, checkpoint: Checkpoint, name: str, saved: Mapping[str, Any], obj: Any
+        self, checkpoint: SavedState, name: str, saved: Mapping[str, Any], obj: Any
     ) -> Any:
         if "pickle" not in saved:
             if type(obj) is AveragedModel:
@@ -336,7 +332,7 @@ class Objects(_Objects):
             )
         return pickle.loads(saved["pickle"])
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         for name, obj, state in self._states:
             yield name
             obj.load_state_dict(state)
@@ -351,7 +347,7 @@ class LossScale(_Part):
         precision = self._training.precision
         return {"name": precision.name, "state": precision.state_dict()}
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         saved, live = checkpoint.shared[self.name], self._training.precision
         name = saved["name"]
         fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
@@ -359,7 +355,7 @@ class LossScale(_Part):
         parts = (sorted(one) for one in (saved["state"], live.state_dict()))
         checkpoint.require_equal("parts of the loss scale", *parts)
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the loss scale"
         self._training.precision.load_state_dict(checkpoint.shared[self.name]["state"])
 
@@ -372,7 +368,7 @@ class OpenStep(_Part):
     def state_dict(self) -> dict[str, Any]:
         return self._training.accumulation.state_dict()
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         """Require that this run can go on between two optimizer steps."""
         saved = checkpoint.shared[self.name]
         if saved["micro_batches"] or saved["num_backward"]:
@@ -382,12 +378,12 @@ class OpenStep(_Part):
             steps = saved["steps"], self._training.accumulation.steps
             self._require(checkpoint, "gradient_accumulation_steps", *steps)
 
-    def _require(self, checkpoint: Checkpoint, setting: str, saved: int, live: int) -> None:
+    def _require(self, checkpoint: SavedState, setting: str, saved: int, live: int) -> None:
         what = f"{setting}, as it was saved between two optimizer steps"
         fix = f"set {setting} to {saved}, or load one that was saved after an optimizer step"
         checkpoint.require_equal(what, saved, live, fix=fix)
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the accumulation of gradients"
         self._training.accumulation.load_state_dict(checkpoint.shared[self.name])
 
@@ -404,7 +400,7 @@ class Positions(_Part):
             "epochs": training.run.counted_epochs([one.epochs for one in training.loaders]),
         }
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         saved, live = checkpoint.shared[self.name]["positions"], self._training.loaders
         checkpoint.require_equal("number of loaders", len(saved), len(live))
         promised = checkpoint.shared["global_batch_size"], self._training.global_batch_size
@@ -417,7 +413,7 @@ class Positions(_Part):
                 fix = f"pass Accelerator(global_batch_size={total}), or load one of an epoch's end"
                 checkpoint.require_equal(what, total, here, fix=fix)
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the positions of loaders"
         training, saved = self._training, checkpoint.shared[self.name]
         for loader, position in zip(training.loaders, self._positions(checkpoint), strict=True):
@@ -432,7 +428,7 @@ class Positions(_Part):
         has_trained = has_led or training.steps_done > 0
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
-    def _positions(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    def _positions(self, checkpoint: SavedState) -> list[dict[str, Any]]:
         """Return where loaders stood: this rank's own where each rank reads its own data."""
         shared = checkpoint.shared[self.name]["positions"]
         own = checkpoint.own["positions"] or [None] * len(shared)
@@ -452,7 +448,7 @@ class OtherLoaders(_Part):
     def state_dict(self) -> list[dict[str, Any]]:
         return [one.position() for one in self._loaders]
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         saved, live = checkpoint.shared[self.name], self._loaders
         what, fix = "number of loaders of headway.compat", "use the same Accelerator, and as many"
         checkpoint.require_equal(what, len(saved), len(live), fix=fix)
@@ -460,7 +456,7 @@ class OtherLoaders(_Part):
             ranks = checkpoint.saved_by, rank_and_size()[1]
             checkpoint.require_equal("ranks, with use_stateful_dataloader", *ranks)
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         yield "the state of loaders"
         for loader, position in zip(self._loaders, checkpoint.shared[self.name], strict=True):
             loader.seek(position)
@@ -488,7 +484,7 @@ class OwnOfRank(_Part):
             "positions": [one.state_dict() if one.num_shares else None for one in training.loaders],
         }
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: SavedState) -> None:
         """Raise CheckpointError if a checkpoint does not fit; nothing changes."""
         own, models = checkpoint.own, self._training.inner_models
         if own["generators"] is not None and not are_generator_states(own["generators"]):
@@ -502,7 +498,7 @@ class OwnOfRank(_Part):
                 live = [getattr(*one) for one in saved_buffers(model)]
                 _require_shapes(checkpoint, "buffers", buffers, live)
 
-    def load_state_dict(self, checkpoint: Checkpoint) -> Iterator[str]:
+    def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         """Change the training; yield a name before that."""
         yield "what each rank has of its own"
         training, own = self._training, checkpoint.own
@@ -518,13 +514,13 @@ class OwnOfRank(_Part):
                     getattr(*one).copy_(saved)
             training.strategy.set_spreads_buffers(prepared, are_spread)
 
-    def _buffers(self, checkpoint: Checkpoint) -> Sequence[tuple[Sequence[Any], bool]]:
+    def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
         """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
         return checkpoint.own["buffers"] or [((), True)] * len(self._training.models)
 
 
 def _require_shapes(
-    checkpoint: Checkpoint,
+    checkpoint: SavedState,
     what: str,
     saved: Sequence[torch.Tensor | None],
     live: Sequence[torch.Tensor],
@@ -537,7 +533,7 @@ def _require_shapes(
 
 def parts_of(training: Training) -> list[Any]:
     """Return the parts of the state of a whole training, but for the weights of models."""
-    kinds: list[Any] = [Optimizers, Schedulers, Objects, LossScale, OpenStep, OwnOfRank]
+    kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, OpenStep, OwnOfRank]
     kinds += [OtherLoaders, Positions]  # generators are restored last
     return [kind(training) for kind in kinds]
 

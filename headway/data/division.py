@@ -20,7 +20,7 @@ class Offset(NamedTuple):
     samples: int = 0  # 0 if the batches have sizes of their own
 
 
-class Round(NamedTuple):
+class ShardedBatch(NamedTuple):
     """The samples of one global batch (or their indices), and where each rank's are in it."""
 
     samples: list[Any]
@@ -49,20 +49,20 @@ class Division(NamedTuple):
         first = 0 if self.even else self.rank * -(-per_round // self.num_ranks)
         return whole + (first < rest)
 
-    def of_batches(self, batches: Sequence[list[Any]], size: int) -> Round:
+    def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
         """Divide a round of batches, of `size` samples if full; 0: they have sizes of their own."""
         samples = list(chain.from_iterable(batches))
         if not self.even or (not size and len(batches) == self.num_ranks):
-            return Round(samples, *_whole(tuple(map(len, batches)), self.num_ranks, size))
+            return ShardedBatch(samples, *_whole(tuple(map(len, batches)), self.num_ranks, size))
         return self.of_samples(samples, size * self.num_ranks)
 
-    def of_samples(self, samples: list[Any], full: int) -> Round:
+    def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
         """Divide a round of samples, of which there are usually `full`."""
         divided = _evenly if self.even else _unevenly
         slices, batch = divided(len(samples), self.num_ranks, full)
         if batch.padded > batch.samples:  # the first ones are repeated
             samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
-        return Round(samples, slices, batch)
+        return ShardedBatch(samples, slices, batch)
 
 
 @lru_cache(maxsize=64)  # nearly all rounds have one size

@@ -11,7 +11,7 @@ from headway.data.order import Draws, Place
 from headway.data.script_loaders import is_of_datasets
 
 if TYPE_CHECKING:
-    from headway.data.passes import Run
+    from headway.data.passes import LoaderSet
 
 
 class Pass:
@@ -53,7 +53,7 @@ class Pass:
 class Epochs:
     """The epochs of a loader."""
 
-    def __init__(self, run: Run, draws: Draws, num_batches: int, batch_size: int) -> None:
+    def __init__(self, run: LoaderSet, draws: Draws, num_batches: int, batch_size: int) -> None:
         self.run, self.draws = run, draws
         self.num_batches = num_batches  # of the script's loader in one of all ranks
         self.batch_size = batch_size  # samples in each; 0 if that is not known

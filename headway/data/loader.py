@@ -26,8 +26,8 @@ from headway.data.configuration import (
 from headway.data.division import Division, Offset, samples_in
 from headway.data.epochs import Epochs, Pass
 from headway.data.generators import Generators, mixed
-from headway.data.order import Agree, Draws, Order, Place
-from headway.data.passes import Run
+from headway.data.order import Agree, Draws, Place, SampleOrder
+from headway.data.passes import LoaderSet
 from headway.data.script_loaders import (
     SkipBatchSampler,
     StandIn,
@@ -99,7 +99,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         device: torch.device | None = None,
         before_pass: Callable[[], None] | None = None,
         seed: int | None = None,
-        run: Run | None = None,
+        run: LoaderSet | None = None,
         number: int = 0,
     ) -> None:
         # no super().__init__: the attributes are those of `loader`, the batches those of `_share`
@@ -117,7 +117,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         self._division = Division(num_ranks, rank, config.even_batches, reads_all, is_own)
         self.num_shares = num_ranks if is_own else None  # of data that each rank reads by itself
         self._config, self._before_pass = config, before_pass
-        self.run = run or Run(process_progress())
+        self.run = run or LoaderSet(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
         self._seeds = None if seed is None else SampleSeeds(seed, rank if is_own else 0)
         self._sources = _sources_of(loader)
@@ -157,7 +157,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         agree: Agree = _of_rank_0 if is_alike else list
         if not self._is_map:
             return Draws([loader] if self._is_plain else [], agree, only_torch=False, seed=seed)
-        return Order(loader, agree, seed, self._seeds)
+        return SampleOrder(loader, agree, seed, self._seeds)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         caller = sys._getframe(1)
@@ -392,7 +392,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             return False
         return len(draws.source.sampler) - taken < self.total_batch_size
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: LoaderSet) -> None:
         """Belong to the training of another Accelerator from now on."""
         self.run = self.epochs.run = run
 

@@ -100,7 +100,7 @@ class Draws:
             yield item
 
 
-class Order(Draws):
+class SampleOrder(Draws):
     """Draws the indices of a map data set, the same on all ranks.
 
     torch's samplers draw from generators when a pass begins. Any other may draw at any time: each

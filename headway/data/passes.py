@@ -104,7 +104,7 @@ class DueCheckpoint:
             action()
 
 
-class Run:
+class LoaderSet:
     """What the loaders of one training have in common."""
 
     def __init__(self, progress: Progress) -> None:

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from headway.data.active_loader import GlobalBatch
-from headway.data.division import Division, Offset, Round, samples_in
+from headway.data.division import Division, Offset, ShardedBatch, samples_in
 from headway.data.epochs import Pass
 from headway.data.generators import generators_kept
-from headway.data.order import Draws, Order
+from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.data.seeds import Drawn
 from headway.distributed.meeting import meet
@@ -101,7 +101,7 @@ def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
 class MapShare(Share):
     """The ranks draw the same samples of a map data set, and each loads its own."""
 
-    def __init__(self, loader: Any, order: Order, division: Division) -> None:
+    def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
         self._is_checked = division.num_ranks == 1 or division.reads_all
         self._name = "batch_sampler" if order.is_batched else "sampler"
@@ -177,7 +177,7 @@ class Indices:
     has_more = False  # whether a round follows the one that was given last
     first: Any = None  # indices of rank 0 in the latest pass's first round, as they are loaded
 
-    def __init__(self, order: Order, division: Division) -> None:
+    def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
         self.given = deque[GlobalBatch]()  # of indices that were given, and whose batches were not
         self._is_alone = division.num_ranks == 1
@@ -221,7 +221,7 @@ class Indices:
             for part in parts:
                 yield self._loaded(samples[part], to_load)
 
-    def _drawn(self, start: Pass) -> Iterator[Round]:
+    def _drawn(self, start: Pass) -> Iterator[ShardedBatch]:
         num_ranks = self._division.num_ranks
         drawn = self._order.draw(start.place, start.sums, num_ranks)
         if self._order.counts_samples:
@@ -300,7 +300,7 @@ class OwnShare(Share):
     their end gets its first batch again until all have.
     """
 
-    def __init__(self, loader: Any, order: Order | None, num_ranks: int) -> None:
+    def __init__(self, loader: Any, order: SampleOrder | None, num_ranks: int) -> None:
         one = Division()
         self._source = Share(loader, one) if order is None else MapShare(loader, order, one)
         self.loader = self._source.loader
@@ -428,7 +428,7 @@ def _value(data: Any) -> Any:
 
 def share_of(loader: Any, draws: Draws, division: Division) -> Share:
     """Return what this rank reads of `loader`, a DataLoader or any iterable of batches."""
-    num_ranks, order = division.num_ranks, draws if isinstance(draws, Order) else None
+    num_ranks, order = division.num_ranks, draws if isinstance(draws, SampleOrder) else None
     if division.is_own:
         return OwnShare(loader, order, num_ranks)
     if order is not None:

@@ -112,7 +112,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", 
 batches, outside of them."""
 
 
-class Attempt(NamedTuple):
+class Trial(NamedTuple):
     program: str  # the script's path, or the name of a module
     args: tuple[str, ...]
     is_module: bool = False
@@ -126,7 +126,7 @@ class Attempt(NamedTuple):
     time_limit_s: float = 300.0
 
 
-class Outcome(NamedTuple):
+class TrialResult(NamedTuple):
     """What an attempt found, for one rank."""
 
     peak_bytes: int = 0  # at the highest point of the steps
@@ -145,7 +145,7 @@ a CPU Python and its libraries."""
 MARGIN_SHARE = 0.05  # of the peak: rounding and gaps of the allocator, workspaces of kernels
 
 
-class Row(NamedTuple):
+class Variant(NamedTuple):
     name: str  # as it is printed, and for `--strategy`
     sharded: bool = False
     checkpointed: bool = False
@@ -160,22 +160,22 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("ddp"),
-    Row("fsdp", sharded=True),
-    Row("ddp+checkpointing", checkpointed=True),
-    Row("fsdp+checkpointing", sharded=True, checkpointed=True),
+    Variant("ddp"),
+    Variant("fsdp", sharded=True),
+    Variant("ddp+checkpointing", checkpointed=True),
+    Variant("fsdp+checkpointing", sharded=True, checkpointed=True),
 )
 """The strategies, cheapest first. For one rank, `ddp` is plain training."""
 
 
-def rows_for(world_size: int) -> tuple[Row, ...]:
+def rows_for(world_size: int) -> tuple[Variant, ...]:
     """Return the rows that apply to this number of ranks, cheapest first."""
     return tuple(row for row in ROWS if world_size > 1 or not row.sharded)
 
 
 class Judged(NamedTuple):
-    row: Row
-    outcome: Outcome  # for the script's own arguments
+    row: Variant
+    outcome: TrialResult  # for the script's own arguments
     needed_bytes: int  # the peak with its margin
     fits: bool | None  # None where the script could not be followed
 
@@ -213,7 +213,7 @@ class Planner:
         with suppress(BrokenPipeError), self._server:  # of what it did not read, if it has ended
             pass  # its standard input is closed, which ends it
 
-    def judge(self, rows: Sequence[Row], attempt: Attempt, devices: Devices) -> list[Judged]:
+    def judge(self, rows: Sequence[Variant], attempt: Trial, devices: Devices) -> list[Judged]:
         found: list[Judged] = []
         for row in rows:
             asked = attempt._replace(sharded=row.sharded, checkpointed=row.checkpointed)
@@ -223,7 +223,7 @@ class Planner:
                 break
         return found
 
-    def follow(self, attempt: Attempt) -> Outcome:
+    def follow(self, attempt: Trial) -> TrialResult:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with suppress(BrokenPipeError):
@@ -236,11 +236,11 @@ class Planner:
                 where=attempt.program,
                 fix="see its own message above; report it if it is a traceback of headway's",
             )
-        outcome: Outcome = decode(kinds_of(Outcome), line)
+        outcome: TrialResult = decode(kinds_of(TrialResult), line)
         return outcome
 
 
-def judged(outcome: Outcome, devices: Devices) -> tuple[int, bool | None]:
+def judged(outcome: TrialResult, devices: Devices) -> tuple[int, bool | None]:
     """Return the bytes needed, with the margin, and whether a device has them."""
     peak = outcome.peak_bytes
     needed = peak + int(MARGIN_SHARE * peak) + MARGIN_BYTES[devices.kind]

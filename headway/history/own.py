@@ -14,7 +14,7 @@ import time
 from headway.errors import ConfigError
 from headway.history import store
 from headway.history.attempts import Attempts
-from headway.history.record import MAX_TEXT, Outcome, Series, read_record
+from headway.history.record import MAX_TEXT, FigureSeries, RunEnd, read_record
 from headway.ipc.progress import Progress
 from headway.ipc.records import Figures, Kept
 from headway.ipc.run_contract import RECORD_VARIABLE
@@ -28,7 +28,7 @@ class _Process:
     """State of this process that its record needs."""
 
     def __init__(self) -> None:
-        self.series = Series()
+        self.series = FigureSeries()
         self.attempts = Attempts(0.0)
         self.has_joined = False
         self.has_trained = False
@@ -95,7 +95,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
             attempts=tuple(
                 one._replace(began_at=record.start.began_at) for one in _process.attempts.rows
             ),
-            end=Outcome(time.time(), exit_code, report),
+            end=RunEnd(time.time(), exit_code, report),
         )
         store.write(folder, plain(record))
     except OSError as error:

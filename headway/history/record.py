@@ -40,7 +40,7 @@ _TAIL_CHARS = 2**18  # of all ranks together
 _MAX_BYTES = 2**26  # of a record that is read; those of thousands of ranks have less
 
 
-class Outcome(NamedTuple):
+class RunEnd(NamedTuple):
     time: float
     exit_code: int | None  # None: a single process has ended by itself, with an unknown code
     report: str
@@ -60,7 +60,7 @@ class RunRecord(NamedTuple):
     kept: tuple[Kept, ...]
     ranks: tuple[RankRecord, ...]
     attempts: tuple[Attempt, ...]
-    end: Outcome | None
+    end: RunEnd | None
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class RunRecord(NamedTuple):
         return sum(rates) if rates else None
 
 
-class Series:
+class FigureSeries:
     """Keeps the figures of all ranks over a run of any length, in a bounded number of rows.
 
     Rows merge several steps, more as the run grows. Sums stay exact.
@@ -156,10 +156,10 @@ class Recorder:
         self.kept: Callable[[], Iterable[Kept]] = tuple  # by the ranks
         self.attempts: Callable[[], Sequence[Attempt]] = tuple
         self._secrets = secrets
-        self._series = Series()
+        self._series = FigureSeries()
         self._kept: list[Kept] = []
         self._tails: Mapping[int, Sequence[str]] = {}
-        self._end: Outcome | None = None
+        self._end: RunEnd | None = None
         self._has_news = threading.Event()
         self._thread = threading.Thread(
             target=self._write, args=(start,), name="headway-record", daemon=True
@@ -179,7 +179,7 @@ class Recorder:
         self._kept += self.kept()
         self._tails = _cut(self.tails(), self._secrets)
         report = masked_output(self.report[-MAX_TEXT:], self._secrets)
-        self._end = Outcome(time.time(), self.exit_code, report)
+        self._end = RunEnd(time.time(), self.exit_code, report)
         self._has_news.set()
         self._thread.join(_CLOSE_WITHIN_S)
         if self._thread.is_alive():

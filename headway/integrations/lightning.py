@@ -17,8 +17,8 @@ import torch
 
 from headway.data.workers import with_lasting_workers
 from headway.integrations.resuming import (
-    Start,
-    Stopping,
+    TrainerPreemption,
+    TrainingStart,
     add_to_list,
     announce,
     replaced,
@@ -76,9 +76,9 @@ def join(module: ModuleType) -> None:
 
 
 class _Fit:
-    def __init__(self, trainer: Any, run: RunContract, start: Start) -> None:
+    def __init__(self, trainer: Any, run: RunContract, start: TrainingStart) -> None:
         self.trainer = trainer
-        self.stopping = Stopping(run, trainer.strategy.root_device)
+        self.stopping = TrainerPreemption(run, trainer.strategy.root_device)
         self._start = start
         self._folder = Path(trainer.default_root_dir)
         self._handler = signal.getsignal(signal.SIGTERM)  # before Lightning's own

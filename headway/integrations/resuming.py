@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-from headway.checkpoint.stopping import Agreement, Request, StopSignals, tell_stopped
+from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, tell_stopped
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 from headway.ipc.paths import is_absent
@@ -39,7 +39,7 @@ STATE = "trainer_state.json"
 _trainings: Counter[str] = Counter()  # of this process, by the folder of their output
 
 
-class Listed(NamedTuple):
+class TrainerSave(NamedTuple):
     """A checkpoint, or the training that will save it."""
 
     path: str = ""
@@ -50,18 +50,18 @@ class Listed(NamedTuple):
 class Checkpoints(NamedTuple):
     """The contents of the file; the newest is the last."""
 
-    checkpoints: tuple[Listed, ...] = ()
+    checkpoints: tuple[TrainerSave, ...] = ()
 
 
-class Start(NamedTuple):
-    training: Listed  # without a path, for what it will save
+class TrainingStart(NamedTuple):
+    training: TrainerSave  # without a path, for what it will save
     path: str | None = None  # of the checkpoint to resume from; None: from the beginning
     line: str = ""  # to print
 
 
 def select_start(
     run: RunContract, folder: Path, given: str | bool | None, is_complete: Callable[[Path], bool]
-) -> Start:
+) -> TrainingStart:
     """Return how this process's next training into `folder` starts.
 
     The script's own choice (`given`) wins. A restart and a requeued job resume from the job's
@@ -73,19 +73,19 @@ def select_start(
     """
     _trainings[str(folder.absolute())] += 1
     number = _trainings[str(folder.absolute())]
-    anew = Listed("", job_of() or str(run.began_at), number)
+    anew = TrainerSave("", job_of() or str(run.began_at), number)
     if given not in (None, False):
-        return Start(anew, str(given))
+        return TrainingStart(anew, str(given))
     listed = [one for one in read_list(folder) if is_complete(Path(one.path))]
     own = [one for one in listed if one.number == number]
     why = f"job {anew.owner} was requeued" if is_requeued() else ""
     why = "the ranks were restarted" if is_restart() else why
     saved = [one for one in own if one.owner == anew.owner]
     if why and saved:
-        return Start(anew, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
+        return TrainingStart(anew, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
     if run.resume is None:
         line = f"{why} before it had saved: starting from the beginning" if why else ""
-        return Start(anew, None, line)
+        return TrainingStart(anew, None, line)
     if run.resume not in NEWEST:
         own = _named(run, Path(run.resume), is_complete) if number == 1 else []
     elif not listed and run.resume != IF_ANY:
@@ -96,11 +96,11 @@ def select_start(
             " none. A checkpoint that was saved without Headway has to be named: --resume FOLDER",
         )
     if own:
-        return Start(anew, own[-1].path, f"resuming from {own[-1].path}")
-    return Start(anew, None, f"no checkpoint in {folder}: starting from the beginning")
+        return TrainingStart(anew, own[-1].path, f"resuming from {own[-1].path}")
+    return TrainingStart(anew, None, f"no checkpoint in {folder}: starting from the beginning")
 
 
-def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[Listed]:
+def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[TrainerSave]:
     listed = [one for one in read_list(path) if is_complete(Path(one.path))]
     if not listed and is_absent(path):
         raise CheckpointError(
@@ -108,10 +108,10 @@ def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) ->
             where=f"{path}, asked for by {run.origins.get('resume', 'resume')}",
             fix="name an existing one",
         )
-    return listed or [Listed(str(path))]
+    return listed or [TrainerSave(str(path))]
 
 
-def read_list(folder: Path) -> list[Listed]:
+def read_list(folder: Path) -> list[TrainerSave]:
     """Return the checkpoints listed in a folder that still exist, the newest last.
 
     Raises:
@@ -132,7 +132,7 @@ def read_list(folder: Path) -> list[Listed]:
     return [one for one in found if not is_absent(one.path)]
 
 
-def add_to_list(folder: Path, checkpoint: Listed) -> None:
+def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
     """Append a complete checkpoint to the list, atomically; a failure is only printed."""
     own = os.path.realpath(checkpoint.path)
     others = [one for one in read_list(folder) if os.path.realpath(one.path) != own]
@@ -149,7 +149,7 @@ def add_to_list(folder: Path, checkpoint: Listed) -> None:
         say(f"note: {what}; name it to resume")
 
 
-def announce(library: str, start: Start, folder: Path) -> None:
+def announce(library: str, start: TrainingStart, folder: Path) -> None:
     """Print on rank 0 that a library is joined, and how its training starts on all ranks.
 
     Raises:
@@ -189,11 +189,11 @@ def replaced(owner: Any, **wrappers: Callable[..., Any]) -> Iterator[None]:
         own.update(before)
 
 
-class Stopping:
+class TrainerPreemption:
     """Notes requests to stop a training; `request` is the one that all ranks agreed on."""
 
     def __init__(self, run: RunContract, device: torch.device) -> None:
-        self.request = Request.NONE
+        self.request = StopRequest.NONE
         self._has_left = False
         self.progress = process_progress()
         self._signals = StopSignals(self.progress, run.deadline())
@@ -215,12 +215,12 @@ class Stopping:
         return bool(self.request)
 
     def meet(self) -> None:
-        self._by_saves.agree(0, Request.NONE)
+        self._by_saves.agree(0, StopRequest.NONE)
 
     def leave(self, step: int, saved: str) -> NoReturn:
         self.meet()
         hint = "--resume latest resumes from it"
-        if job_of() and self.request is not Request.SIGINT:
+        if job_of() and self.request is not StopRequest.SIGINT:
             hint += ", and so does the job if it is requeued"
         tell_stopped(self.request, step, saved, hint)
         self._signals.leave()

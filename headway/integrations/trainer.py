@@ -21,8 +21,8 @@ from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.integrations.resuming import (
     STATE,
-    Start,
-    Stopping,
+    TrainerPreemption,
+    TrainingStart,
     add_to_list,
     announce,
     replaced,
@@ -81,8 +81,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     first, as Trainer saves after it.
     """
 
-    def __init__(self, trainer: Any, run: RunContract, start: Start) -> None:
-        self.stopping = Stopping(run, trainer.args.device)
+    def __init__(self, trainer: Any, run: RunContract, start: TrainingStart) -> None:
+        self.stopping = TrainerPreemption(run, trainer.args.device)
         self._trainer, self._training = trainer, start.training
         self._folder = Path(trainer.args.output_dir)
         self._loss: float | None = None

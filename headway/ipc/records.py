@@ -75,8 +75,8 @@ class ProgressSnapshot(NamedTuple):
     loss: float | None = None  # the last known one
 
 
-class Ready(NamedTuple):
-    """The rank is about to run the script, and sends an `Answer` to messages on the channel."""
+class RankReady(NamedTuple):
+    """The rank is about to run the script, and sends a `StatusReply` when it is asked."""
 
 
 class WillSave(NamedTuple):
@@ -133,7 +133,7 @@ class Figures(NamedTuple):
         return self._replace(**none, step=step, loss=loss, num_steps=0, samples=0)
 
 
-class Answer(NamedTuple):
+class StatusReply(NamedTuple):
     """The current position of the rank."""
 
     groups: tuple[Group, ...]
@@ -182,7 +182,7 @@ class Uses(NamedTuple):
     stopping: bool = False  # it saves and leaves when the job has to stop
 
 
-class End(NamedTuple):
+class ScriptEnd(NamedTuple):
     """A rank's program ended by itself; not sent after os._exit."""
 
     time: float  # seconds since the epoch
@@ -220,14 +220,14 @@ class Ended(NamedTuple):
     left_processes: bool  # no rank runs any more, but something that a rank has started does
 
 
-Record = (Ready | WillSave | Kept | Heartbeat | Figures | Answer | Crash | End) | (
+Record = (RankReady | WillSave | Kept | Heartbeat | Figures | StatusReply | Crash | ScriptEnd) | (
     Serving | Started | NotStarted | Ended
 )
 
 _RECORDS = kinds_of(*get_args(Record))
 
 
-class Refused(NamedTuple):
+class InvalidRecord(NamedTuple):
     """A line that is not a record: a script may write to any descriptor."""
 
     reason: str
@@ -239,18 +239,18 @@ class RecordReader:
     def __init__(self) -> None:
         self._lines = Lines(_LONGEST_LINE)
 
-    def read(self, data: bytes) -> Iterator[Record | Refused]:
+    def read(self, data: bytes) -> Iterator[Record | InvalidRecord]:
         """Yield the records or refused lines that `data` completes."""
         try:
             for line in self._lines.feed(data):
                 yield decode_record(line)
         except TooLong as error:
-            yield Refused(str(error))
+            yield InvalidRecord(str(error))
 
 
-def decode_record(line: bytes) -> Record | Refused:
+def decode_record(line: bytes) -> Record | InvalidRecord:
     try:
         record: Record = decode(_RECORDS, line)
         return record
     except ValueError as error:
-        return Refused(str(error))
+        return InvalidRecord(str(error))

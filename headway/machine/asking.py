@@ -13,7 +13,7 @@ from headway.machine.facts import Gpu, Machine
 from headway.machine.source import Source
 
 
-class Answer(NamedTuple):
+class TorchDevices(NamedTuple):
     """What `headway/devices/asked.py` prints; a device's error is the reason why it has none."""
 
     version: str
@@ -21,12 +21,12 @@ class Answer(NamedTuple):
     error: str
 
 
-def ask_torch(source: Source, device: str, *words: str) -> Answer:
+def ask_torch(source: Source, device: str, *words: str) -> TorchDevices:
     """Return torch's answer; OSError if that Python cannot start, or import torch, or hangs."""
     command = [sys.executable, "-m", "headway.devices.asked", device, *words]
     lines = source.output_of(command).splitlines()
     try:
-        return read(Answer, json.loads(lines[-1]))
+        return read(TorchDevices, json.loads(lines[-1]))
     except (IndexError, ValueError):
         raise OSError((lines or ["no answer"])[-1]) from None
 

@@ -94,7 +94,7 @@ class Torch(NamedTuple):
     xpu: str | None = None  # the release of Intel's compiler
 
 
-class Host(NamedTuple):
+class HostFacts(NamedTuple):
     """Facts for diagnosis that planning does not need; `reasons` has the source of each."""
 
     os: str
@@ -145,7 +145,7 @@ class Machine(NamedTuple):
     torch_reason: str = "not read: planning does not need it here"
     mask: str | None = None  # the value of `mask_variable`, which says which GPUs are visible
     mask_variable: str = CUDA.mask
-    host: Host | None = None
+    host: HostFacts | None = None
 
     @property
     def shown(self) -> list[tuple[str, Gpu]]:

@@ -9,14 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.ipc.secrets import is_secret, masked
-from headway.machine.facts import Host, Machine
-from headway.machine.source import (
-    Source,
-    cpu_quota,
-    memory_facts,
-    memory_limit,
-    physical_cores,
-)
+from headway.machine.facts import HostFacts, Machine
+from headway.machine.source import Source, cpu_quota, memory_facts, memory_limit, physical_cores
 
 _OF_TRAINING = (  # beginnings of names
     *("CUDA", "NVIDIA", "NCCL", "GLOO", "OMP", "MKL", "KMP", "OPENBLAS", "TORCH", "PYTORCH"),
@@ -43,7 +37,7 @@ def affects_training(name: str) -> bool:
     return name.startswith(_OF_TRAINING) or name in _WHOLE
 
 
-def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> Host:
+def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) -> HostFacts:
     python = ".".join(map(str, sys.version_info[:3])) + f" {sys.implementation.name}"
     facts: dict[str, Fact] = {
         "python": (python, "this interpreter"),
@@ -57,7 +51,7 @@ def detect_host(machine: Machine, environ: Mapping[str, str], source: Source) ->
         **(_mac(machine, source) if machine.system == "Darwin" else _linux(source)),
     }
     values = {name: value for name, (value, _) in facts.items()}
-    return Host(**values, reasons={name: reason for name, (_, reason) in facts.items()})
+    return HostFacts(**values, reasons={name: reason for name, (_, reason) in facts.items()})
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:

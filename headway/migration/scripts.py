@@ -237,7 +237,7 @@ MISSING, DIFFERS, SAME = "missing", "differs", "same"
 """Whether Headway has a name, in the order of rows."""
 
 
-class Row(NamedTuple):
+class Finding(NamedTuple):
     name: str
     lines: Lines
     status: str
@@ -245,7 +245,7 @@ class Row(NamedTuple):
     instead: str = ""  # why it differs, or what to use
 
 
-class Difference(NamedTuple):
+class ApiDifference(NamedTuple):
     name: str
     how: str  # what a script sees
     why: str  # the reason, or what to do
@@ -267,57 +267,57 @@ _DISPATCHED = (
 )
 
 DIFFERENCES = (
-    Difference(
+    ApiDifference(
         "Accelerator.prepare",
         "a schedule steps once for each optimizer step; in Accelerate once for each rank",
         "give its length in optimizer steps: by len(loader) after prepare, without a factor"
         " num_processes; or adopt with --compat",
     ),
-    Difference(
+    ApiDifference(
         "Accelerator.prepare",
         "the samples of an incomplete last round are divided among the ranks; Accelerate fills the"
         " round with repeats",
         "fewer samples count twice in the last step of an epoch",
     ),
-    Difference(
+    ApiDifference(
         "Accelerator.reduce",
         "reduction='none' leaves each rank its own values, in Accelerate it adds up; scale is"
         " applied, in Accelerate on TPUs alone",
         "the arguments mean what they say",
     ),
-    Difference("accelerate.find_executable_batch_size", *_HALVES),
-    Difference("accelerate.utils.find_executable_batch_size", *_HALVES),
-    Difference(
+    ApiDifference("accelerate.find_executable_batch_size", *_HALVES),
+    ApiDifference("accelerate.utils.find_executable_batch_size", *_HALVES),
+    ApiDifference(
         "Accelerator.load_state",
         "a loader resumes in the middle of its epoch; in Accelerate it starts the epoch again",
         "remove code that skips batches, other than skip_first_batches()",
     ),
-    Difference(
+    ApiDifference(
         "Accelerator.prepare",
         "every rank reads all of a stream and keeps its share; in Accelerate rank 0 alone reads it",
         "pass DataLoaderConfiguration(dispatch_batches=True) if rank 0 should read for all",
     ),
-    Difference(
+    ApiDifference(
         "Accelerator.prepare",
         "a schedule whose optimizer is not prepared is refused; in Accelerate it follows all"
         " prepared optimizers",
         "prepare the optimizer of each schedule",
     ),
-    Difference(
+    ApiDifference(
         "Accelerator(split_batches=)",
         "each batch is divided among the ranks; in Accelerate the argument has no effect",
         "remove it to keep the size of each rank's batches",
     ),
     *(
-        Difference(f"accelerate.{name}", *_DISPATCHED)
+        ApiDifference(f"accelerate.{name}", *_DISPATCHED)
         for name in ("DataLoaderConfiguration", "utils.DataLoaderConfiguration")
     ),
-    Difference("Accelerator.clip_grad_norm_", *_CLIP),
-    Difference("Accelerator.clip_grad_value_", *_CLIP),
+    ApiDifference("Accelerator.clip_grad_norm_", *_CLIP),
+    ApiDifference("Accelerator.clip_grad_value_", *_CLIP),
 )
 
 
-def rows_of(script: Script, *, compat: bool = False) -> list[Row]:
+def rows_of(script: Script, *, compat: bool = False) -> list[Finding]:
     """List the names of a script: what is missing, what differs, what is the same.
 
     Every difference of a name is listed, whether it applies to the script or not; none if all
@@ -328,7 +328,7 @@ def rows_of(script: Script, *, compat: bool = False) -> list[Row]:
     for row in (*_names(script), *_members(script)):
         known = () if only_compat or row.status == MISSING else DIFFERENCES
         found = [one for one in known if one.name == row.name]
-        rows += [Row(row.name, row.lines, DIFFERS, one.how, one.why) for one in found] or [row]
+        rows += [Finding(row.name, row.lines, DIFFERS, one.how, one.why) for one in found] or [row]
     order = [MISSING, DIFFERS, SAME]
     return sorted(rows, key=lambda row: (order.index(row.status), row.lines))
 
@@ -340,7 +340,7 @@ def _becomes_compat(statement: ast.Import | ast.ImportFrom) -> bool:
     return module_for(inside(statement.module or ""), names).startswith(COMPAT)
 
 
-def _names(script: Script) -> list[Row]:
+def _names(script: Script) -> list[Finding]:
     rows = []
     for (module, name), lines in script.names.items():
         if name:
@@ -352,7 +352,7 @@ def _names(script: Script) -> list[Row]:
     return rows
 
 
-def _members(script: Script) -> list[Row]:
+def _members(script: Script) -> list[Finding]:
     from headway.training.arguments import UNSUPPORTED  # imports torch
 
     accepted = signature(getattr(import_module(COMPAT), ACCELERATOR)).parameters
@@ -370,9 +370,9 @@ def _members(script: Script) -> list[Row]:
     return rows
 
 
-def _row(name: str, lines: Lines, is_there: bool, topic: Topic | None) -> Row:
+def _row(name: str, lines: Lines, is_there: bool, topic: Topic | None) -> Finding:
     if is_there:
-        return Row(name, lines, SAME)
+        return Finding(name, lines, SAME)
     if topic is None:
-        return Row(name, lines, MISSING, "no counterpart in Headway", "remove it")
-    return Row(name, lines, MISSING, f"for {topic.what}", topic.instead)
+        return Finding(name, lines, MISSING, "no counterpart in Headway", "remove it")
+    return Finding(name, lines, MISSING, f"for {topic.what}", topic.instead)

@@ -29,7 +29,7 @@ from headway.ipc.progress import Progress
 from headway.ipc.step_clock import FORWARD, SYNC, StepClock
 from headway.strategies.compilation import uncompiled
 from headway.strategies.strategy import NOTHING, ForwardMethods, Strategy, StrategySettings
-from headway.strategies.weights import Weights
+from headway.strategies.weights import ModelWeights
 
 _COPIED_AT_ONCE = 256 * 2**20  # bytes
 _WATCHED_EVERY_S = 0.005  # where steps are shorter
@@ -85,7 +85,7 @@ class DDP(Strategy):
         """Give all ranks rank 0's weights, as DDP does for models that are trained."""
         if not has_real_ranks():
             return
-        Weights(model, self._world.device)  # refuses models that are not the same
+        ModelWeights(model, self._world.device)  # refuses models that are not the same
         group = self._world.mesh.get_group("data")
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         _sync_module_states(

@@ -38,7 +38,7 @@ from headway.strategies.compilation import compile_blocks, compiled, uncompiled
 from headway.strategies.strategy import NOTHING, ForwardMethods, Models, Strategy, StrategySettings
 from headway.strategies.units import checkpoint_activations, units_of
 from headway.strategies.weights import (
-    Weights,
+    ModelWeights,
     parameters_of,
     parameters_without_data,
     saved_buffers,
@@ -98,17 +98,12 @@ class FSDP(Strategy):
     def _shard(self, model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> None:
         meet("prepare(...)")
         offload = CPUOffloadPolicy() if self._settings.cpu_offload else OffloadPolicy()
-        weights = Weights(model, self._world.device)
+        weights = ModelWeights(model, self._world.device)
         for unit in (*units, model):
             modules = _unsharded(unit)
             before = parameters_of(modules)
             weights.fill(modules)
-            fully_shard(
-                unit,
-                mesh=self._mesh,
-                reshard_after_forward=True,
-                offload_policy=offload,
-            )
+            fully_shard(unit, mesh=self._mesh, reshard_after_forward=True, offload_policy=offload)
             for module, name, old in before:
                 succeeds(old, getattr(module, name))
             type(unit).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iter
                 yield Owned(module, name, one)
 
 
-class Weights:
+class ModelWeights:
     """The parameters and buffers of a model, some of which may have no data (device "meta").
 
     Rank 0's data is sent to the other ranks. What has no data there either is initialised by

@@ -58,7 +58,7 @@ def _writable(value: Any) -> Any:
     return _writable(_as_json(value))
 
 
-class Series(NamedTuple):
+class MetricSeries(NamedTuple):
     """One metric of a run: its values, and the step of each. Values may be NaN or infinite."""
 
     steps: list[float]
@@ -73,7 +73,7 @@ def is_run(path: Path) -> bool:
         return False
 
 
-def read_metrics(path: Path) -> dict[str, Series]:
+def read_metrics(path: Path) -> dict[str, MetricSeries]:
     """Return the metrics of a run by name, in the order of their first values.
 
     The file may still be written; torn lines are skipped. A `log` without a step has the step after
@@ -91,7 +91,7 @@ def read_metrics(path: Path) -> dict[str, Series]:
             where=str(path),
             fix='name a file that this version of `Accelerator(log_with="jsonl")` wrote',
         )
-    metrics: dict[str, Series] = {}
+    metrics: dict[str, MetricSeries] = {}
     step = -1.0
     replaced: set[str] = set()  # metrics that have not been logged since the run continues
     for line in lines:
@@ -105,7 +105,7 @@ def read_metrics(path: Path) -> dict[str, Series]:
             number = _number(value)
             if number is None:
                 continue
-            series = metrics.setdefault(shown(name), Series([], []))
+            series = metrics.setdefault(shown(name), MetricSeries([], []))
             if shown(name) in replaced:
                 replaced.remove(shown(name))
                 while series.steps and series.steps[-1] >= step:

@@ -50,7 +50,7 @@ class GradientAccumulationPlugin(KwargsHandler):
         check_range("GradientAccumulationPlugin", 1, num_steps=self.num_steps)
 
 
-class OpenStep:
+class AccumulationWindow:
     """The optimizer step that is under way for a set of models."""
 
     def __init__(self, models: str) -> None:
@@ -131,9 +131,9 @@ class Accumulation:
     def reset(self) -> None:
         """Restart the count, for all optimizers that step with this."""
         self.sync_gradients = True  # whether gradients are due
-        self._steps: dict[str, OpenStep] = {}
+        self._steps: dict[str, AccumulationWindow] = {}
         self.step = self._step_of("")  # that of the models which were accumulated last
-        self._by_models: dict[tuple[torch.nn.Module, ...], OpenStep] = {}
+        self._by_models: dict[tuple[torch.nn.Module, ...], AccumulationWindow] = {}
         self.num_backward = 0  # backward passes since gradients were used or dropped
 
     @property
@@ -172,8 +172,8 @@ class Accumulation:
         for key in {*self._steps, *tokens}:
             self._step_of(key).pending = tokens.get(key)
 
-    def _step_of(self, key: str) -> OpenStep:
-        return self._steps.setdefault(key, OpenStep(key))
+    def _step_of(self, key: str) -> AccumulationWindow:
+        return self._steps.setdefault(key, AccumulationWindow(key))
 
     @property
     def has_begun(self) -> bool:

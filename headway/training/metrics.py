@@ -17,7 +17,7 @@ from headway.errors import UsageError
 CALL = "the script's gather_for_metrics(...)"
 
 
-class Objects:
+class SampleObjects:
     """Objects for the samples of this rank, in the place of their list among other results."""
 
     def __init__(self, entries: list[Any]) -> None:
@@ -36,7 +36,7 @@ def gather_for_metrics(
     num_ranks = len(loop.batch.shares) or size  # the others are not in this loop any more
 
     def gather(part: Any) -> Any:
-        if isinstance(part, Objects):
+        if isinstance(part, SampleObjects):
             if num_ranks < size:
                 return collectives.gather_among_first(part.entries, num_ranks, True)
             return collectives.gather_object(part.entries)
@@ -53,7 +53,7 @@ def gather_for_metrics(
 
 
 def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool) -> Any:
-    """Return this rank's results without those of repeated samples; lists become `Objects`."""
+    """Return results without those of repeated samples; lists become `SampleObjects`."""
 
     def without_repeats(part: Any) -> Any:
         is_tensor = isinstance(part, torch.Tensor)
@@ -64,7 +64,7 @@ def _without_repeats(data: Any, loop: LoaderLoop, as_objects: bool, strict: bool
             if kept is None and strict:
                 raise _not_for_samples(f"{len(part)} results", loop)
             part = part if kept is None else part[:kept]
-            return part if is_tensor and not as_objects else Objects([*part])
+            return part if is_tensor and not as_objects else SampleObjects([*part])
         if isinstance(part, (list, tuple, Mapping)) or is_dataclass_object(part):
             return for_each_part(without_repeats, part)
         raise _not_for_samples(f"a {type(part).__name__}", loop)
@@ -138,7 +138,7 @@ def _are_objects(part: Any, as_objects: bool) -> bool:
 
 
 def _for_each(gather: Any, part: Any) -> Any:
-    if isinstance(part, (Objects, torch.Tensor)):
+    if isinstance(part, (SampleObjects, torch.Tensor)):
         return gather(part)
     return for_each_part(lambda one: _for_each(gather, one), part)
 

@@ -12,7 +12,7 @@ import torch
 
 from headway.data.active_loader import TrainingLoader
 from headway.data.loader import PreparedDataLoader
-from headway.data.passes import Run
+from headway.data.passes import LoaderSet
 from headway.distributed.handler import check_range
 from headway.distributed.meeting import meet
 from headway.distributed.world import World
@@ -48,7 +48,7 @@ class Training:
     ranks_may_differ: bool = False  # now, as ranks take different numbers of steps
 
     def __post_init__(self) -> None:
-        self.run = Run(self.progress)
+        self.run = LoaderSet(self.progress)
 
     # ------------------------------------------------------------------ what there is
 

@@ -87,7 +87,7 @@ class PmixError(OSError):
     """The server, or its library, does not answer."""
 
 
-class Job(NamedTuple):
+class MpiJob(NamedTuple):
     first_host: str  # of rank 0
     num_nodes: int
     node: int  # the number of this one, from 0
@@ -102,14 +102,14 @@ class _Value(ctypes.Structure):
 
 
 @cache  # a process asks once
-def ask_server() -> Job:
+def ask_server() -> MpiJob:
     """Return where the job's processes are, in 40 ms; PmixError if no server or library answers."""
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)
     if status:
         raise PmixError(f"PMIx_Init returned {status}")
     try:
-        return Job(
+        return MpiJob(
             _get(library, me, 0, "pmix.hname"),
             _get(library, me, _ANY_RANK, "pmix.num.nodes"),
             _get(library, me, me.rank, "pmix.nodeid"),

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from headway.ipc.records import (
     CALLED_BY_ALL_RANKS,
     OF_HEADWAY,
-    Answer,
     Crash,
-    End,
     Frame,
     Group,
     ProgressSnapshot,
+    ScriptEnd,
+    StatusReply,
 )
 from headway.ipc.stderr import named, ranges, shown
 from headway.launcher.diagnosis.stacks import (
@@ -81,10 +81,10 @@ class RankStatus(NamedTuple):
 class RankFacts(NamedTuple):
     rank: int
     code: int | None = None  # of its process, once that has ended
-    ends: Sequence[Crash | End] = ()  # as it reported them
+    ends: Sequence[Crash | ScriptEnd] = ()  # as it reported them
     groups: tuple[Group, ...] | None = None
     progress: ProgressSnapshot | None = None
-    answer: Answer | None = None  # the last one, while its descriptors are open
+    answer: StatusReply | None = None  # the last one, while its descriptors are open
     process: ProcessState | None = None  # where it has been asked and does not answer
 
 
@@ -95,7 +95,7 @@ def status_of(facts: RankFacts) -> RankStatus:
     collectives is open, and Python does not wait for its threads: then it has left.
     """
     status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
-    end = next((one for one in facts.ends if isinstance(one, End)), None)
+    end = next((one for one in facts.ends if isinstance(one, ScriptEnd)), None)
     crash = next((one for one in facts.ends if isinstance(one, Crash)), None)
     if facts.code is None:
         stacks, no_stack = _stacks_of(facts)

@@ -33,7 +33,7 @@ _NONE: dict[str, Any] = {"ranks": [], "slowest": None, "words": []}  # figures, 
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
-class Run(NamedTuple):
+class ActiveRun(NamedTuple):
     pid: int  # of its launcher
     program: str
     num_processes: int  # on this machine
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 class RunSocket:
     """Answers requests, one after the other by a thread of its own, until `close`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ActiveRun) -> None:
         self.describe: Callable[[], str] = lambda: "no rank has started yet"
         """Returns where the ranks are."""
         self.figures: Callable[[], dict[str, Any]] = lambda: {**_NONE}
@@ -104,13 +104,13 @@ class RunSocket:
             connection.sendall(json.dumps(answer).encode())
 
 
-def list_runs() -> list[Run]:
+def list_runs() -> list[ActiveRun]:
     """Return this user's launches on this machine that have a launcher, the oldest first."""
     runs = [run for address in _addresses() if (run := _run_at(address))]
     return sorted(runs, key=lambda run: run.began_at)
 
 
-def _run_at(address: str) -> Run | None:
+def _run_at(address: str) -> ActiveRun | None:
     """Return the launch whose launcher has this address; None for one that does not answer."""
     try:
         return _ask(address, {}, _TIMEOUT_S)[0]
@@ -118,11 +118,11 @@ def _run_at(address: str) -> Run | None:
         return _suspended(*late.args)
 
 
-def _suspended(pid: int) -> Run | None:
+def _suspended(pid: int) -> ActiveRun | None:
     """Return the launch of a launcher that does not answer; None unless it is suspended."""
     if not read_state(pid).is_stopped:
         return None
-    return Run(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
+    return ActiveRun(pid, "", 0, 0, 1, os.stat(f"/proc/{pid}").st_ctime, is_suspended=True)
 
 
 class _NoAnswer(Exception):
@@ -141,7 +141,7 @@ def ask_for_stacks(pid: int, timeout_s: float) -> str | None:
     return None
 
 
-def ask_for_figures() -> list[tuple[Run, dict[str, Any]]]:
+def ask_for_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
     """Return this user's launches on this machine, the oldest first, each with its figures."""
     answers = []
     for address in _addresses():
@@ -156,7 +156,7 @@ def ask_for_figures() -> list[tuple[Run, dict[str, Any]]]:
 
 def _ask(
     address: str, request: dict[str, Any], timeout_s: float
-) -> tuple[Run | None, dict[str, Any]]:
+) -> tuple[ActiveRun | None, dict[str, Any]]:
     """Return what the launcher at `address` answers; None for one of another user."""
     with closing(socket.socket(socket.AF_UNIX)) as connection:
         connection.settimeout(timeout_s)
@@ -166,7 +166,7 @@ def _ask(
                 return None, {}
             connection.sendall(json.dumps(request).encode())
             answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
-            run = read(Run, answer["run"])
+            run = read(ActiveRun, answer["run"])
             return run._replace(pid=_peer(connection)[0] or run.pid), answer
         except TimeoutError:
             raise _NoAnswer(_peer(connection)[0]) from None

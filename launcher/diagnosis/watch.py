@@ -13,18 +13,18 @@ from math import inf
 
 from headway.ipc.records import (
     STOPPED_AND_SAVED,
-    Answer,
     Crash,
-    End,
     Figures,
     Group,
     Heartbeat,
+    InvalidRecord,
     Kept,
     ProgressSnapshot,
-    Ready,
+    RankReady,
     Record,
     RecordReader,
-    Refused,
+    ScriptEnd,
+    StatusReply,
     WillSave,
 )
 from headway.ipc.stderr import say
@@ -97,7 +97,7 @@ class Watch:
             self._selector.register(channel, selectors.EVENT_READ)
         self._wake()
 
-    def end(self, rank: int, code: int) -> list[Crash | End]:
+    def end(self, rank: int, code: int) -> list[Crash | ScriptEnd]:
         """Close an ended rank's channel, keep its collectives, and return its reported ends."""
         with self._lock:
             ended = self._ranks.get(rank)
@@ -276,7 +276,7 @@ class RankChannel:
         self.fd = channel
         self.is_closed = False  # by the rank
         self.code: int | None = None  # of its process, once that has ended
-        self.ends: list[Crash | End] = []  # as it reported them
+        self.ends: list[Crash | ScriptEnd] = []  # as it reported them
         self.is_asked = False  # and has not answered yet
         self.will_save = False  # once it is asked to stop
         self.may_be_killed = False  # as of its last answer
@@ -285,7 +285,7 @@ class RankChannel:
         self._reader = RecordReader()
         self._num_refused = 0  # lines on its channel
         self.is_ready = False  # to be asked
-        self._answer: Answer | None = None
+        self._answer: StatusReply | None = None
         self._groups: tuple[Group, ...] | None = None
         self._progress: ProgressSnapshot | None = None
         self._figures: Figures | None = None  # the last ones, or how far it has been since
@@ -314,16 +314,16 @@ class RankChannel:
                 parts.append(part)
         return b"".join(parts)
 
-    def _take_in(self, record: Record | Refused) -> bool:
+    def _take_in(self, record: Record | InvalidRecord) -> bool:
         """Keep what a record says; return whether it shows progress."""
-        if isinstance(record, Refused):
+        if isinstance(record, InvalidRecord):
             self._num_refused += 1
             if self._num_refused == 1:
                 say(
                     f"note: rank {self.rank} wrote to the launcher's status channel; ignored, "
                     f"as it is not a record: {record.reason}"
                 )
-        elif isinstance(record, Ready):
+        elif isinstance(record, RankReady):
             self.is_ready = True
             return True
         elif isinstance(record, WillSave):
@@ -339,15 +339,15 @@ class RankChannel:
             self._figures = record
             self._note_figures(record)
             return True
-        elif isinstance(record, Answer):
+        elif isinstance(record, StatusReply):
             return self._take_in_answer(record)
-        elif isinstance(record, (Crash, End)):
+        elif isinstance(record, (Crash, ScriptEnd)):
             self.ends.append(record)
             self._groups = record.groups
             return True
         return False
 
-    def _take_in_answer(self, answer: Answer) -> bool:
+    def _take_in_answer(self, answer: StatusReply) -> bool:
         self.is_asked = False
         self.may_be_killed = answer.may_be_killed and not self.ends
         before, self._answer, self._groups = self._answer, answer, answer.groups
@@ -398,7 +398,7 @@ class RankChannel:
         )
 
 
-def _movement(answer: Answer) -> object:
+def _movement(answer: StatusReply) -> object:
     """Return what differs from answer to answer of a rank that makes progress."""
     progress = answer.progress  # whose loss may be nan, which differs from itself
     return answer.groups, progress.step, progress.phase, answer.num_modules

@@ -33,14 +33,14 @@ class Seen(NamedTuple):
 
 
 @dataclass(eq=False)
-class Machine:
+class MachineState:
     peer: int  # its connection
     join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
     reached_at: str  # the address of machine 0 that it has connected to
     heard_at: float  # when it has last said something, on the monotonic clock
     rank: int | None  # the one it asked for, until it is given one
-    ready: messages.Ready | None = None  # while it waits for a round
+    ready: messages.MachineReady | None = None  # while it waits for a round
     has_ranks: bool = False  # in the current round
     is_checked: bool = False
     notes: tuple[str, ...] = ()  # how it differs from machine 0, until it is told
@@ -103,13 +103,13 @@ class Coordinator:
         max_restarts: int,
         join_timeout_s: float,
         machine_timeout_s: float,
-        facts: messages.Facts,
+        facts: messages.MachineFacts,
         say: Callable[[str], None],
         now: float,
     ) -> None:
         self.outbox: list[tuple[int, messages.Message]] = []
         self.seen = Seen()
-        self.machines: dict[int, Machine] = {}  # by peer
+        self.machines: dict[int, MachineState] = {}  # by peer
         self.is_ended = False
         self.num_untold = 0  # machines that are still to come, to be told that the run has ended
         self.num_restarts = 0
@@ -156,17 +156,17 @@ class Coordinator:
                 of_it = failed._replace(machine=join.machine or 0, host=join.host)
                 self._end_before_start(of_it, num_known=1)
             return False
-        self.machines[peer] = Machine(peer, join, address, reached_at, now, join.machine)
+        self.machines[peer] = MachineState(peer, join, address, reached_at, now, join.machine)
         self.outbox.append((peer, self._accepted))
         return True
 
-    def _why_not(self, join: messages.Join) -> messages.Refused | None:
+    def _why_not(self, join: messages.Join) -> messages.Rejected | None:
         if self.is_ended or self._is_stopping:
             again = "start it again on all machines"
-            return messages.Refused("the run has ended", "machine 0", again)
+            return messages.Rejected("the run has ended", "machine 0", again)
         if (join.least, join.most) != (self._least, self._most):
             theirs, ours = Machines(join.most, join.least), Machines(self._most, self._least)
-            return messages.Refused(
+            return messages.Rejected(
                 f"num_machines is {theirs} here, but {ours} on machine 0",
                 f"{_numbered(join.machine)}, and machine 0",
                 "pass the same --num-machines on every machine",
@@ -181,17 +181,17 @@ class Coordinator:
         elif len(self.machines) == self._most:
             what = f"the run has all of its {self._most} machines"
             fix = "raise --num-machines on every machine, or leave this one out"
-        return messages.Refused(what, "the run at machine 0", fix) if what else None
+        return messages.Rejected(what, "the run at machine 0", fix) if what else None
 
     def take(self, peer: int, message: messages.Message, now: float) -> None:
         machine = self.machines[peer]
         machine.heard_at = now
         if isinstance(message, messages.Beat):
             machine.word = message.word or machine.word
-        elif isinstance(message, messages.Steps):
+        elif isinstance(message, messages.Timing):
             if machine.rank is not None:
                 self.seen.steps(message.rank, message.figures, machine.rank, machine.join.host)
-        elif isinstance(message, messages.Ready):
+        elif isinstance(message, messages.MachineReady):
             machine.ready = message
             self._settle_at = now + SETTLE_S
             if self._is_running:
@@ -207,11 +207,11 @@ class Coordinator:
             machine.is_done = True
             machine.left = (now - message.left.ago_s, message.left) if message.left else None
             self._look_whether_all_are_done()
-        elif isinstance(message, messages.Stopping):
+        elif isinstance(message, messages.Signalled):
             self._stop(machine, message)
         elif isinstance(message, messages.Leave):
             machine.is_leaving = self.is_ended or self._is_stopping or machine.is_done
-        if isinstance(message, (messages.Ready, messages.Probed)):
+        if isinstance(message, (messages.MachineReady, messages.Probed)):
             self._advance(now)
 
     def lose(self, peer: int, reason: str, now: float) -> None:
@@ -263,7 +263,7 @@ class Coordinator:
         self._notice_at = now + NOTICE_AFTER_S
         self._are_told = False
 
-    def _tell(self, machines: Iterable[Machine], message: messages.Message) -> None:
+    def _tell(self, machines: Iterable[MachineState], message: messages.Message) -> None:
         self.outbox += [(one.peer, message) for one in machines]
 
     def _missing(self) -> str:
@@ -292,7 +292,7 @@ class Coordinator:
         else:
             self._check(ready)
 
-    def _number(self, machines: list[Machine]) -> None:
+    def _number(self, machines: list[MachineState]) -> None:
         """Give the machines their ranks, in the order that they had, newcomers last.
 
         Where all machines are there, those that were started with a rank keep it.
@@ -304,9 +304,9 @@ class Coordinator:
             one.rank = one.rank if one.rank in held - {None} else next(free)
         machines.sort(key=lambda one: one.rank or 0)
 
-    def _check(self, machines: list[Machine]) -> None:
+    def _check(self, machines: list[MachineState]) -> None:
         main, *others = machines
-        found: list[preflight.Difference] = []
+        found: list[preflight.FactMismatch] = []
         for one in machines:
             one.is_checked = True
         for one in others:
@@ -339,7 +339,7 @@ class Coordinator:
         where = "compared before the ranks start"
         self._end(self._failed(cause, where, fix, details), details)
 
-    def _note_probe(self, machine: Machine, probed: messages.Probed) -> None:
+    def _note_probe(self, machine: MachineState, probed: messages.Probed) -> None:
         if machine.peer not in self._probes:
             return
         del self._probes[machine.peer]
@@ -353,7 +353,7 @@ class Coordinator:
                 "NCCL_SOCKET_IFNAME name the interface that connects them",
             )
 
-    def _open_round(self, machines: list[Machine]) -> None:
+    def _open_round(self, machines: list[MachineState]) -> None:
         main = machines[0]
         assert main.ready is not None
         store_port = main.ready.store_port or 0
@@ -364,13 +364,13 @@ class Coordinator:
             one.ready = one.failure = one.left = None
             one.has_ranks, one.is_done = True, False
             address = one.address or own_address
-            told = messages.Round(
+            told = messages.StartRound(
                 self._round, rank, len(machines), self.num_restarts, address, store_port, one.notes
             )
             one.notes = ()
             self.outbox.append((one.peer, told))
 
-    def _note_failure(self, machine: Machine, failed: messages.Failed, now: float) -> None:
+    def _note_failure(self, machine: MachineState, failed: messages.Failed, now: float) -> None:
         if failed.is_final:
             self._end_before_start(failed)
         if not (self._is_running and machine.has_ranks) or self.is_ended or self._is_stopping:
@@ -428,7 +428,7 @@ class Coordinator:
             self.num_untold = max(self._most - len(self.machines) - num_known, 0)
             self._end(failed)
 
-    def _stop(self, machine: Machine, stopping: messages.Stopping) -> None:
+    def _stop(self, machine: MachineState, stopping: messages.Signalled) -> None:
         """Stop the run; a machine without ranks only leaves it, unless it is machine 0."""
         is_end = machine.has_ranks or not machine.address
         is_news = stopping.ends_grace or not self._is_stopping

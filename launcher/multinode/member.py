@@ -29,14 +29,14 @@ class Member:
         self, link: socket.socket, key: bytes, machine_timeout_s: float, word: Callable[[], str]
     ) -> None:
         self.accepted: messages.Accepted | None = None
-        self.refused: messages.Refused | None = None
+        self.refused: messages.Rejected | None = None
         self.missing: messages.Missing | None = None
         self.probe: messages.Probe | None = None
-        self.round: messages.Round | None = None
+        self.round: messages.StartRound | None = None
         self.restart: messages.Restart | None = None  # asked for since the last round
         self.ended_by: messages.Failed | None = None
         self.is_all_done = False
-        self.stopping: messages.Stopping | None = None
+        self.stopping: messages.Signalled | None = None
         self.on_grace_end: Callable[[], None] = lambda: None
         """Called by the thread when the grace period of the run is ended on another machine."""
         self.lost: str | None = None  # machine 0, and how that was noticed
@@ -159,7 +159,7 @@ class Member:
             word = self._word()
             self._to_send.append(messages.Beat("" if word == self._last_word else word))
             self._last_word = word
-        elif isinstance(message, messages.Round):
+        elif isinstance(message, messages.StartRound):
             self.restart, self.probe = None, None
             self.round = message
         elif isinstance(message, messages.Restart):
@@ -168,7 +168,7 @@ class Member:
             self.ended_by = message
         elif isinstance(message, messages.AllDone):
             self.is_all_done = True
-        elif isinstance(message, messages.Refused):
+        elif isinstance(message, messages.Rejected):
             self.refused = message
         elif isinstance(message, messages.Missing):
             self.missing = message
@@ -176,7 +176,7 @@ class Member:
             self.lost = unheard(message, "this machine")
         elif isinstance(message, messages.Probe):
             self.probe = message
-        elif isinstance(message, messages.Stopping):
+        elif isinstance(message, messages.Signalled):
             self.stopping = message
             if message.ends_grace:
                 self.on_grace_end()

@@ -21,12 +21,7 @@ from headway.launcher.multinode.coordinator import Coordinator, Seen, failure_of
 from headway.launcher.multinode.hub import Hub
 from headway.launcher.multinode.member import Member
 from headway.launcher.multinode.preflight import HOW_TO_SET, facts_of, run_key
-from headway.launcher.multinode.rendezvous import (
-    Rendezvous,
-    RunEnded,
-    connect_to_store,
-    open_store,
-)
+from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded, connect_to_store, open_store
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -78,7 +73,7 @@ class MachinesRendezvous(Rendezvous):
             main = self._membership.address
             host = connect.listening_host(main) if connect.is_literally_local(main) else ""
             self._store, store_port = open_store(host)
-        member.send(messages.Ready(self._listen_to_probe(member), store_port))
+        member.send(messages.MachineReady(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
         for note in joined.notes:
@@ -111,8 +106,8 @@ class MachinesRendezvous(Rendezvous):
         return self._own_address or (main if connect.is_literally_local(main) else LOOPBACK)
 
     def _wait_for_round(
-        self, member: Member, began: messages.Round | None, missing: messages.Missing | None
-    ) -> messages.Round:
+        self, member: Member, began: messages.StartRound | None, missing: messages.Missing | None
+    ) -> messages.StartRound:
         """Return the round after `began`; print what is missing once that is not `missing`."""
         tried: messages.Probe | None = None
 
@@ -214,12 +209,12 @@ class MachinesRendezvous(Rendezvous):
         if member is not None and (ends_grace or not self._has_stopped):
             self._has_stopped = True
             if ends_grace or member.stopping is None:
-                member.send(messages.Stopping(int(number), socket.gethostname(), ends_grace))
+                member.send(messages.Signalled(int(number), socket.gethostname(), ends_grace))
 
     def tell_steps(self, rank: int, figures: Figures) -> None:
         member = self._member
         if member is not None and not self._is_machine_0 and not member.is_over:
-            member.send(messages.Steps(rank, figures))
+            member.send(messages.Timing(rank, figures))
 
     def give_up(self, error: HeadwayError) -> None:
         member = self._member

@@ -35,7 +35,7 @@ class Fact(NamedTuple):
     value: str
 
 
-class Facts(NamedTuple):
+class MachineFacts(NamedTuple):
     must_agree: tuple[Fact, ...]
     should_agree: tuple[Fact, ...]
 
@@ -47,10 +47,10 @@ class Join(NamedTuple):
     least: int  # machines that it expects
     most: int
     host: str
-    facts: Facts
+    facts: MachineFacts
 
 
-class Ready(NamedTuple):
+class MachineReady(NamedTuple):
     """The machine runs no rank, and waits for a round."""
 
     probe_port: int  # on which it listens, to be tried by another machine
@@ -86,7 +86,7 @@ class Done(NamedTuple):
     left: Failed | None = None
 
 
-class Stopping(NamedTuple):
+class Signalled(NamedTuple):
     """A signal stops the run, on the machine that sends it; machine 0 tells the others."""
 
     signal: int
@@ -98,7 +98,7 @@ class Beat(NamedTuple):
     word: str  # of its ranks: how far they are; empty: as before
 
 
-class Steps(NamedTuple):
+class Timing(NamedTuple):
     rank: int
     figures: Figures
 
@@ -117,7 +117,7 @@ class Accepted(NamedTuple):
     machine_timeout_s: float
 
 
-class Refused(NamedTuple):
+class Rejected(NamedTuple):
     what: str
     where: str
     fix: str
@@ -133,7 +133,7 @@ class Probe(NamedTuple):
     port: int
 
 
-class Round(NamedTuple):
+class StartRound(NamedTuple):
     """All machines of the round are there: start the ranks."""
 
     number: int
@@ -157,8 +157,8 @@ class AllDone(NamedTuple):
 
 
 Message = (
-    Join | Ready | Probed | Failed | Done | Stopping | Beat | Steps | HeartbeatLost | Leave
-) | (Accepted | Refused | Missing | Probe | Round | Restart | AllDone)
+    Join | MachineReady | Probed | Failed | Done | Signalled | Beat | Timing | HeartbeatLost | Leave
+) | (Accepted | Rejected | Missing | Probe | StartRound | Restart | AllDone)
 
 _KINDS = kinds_of(*get_args(Message))
 

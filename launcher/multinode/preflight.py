@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headway._version import __version__
 from headway.errors import ConfigError
 from headway.ipc.run_contract import KEY_VARIABLE
-from headway.launcher.multinode.messages import Fact, Facts
+from headway.launcher.multinode.messages import Fact, MachineFacts
 from headway.launcher.plan.plan import LaunchPlan
 
 _ARGUMENTS = "arguments"
@@ -29,7 +29,7 @@ _SHOULD_AGREE = (
 )
 
 
-class Difference(NamedTuple):
+class FactMismatch(NamedTuple):
     machine: str
     what: str
     here: str
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
         return f"{self.machine}: {self.what} {self.here}, on machine 0 {self.on_machine_0}"
 
 
-def facts_of(plan: LaunchPlan, torch_version: str) -> Facts:
+def facts_of(plan: LaunchPlan, torch_version: str) -> MachineFacts:
     """Return what is compared between the machines of one run; possible secrets by digest."""
     program = plan.program
     must = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
@@ -53,7 +53,9 @@ def facts_of(plan: LaunchPlan, torch_version: str) -> Facts:
         Fact("python", platform.python_version().rpartition(".")[0]),
         Fact(_ARGUMENTS, _digest("\0".join(program.args).encode())),
     ]
-    return Facts((*must, *_settings(plan, _MUST_AGREE)), (*should, *_settings(plan, _SHOULD_AGREE)))
+    return MachineFacts(
+        (*must, *_settings(plan, _MUST_AGREE)), (*should, *_settings(plan, _SHOULD_AGREE))
+    )
 
 
 def _settings(plan: LaunchPlan, names: Sequence[str]) -> list[Fact]:
@@ -64,10 +66,10 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[Difference]:
+def differences(main: Sequence[Fact], other: Sequence[Fact], machine: str) -> list[FactMismatch]:
     on_main, here = dict(main), dict(other)
     return [
-        Difference(machine, name, here.get(name, "-"), on_main.get(name, "-"))
+        FactMismatch(machine, name, here.get(name, "-"), on_main.get(name, "-"))
         for name in dict.fromkeys([*on_main, *here])
         if here.get(name) != on_main.get(name)
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headway.launcher.multinode.messages import Failed
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """What is known at the end of a run; `machine` is this machine's number."""
 
     exits: Sequence[RankExit]
@@ -46,7 +46,7 @@ class Ending(NamedTuple):
     repeats: str = ""  # of a repeated failure: that it is one, to continue a sentence
 
 
-def ending_of(run: Outcome) -> Ending:
+def ending_of(run: RunOutcome) -> Ending:
     """Return how the run ends; the first row that applies decides.
 
     Ctrl-C, or a stop that has prevented a restart; a failure on another machine; a stop before all
@@ -84,7 +84,7 @@ def ending_of(run: Outcome) -> Ending:
     return _repeated(run, Ending(failure.exit_code, line, failure))
 
 
-def _repeated(run: Outcome, ending: Ending) -> Ending:
+def _repeated(run: RunOutcome, ending: Ending) -> Ending:
     """Return the ending with the exit code of a repeated failure, if it is one."""
     if not run.repeats:
         return ending

@@ -55,7 +55,7 @@ _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after th
 _NEVER = float("inf")
 
 
-class Job(NamedTuple):
+class ServerArgs(NamedTuple):
     method: str  # fork, exec; program: not a Python script
     grace_s: float
     kind: str  # script or module
@@ -71,7 +71,7 @@ class Rank(NamedTuple):
 def main() -> None:
     """Serve until the launcher has ended; in a forked rank, run the program and return."""
     fd, method, grace_s, _room, kind, name, *args = sys.argv[1:]
-    job = Job(method, float(grace_s), kind, name, args)
+    job = ServerArgs(method, float(grace_s), kind, name, args)
     atexit.register(worker.finish_process)
     # left to the launcher
     signals.outlive(signal.SIGINT, signal.SIGQUIT, *worker.USER_SIGNALS)
@@ -160,7 +160,7 @@ def _wait_for_server(server: int, launcher: socket.socket, grace_s: float) -> in
 
 
 class _Server:
-    def __init__(self, launcher: socket.socket, job: Job) -> None:
+    def __init__(self, launcher: socket.socket, job: ServerArgs) -> None:
         self._launcher = launcher
         self._job = job
         self._wake_fds = wake_on_child_end()
@@ -264,7 +264,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _start_fresh(job: Job, rank: Rank) -> int:
+def _start_fresh(job: ServerArgs, rank: Rank) -> int:
     here, cpus = os.getpid(), rank.env.pop(CPUS_VARIABLE, "")
     stdin, stdout, stderr, channel = rank.fds
 

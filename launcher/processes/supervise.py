@@ -28,7 +28,7 @@ from headway.launcher.output.pipes import UNREAD_AFTER_FAILURE_S, Output
 from headway.launcher.plan.notes import unused
 from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.launcher.processes.agent import Agent, place_of
-from headway.launcher.processes.ending import Ending, Outcome, ending_of
+from headway.launcher.processes.ending import Ending, RunOutcome, ending_of
 from headway.launcher.processes.log_folder import create_log_folder
 from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
 from headway.launcher.rank.debugging import lent_terminal
@@ -72,9 +72,7 @@ def supervise(
         figures.tell = console.warn
     output = Output(console, folder=folder, status=status)
     watch = Watch(
-        None if is_debugged else settings.hang_timeout,
-        lambda: output.last_output_at,
-        figures.note,
+        None if is_debugged else settings.hang_timeout, lambda: output.last_output_at, figures.note
     )
     ranks = counted(settings.num_processes, "rank", "ranks")
     if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
@@ -114,7 +112,7 @@ def supervise(
         handler.give_up(error)
         raise
     finally:
-        outcome = Outcome(agent.exits, settings.num_processes, stopped_by)
+        outcome = RunOutcome(agent.exits, settings.num_processes, stopped_by)
         has_failed = any(end.is_failure for end in agent.exits)
         has_failed |= stopped_by is not None and not outcome.have_saved
         watch.close()

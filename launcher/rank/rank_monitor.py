@@ -24,7 +24,7 @@ from typing import Any
 from headway.ipc import process_groups
 from headway.ipc.process_groups import keep_groups_apart
 from headway.ipc.progress import Channel, Progress, identity, process_progress
-from headway.ipc.records import OF_HEADWAY, Answer, Collective, Frame, Group, Ready
+from headway.ipc.records import OF_HEADWAY, Collective, Frame, Group, RankReady, StatusReply
 from headway.ipc.run_contract import port_of_store
 from headway.launcher.rank.import_hooks import AfterImport
 
@@ -48,7 +48,7 @@ def start(channel: int) -> None:
     helper = _Helper(channel, progress)
     helper.start()
     os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
-    progress.send(Ready())
+    progress.send(RankReady())
     keep_apart = partial(keep_groups_apart, port=port_of_store())
     if _C10D in sys.modules:
         keep_apart(sys.modules[_C10D])
@@ -152,7 +152,7 @@ def _answer(progress: Progress) -> None:
     with suppress(Exception):  # torch's private names have changed; the stacks are still known
         groups = read_groups()
     progress.send(
-        Answer(
+        StatusReply(
             groups=groups,
             progress=progress.snapshot(),
             num_modules=len(sys.modules),

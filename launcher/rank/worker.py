@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from headway.errors import ConfigError, HeadwayError
 from headway.ipc import process_groups, signals
 from headway.ipc.progress import process_progress
-from headway.ipc.records import Crash, End, Frame, Heartbeat
+from headway.ipc.records import Crash, Frame, Heartbeat, ScriptEnd
 from headway.ipc.run_contract import read_ranks, read_run
 from headway.launcher.diagnosis.reasons import is_of_communication
 from headway.launcher.plan.program import RUNTIMES, finder_in
@@ -198,7 +198,7 @@ def _attempt(do: Callable[[], T], otherwise: T) -> T:
 def _report_end(stop: SystemExit | None) -> None:
     """Report that the program ended by itself; not reached after os._exit."""
     readers = tuple(name for name in RUNTIMES if name in sys.modules)
-    end = End(
+    end = ScriptEnd(
         time=_now(),
         code=0,
         groups=_attempt(rank_monitor.read_groups, ()),
@@ -209,7 +209,7 @@ def _report_end(stop: SystemExit | None) -> None:
     _tell(end)
 
 
-def _tell(last_word: End | Crash) -> None:
+def _tell(last_word: ScriptEnd | Crash) -> None:
     """Send how the program has ended, and keep it for a record of this process's own."""
     global _last_word
     _last_word = last_word
@@ -220,10 +220,10 @@ def _tell(last_word: End | Crash) -> None:
     progress.send(last_word)
 
 
-_last_word: End | Crash | None = None
+_last_word: ScriptEnd | Crash | None = None
 
 
-def _with_exit(end: End, stop: SystemExit) -> End:
+def _with_exit(end: ScriptEnd, stop: SystemExit) -> ScriptEnd:
     frame = traceback.extract_tb(stop.__traceback__)[-1]
     return end._replace(
         code=stop.code & 255 if isinstance(stop.code, int) else int(stop.code is not None),

@@ -16,7 +16,7 @@ from typing import TextIO
 from headway.errors import LaunchError, MachineError
 from headway.ipc.forking import die_with_parent
 from headway.ipc.typed import decode, kinds_of
-from headway.launcher.remote.orders import End, Found
+from headway.launcher.remote.orders import Found, LaunchEnd
 
 _OPTIONS = {
     "BatchMode": "yes",  # no prompts: nobody could tell which host asks
@@ -36,7 +36,7 @@ def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
     return ["ssh", "-T", *options, host, f"exec {shlex.join(agent)}"]
 
 
-class Connection:
+class AgentLink:
     def __init__(self, name: str, process: Process, mark: str) -> None:
         self.name = name
         self.has_answered = False
@@ -91,17 +91,17 @@ class Connection:
             "a question, with the same Python there",
         )
 
-    async def end(self) -> End | None:
+    async def end(self) -> LaunchEnd | None:
         """Return how the launch has ended; None if the connection did before."""
         answer = await self._answers.get()
         if answer is not None:
-            end: End = decode(kinds_of(End), answer)
+            end: LaunchEnd = decode(kinds_of(LaunchEnd), answer)
             return end
         self.close_input(CLOSE_WITHIN_S)
         await self.ended()
         return None
 
-    def lost(self) -> End:
+    def lost(self) -> LaunchEnd:
         error = LaunchError(
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
             + self._how_it_ended(),
@@ -109,7 +109,7 @@ class Connection:
             fix="see the messages of ssh above; a host that is only cut off ends its launch when "
             "the network is back, or after some 15 minutes: wait for that before you start again",
         )
-        return End(error.exit_code, f"error: {error}")
+        return LaunchEnd(error.exit_code, f"error: {error}")
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
@@ -190,7 +190,7 @@ class Connection:
         self._held_errors = None
 
 
-async def connect(host: str, agent: Sequence[str], mark: str) -> Connection:
+async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
     """Start ssh to a host, by its name as ssh knows it, and the agent there.
 
     `mark` precedes each answer of the agent among what else comes from there. Raises MachineError
@@ -217,7 +217,7 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> Connection:
             where=f"host {host}",
             fix="each host takes a process and some open files here: see `ulimit -u` and -n",
         ) from None
-    return Connection(host, process, mark)
+    return AgentLink(host, process, mark)
 
 
 def _write(stream: TextIO, data: bytes) -> None:

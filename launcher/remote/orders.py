@@ -31,7 +31,7 @@ OF_ONE_RUN = (*(RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE
 """Of a run that this process is a part of; another one has its own."""
 
 
-class Order(NamedTuple):
+class AgentSetup(NamedTuple):
     """The first words to an agent: where the launch is to run, and with what."""
 
     mark: str  # at the beginning of the agent's lines
@@ -49,7 +49,7 @@ class Found(NamedTuple):
     caller: str = ""  # the address of ssh's client, as the host sees it
 
 
-class Start(NamedTuple):
+class StartLaunch(NamedTuple):
     """Lets an agent run `headway launch` with these words, and its secret in the environment."""
 
     words: tuple[str, ...]
@@ -61,7 +61,7 @@ class Signal(NamedTuple):
     number: int
 
 
-class End(NamedTuple):
+class LaunchEnd(NamedTuple):
     """How the launch has ended: an agent's last words."""
 
     exit_code: int

@@ -52,7 +52,7 @@ exit "$code"
 """
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     options: Mapping[str, str]  # of sbatch, by their long names without dashes; "": no value
     variables: Mapping[str, str]  # of the environment that the script sets
     command: Sequence[str]  # the launch, with its arguments
@@ -79,7 +79,7 @@ class JobState(NamedTuple):
         return int(self.name != "COMPLETED")
 
 
-def batch_script(job: Job) -> str:
+def batch_script(job: SlurmJob) -> str:
     """Return the text of a script for sbatch, which has the job requeued where it may resume."""
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
     lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
@@ -219,9 +219,7 @@ def copy_new(path: str, offset: int, write: Callable[[bytes], object]) -> int:
 
 
 def _run(
-    command: Sequence[str],
-    environ: Mapping[str, str] | None = None,
-    text: str = "",
+    command: Sequence[str], environ: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
     if shutil.which(command[0]) is None:
         raise MachineError(

@@ -20,8 +20,8 @@ from headway.ipc.stderr import say
 from headway.ipc.typed import encode
 from headway.launcher.multinode.connect import is_loopback
 from headway.launcher.remote import agents as connection
-from headway.launcher.remote.agents import Connection, connect
-from headway.launcher.remote.orders import End, Found, Order, Signal, Start
+from headway.launcher.remote.agents import AgentLink, connect
+from headway.launcher.remote.orders import AgentSetup, Found, LaunchEnd, Signal, StartLaunch
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0
@@ -38,7 +38,7 @@ class RemoteLaunch(NamedTuple):
 
     hosts: Hosts  # in the order of their machine ranks
     agent: Sequence[str]  # the command that runs the agent, the same on each host
-    order: Order  # what each agent is told first
+    order: AgentSetup  # what each agent is told first
     words: Callable[[int, str, int], Sequence[str]]
     main_address: str | None  # of machine 0, where the user has set it
     main_port: int | None
@@ -57,7 +57,7 @@ def run_on_hosts(launch: RemoteLaunch) -> int:
 class _Run:
     def __init__(self, launch: RemoteLaunch) -> None:
         self.launch = launch
-        self.machines: list[Connection] = []
+        self.machines: list[AgentLink] = []
         self.stopped_by = 0
         self.has_started = False
         self.is_closing = False
@@ -131,7 +131,7 @@ class _Run:
 
     @asynccontextmanager
     async def _telling_who_is_waited_for(
-        self, is_awaited: Callable[[Connection], bool], text: str = ""
+        self, is_awaited: Callable[[AgentLink], bool], text: str = ""
     ) -> AsyncIterator[None]:
         def tell() -> None:
             if names := [machine.name for machine in self.machines if is_awaited(machine)]:
@@ -150,7 +150,7 @@ class _Run:
         self.has_started = True
         for rank, machine in enumerate(self.machines):
             words = self.launch.words(rank, address, port)
-            machine.send(encode(Start(tuple(words), key, self.launch.stops_within_s)))
+            machine.send(encode(StartLaunch(tuple(words), key, self.launch.stops_within_s)))
 
     async def _end(self) -> int:
         """Wait for all launches; print the report of the one to blame, and return its code.
@@ -158,8 +158,8 @@ class _Run:
         Once one has failed, the others have some seconds to find that out by themselves; then, or
         once a connection is lost, this command stops them, and how they end explains nothing.
         """
-        ends: dict[int, End] = {}  # by machine rank, in the order in which they came
-        lost: list[End] = []
+        ends: dict[int, LaunchEnd] = {}  # by machine rank, in the order in which they came
+        lost: list[LaunchEnd] = []
         are_stopped = False
         waiting = {asyncio.create_task(machine.end()): machine for machine in self.machines}
         while waiting:
@@ -185,7 +185,7 @@ class _Run:
         return blamed.exit_code
 
     def _stop_others(
-        self, others: Collection[Connection], ended: Mapping[Connection, End | None]
+        self, others: Collection[AgentLink], ended: Mapping[AgentLink, LaunchEnd | None]
     ) -> None:
         """Stop the launches that continue after a failure; they will report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
@@ -206,7 +206,9 @@ def main_address_of(found: Sequence[Found]) -> str:
     return seen[0] if seen and is_loopback(own) else own
 
 
-def _to_blame(ends: Mapping[int, End], lost: Sequence[End], *, is_stopped: bool) -> End:
+def _to_blame(
+    ends: Mapping[int, LaunchEnd], lost: Sequence[LaunchEnd], *, is_stopped: bool
+) -> LaunchEnd:
     """Return the end that is reported: machine 0's, which knows the failures of all machines.
 
     Where machine 0 has not failed, it is the first lost connection or the first failure. `ends` are
@@ -221,5 +223,5 @@ def _to_blame(ends: Mapping[int, End], lost: Sequence[End], *, is_stopped: bool)
     return max(ends.values(), key=lambda end: end.exit_code)  # of those with nothing to save: 0
 
 
-def _is_failure(end: End) -> bool:
+def _is_failure(end: LaunchEnd) -> bool:
     return end.exit_code not in (0, STOPPED_AND_SAVED)

@@ -133,6 +133,11 @@ def test_no_code_reads_private_names_of_a_class() -> None:
     assert [*taken_from_others(PRODUCT + TESTS)] == []
 
 
+def test_no_two_public_classes_have_one_name() -> None:
+    names = Counter(node.name for _, node in classes(PRODUCT) if node.name[0] != "_")
+    assert {name for name in names if names[name] > 1} == {"Accelerator"}  # compat's, too
+
+
 def test_a_run_s_end_is_written_once() -> None:
     names = Counter(
         one.name

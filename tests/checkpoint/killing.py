@@ -26,7 +26,7 @@ import torch.distributed as dist
 from headway.checkpoint import background, folders
 from headway.checkpoint.folders import checkpoints_in, prune, recover
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.saving import TENSORS, CheckpointProgress, State
+from headway.checkpoint.saving import TENSORS, CheckpointProgress, Contents
 from headway.checkpoint.tensors import SavedTensors
 from tests.checkpoint.saving import save_checkpoint
 
@@ -36,10 +36,10 @@ EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", 
 def save(folder: Path, name: str, step: int, keep: int, rank: int = 0) -> None:
     """Save a checkpoint of which every part says its step."""
 
-    def state(pending: Path) -> State:
+    def state(pending: Path) -> Contents:
         (pending / f"hook_{rank}.txt").write_text(str(step))
         values = {"model": torch.full((999,), step), "optimizer": {"a": torch.tensor(step)}}
-        return State(values, {"generators": torch.full((5,), step)})
+        return Contents(values, {"generators": torch.full((5,), step)})
 
     save_checkpoint(
         folder / name, state, CheckpointProgress(step, 0), then=lambda: prune(folder, keep)

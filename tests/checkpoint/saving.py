@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.checkpoint.saving import CheckpointProgress, State, prepare_checkpoint, write_prepared
+from headway.checkpoint.saving import (
+    CheckpointProgress,
+    Contents,
+    prepare_checkpoint,
+    write_prepared,
+)
 
 
 def save_checkpoint(
     target: Path,
-    state: Callable[[Path], State],
+    state: Callable[[Path], Contents],
     progress: CheckpointProgress,
     *,
     then: Callable[[], object] = bool,

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway import Accelerator  # noqa: E402
-from headway.checkpoint.folders import State, leftovers_in, listed_in  # noqa: E402
+from headway.checkpoint.folders import SaveStatus, leftovers_in, listed_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint, weights_in  # noqa: E402
 from headway.checkpoint.manifest import NAME, verify  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
@@ -267,9 +267,9 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
 
 
 STATES = {
-    "manifest.json": State.UNREADABLE,
-    "tensors": State.UNREADABLE,
-    "values.json": State.COMPLETE,  # its size is right
+    "manifest.json": SaveStatus.UNREADABLE,
+    "tensors": SaveStatus.UNREADABLE,
+    "values.json": SaveStatus.COMPLETE,  # its size is right
 }
 CLOSED = {"manifest.json": "manifest.json", "tensors": "tensors/", "values.json": "values.json"}
 
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_this_user_may_not_read_is_named_as_closed_and_not_pas
         assert f"checkpoint_2/{CLOSED[closed]}" in str(caught.value)
         assert "damaged" not in str(caught.value)
     states = [one.state for one in listed_in(Path("run"))]
-    assert states == [State.COMPLETE, STATES[closed]]
+    assert states == [SaveStatus.COMPLETE, STATES[closed]]
     (newest / closed).chmod(0o700)
     Path("run").chmod(0)
     with pytest.raises(CheckpointError, match="Permission denied"):

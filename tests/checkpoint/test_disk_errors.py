@@ -17,13 +17,13 @@ torch = pytest.importorskip("torch")
 
 from headway import Accelerator  # noqa: E402
 from headway.checkpoint import folders, saving  # noqa: E402
-from headway.checkpoint.folders import NUMBERED, STEP, State, listed_in, prune  # noqa: E402
+from headway.checkpoint.folders import NUMBERED, STEP, listed_in, prune  # noqa: E402
 from headway.checkpoint.manifest import NAME, files_below  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.commands.checkpoint import main  # noqa: E402
 from headway.errors import CheckpointError, HeadwayError  # noqa: E402
 from headway.history import record, store  # noqa: E402
-from headway.integrations.resuming import Listed, add_to_list, read_list  # noqa: E402
+from headway.integrations.resuming import TrainerSave, add_to_list, read_list  # noqa: E402
 from headway.ipc.paths import is_absent  # noqa: E402
 from headway.settings.profile_files import find_project_profile  # noqa: E402
 from tests.checkpoint.saved import save  # noqa: E402
@@ -75,16 +75,14 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
         assert str(newest) in caught.value.problems[0].where
         assert "fall_back=True" in caught.value.problems[0].fix
         assert "step_00000002" in caught.value.problems[0].fix
-        assert [one.state for one in listed_in(folder)] == [State.COMPLETE, State.UNREADABLE]
+        assert [one.state for one in listed_in(folder)] == ["complete", "unreadable"]
         assert main(["verify", str(tmp_path)]) == 1
         assert str(newest) in capsys.readouterr().err
         assert train(tmp_path, fall_back=True) == 2
     assert newest in [one.path for one in listed_in(folder)]
 
 
-def test_a_newest_checkpoint_without_its_manifest_is_damaged_and_not_absent(
-    tmp_path: Path,
-) -> None:
+def test_a_newest_checkpoint_without_its_manifest_is_damaged_and_not_absent(tmp_path: Path) -> None:
     train(tmp_path, 3)
     newest = tmp_path / "checkpoints" / "step_00000003"
     (newest / "manifest.json").unlink()
@@ -199,7 +197,7 @@ def test_no_other_place_takes_an_error_for_an_absence(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "checkpoint-3").mkdir()
-    add_to_list(tmp_path, Listed(str(tmp_path / "checkpoint-3")))
+    add_to_list(tmp_path, TrainerSave(str(tmp_path / "checkpoint-3")))
     os.makedirs(store.runs_folder())
     (tmp_path / "headway.yaml").write_text("")
     with broken(tmp_path, errno.EIO):

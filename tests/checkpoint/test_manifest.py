@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.folders import resolve_checkpoint
-from headway.checkpoint.manifest import (
-    FORMAT,
-    NAME,
-    read_manifest,
-    unlisted_files,
-    verify,
-)
+from headway.checkpoint.manifest import FORMAT, NAME, read_manifest, unlisted_files, verify
 from headway.errors import CheckpointError
 from headway.ipc.stderr import shown
 from tests.checkpoint.saved import TEXTS, rewrite, save

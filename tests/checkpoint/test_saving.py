@@ -25,7 +25,7 @@ from headway.checkpoint import saving  # noqa: E402
 from headway.checkpoint.folders import checkpoints_in, leftovers_in  # noqa: E402
 from headway.checkpoint.loading import load_checkpoint  # noqa: E402
 from headway.checkpoint.manifest import unlisted_files, verify  # noqa: E402
-from headway.checkpoint.saving import CheckpointProgress, State  # noqa: E402
+from headway.checkpoint.saving import CheckpointProgress, Contents  # noqa: E402
 from headway.checkpoint.tensors import save_tensors  # noqa: E402
 from headway.errors import CheckpointError  # noqa: E402
 from headway.trackers.project import ProjectConfiguration  # noqa: E402
@@ -197,13 +197,15 @@ def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error(tex
 
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
-STATE = State({"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "states": torch.ones(3)})
+STATE = Contents(
+    {"model": {"weight": WEIGHT, "lr": 0.1}}, {"random": [1, 2], "states": torch.ones(3)}
+)
 
 
 def save(
-    target: Path, state: State = STATE, *, hook: Callable[[Path], object] = str, **options: Any
+    target: Path, state: Contents = STATE, *, hook: Callable[[Path], object] = str, **options: Any
 ) -> None:
-    def state_of(folder: Path) -> State:
+    def state_of(folder: Path) -> Contents:
         hook(folder)
         return state
 
@@ -214,7 +216,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path: Pat
     save(tmp_path / "a")
 
     def replace(_: str, saved: Any, was_sharded: bool) -> Any:
-        save(tmp_path / "a", State({"model": {"weight": WEIGHT + 1, "lr": 0.2}}, STATE.own))
+        save(tmp_path / "a", Contents({"model": {"weight": WEIGHT + 1, "lr": 0.2}}, STATE.own))
         return saved
 
     with pytest.raises(CheckpointError, match="replaced"):
@@ -259,7 +261,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it_and_nothing_else(
     folder = tmp_path / "checkpoints"
     save(folder / "a")
     before = verify(folder / "a")
-    state = State({"model": object()}, {}) if failure == "object" else STATE
+    state = Contents({"model": object()}, {}) if failure == "object" else STATE
     with pytest.raises(CheckpointError):
         save(folder / "a", state, hook=run_out_of_space if failure == "hook" else str)
     assert verify(folder / "a") == before

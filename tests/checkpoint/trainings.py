@@ -53,12 +53,7 @@ from headway.distributed.rng import generator_states
 from headway.ipc.forking import adopt_orphans
 from headway.launcher.processes.shutdown import end_descendants
 from headway.precision.precision import Fp16, PrecisionSettings
-from headway.utils import (
-    DataLoaderConfiguration,
-    GradScalerKwargs,
-    ProjectConfiguration,
-    set_seed,
-)
+from headway.utils import DataLoaderConfiguration, GradScalerKwargs, ProjectConfiguration, set_seed
 
 CPU = torch.device("cpu")
 EPOCHS, LIMIT_S = 2, 60
@@ -90,13 +85,10 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     ),
     "ReduceLROnPlateau": lambda one: schedules.ReduceLROnPlateau(one, factor=0.5, patience=1),
     "SequentialLR": lambda one: schedules.SequentialLR(
-        one,
-        [schedules.LinearLR(one, 0.1, 1.0, 3), schedules.CosineAnnealingLR(one, 9)],
-        [3],
+        one, [schedules.LinearLR(one, 0.1, 1.0, 3), schedules.CosineAnnealingLR(one, 9)], [3]
     ),
     "ChainedScheduler": lambda one: schedules.ChainedScheduler(
-        [schedules.ConstantLR(one, 0.5, 3), schedules.ExponentialLR(one, 0.95)],
-        one,
+        [schedules.ConstantLR(one, 0.5, 3), schedules.ExponentialLR(one, 0.95)], one
     ),
 }
 SAMPLERS = (

@@ -15,11 +15,11 @@ from headway.commands.estimate import Report
 from headway.errors import ConfigError, LaunchError
 from headway.estimate.planner import (
     ROWS,
-    Attempt,
     Devices,
     Judged,
-    Outcome,
     Planner,
+    Trial,
+    TrialResult,
     devices_of,
     judged,
     parse_devices,
@@ -86,9 +86,9 @@ def test_the_devices_of_a_recorded_machine_are_its_gpus() -> None:
 
 def test_a_peak_fits_with_its_margin_and_a_failure_is_never_said_to() -> None:
     devices = Devices("cuda", "GPU", 10 * 2**30)
-    assert judged(Outcome(8 * 2**30), devices)[1] is True
-    assert judged(Outcome(9 * 2**30), devices)[1] is False
-    assert judged(Outcome(failed_at="script.py, line 1: KeyError"), devices)[1] is None
+    assert judged(TrialResult(8 * 2**30), devices)[1] is True
+    assert judged(TrialResult(9 * 2**30), devices)[1] is False
+    assert judged(TrialResult(failed_at="script.py, line 1: KeyError"), devices)[1] is None
 
 
 def test_one_rank_has_nothing_to_shard() -> None:
@@ -98,15 +98,15 @@ def test_one_rank_has_nothing_to_shard() -> None:
 
 def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
     rows = [
-        Judged(ROWS[0], Outcome(9), 9, False),
-        Judged(ROWS[1], Outcome(5), 5, True),
-        Judged(ROWS[2], Outcome(3), 3, True),
+        Judged(ROWS[0], TrialResult(9), 9, False),
+        Judged(ROWS[1], TrialResult(5), 5, True),
+        Judged(ROWS[2], TrialResult(3), 3, True),
     ]
     devices = Devices("cuda", "GPU", 8, 4, 2)
-    report = Report(Attempt("train.py", ("--x", "a b")), devices, rows)
+    report = Report(Trial("train.py", ("--x", "a b")), devices, rows)
     assert report.chosen is rows[1]
     start = "headway launch --num-machines 2 --num-processes 4"
-    rows += [Judged(ROWS[3], Outcome(1), 1, True)]
+    rows += [Judged(ROWS[3], TrialResult(1), 1, True)]
     assert [report.launch_line(one) for one in rows] == [
         f"{start} train.py --x 'a b'",
         f"{start} --strategy fsdp train.py --x 'a b'",
@@ -203,7 +203,7 @@ def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
         if not reads:  # nobody reads what is written from here on
             wait_until(closed.exists)
         with pytest.raises(LaunchError) as refused:
-            planner.follow(Attempt("script.py", ()))
+            planner.follow(Trial("script.py", ()))
     assert refused.value.problems[0].where == "script.py"
     assert "7" in refused.value.problems[0].what
 
@@ -213,7 +213,7 @@ def test_a_child_that_ends_without_an_answer_is_an_error_that_says_so(
 def test_the_time_limit_is_waited_for_once() -> None:
     pytest.importorskip("torch")
     Path("endless.py").write_text(f"{TRAINING[: TRAINING.index('for')]}import time; time.sleep(99)")
-    attempt = Attempt("endless.py", (), time_limit_s=3, world_size=2)
+    attempt = Trial("endless.py", (), time_limit_s=3, world_size=2)
     with Planner([sys.executable], environment()) as planner:
         devices = Devices("cpu", "CPU", 2**40, 2)
         [found] = planner.judge(ROWS, attempt, devices)

@@ -12,7 +12,13 @@ import pytest
 
 from headway.commands.on_host import found_here
 from headway.ipc.typed import decode, encode, kinds_of
-from headway.launcher.remote.orders import End, Order, Start, environment_there, handed_on
+from headway.launcher.remote.orders import (
+    AgentSetup,
+    LaunchEnd,
+    StartLaunch,
+    environment_there,
+    handed_on,
+)
 from tests.commands.running import run
 
 
@@ -73,7 +79,7 @@ def test_a_host_has_to_have_the_folder_and_the_script(
     monkeypatch.chdir(tmp_path)  # and back at the end
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text("1")
-    order = Order("", str(tmp_path / "work"), "train.py", {})
+    order = AgentSetup("", str(tmp_path / "work"), "train.py", {})
     sshd = {"SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
     found = found_here(order, sshd)
     assert (found.caller, found.address, found.fault) == ("10.0.0.9", "10.0.0.1", "")
@@ -87,7 +93,7 @@ def agent_of(code: str, orders: bytes = b"") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", code]
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert agent.stdin is not None
-    agent.stdin.write(encode(Order("the-mark", os.getcwd(), None, {})) + orders)
+    agent.stdin.write(encode(AgentSetup("the-mark", os.getcwd(), None, {})) + orders)
     agent.stdin.flush()
     return agent
 
@@ -121,12 +127,12 @@ on_host.main()
 
 @pytest.mark.processes
 def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
-    with agent_of(KILLED_LAUNCHER, encode(Start((), "k", 60.0))) as agent:
+    with agent_of(KILLED_LAUNCHER, encode(StartLaunch((), "k", 60.0))) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
         _, answer = agent.stdout.readline(), agent.stdout.readline()
         agent.stdin.close()
-    end = decode(kinds_of(End), answer.removeprefix(b"the-mark"))
+    end = decode(kinds_of(LaunchEnd), answer.removeprefix(b"the-mark"))
     assert end.exit_code == 137
     assert f"error: the launcher on {socket.gethostname()} was ended by signal 9" in end.report
 
@@ -139,7 +145,7 @@ def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:
 
 
 def test_messages_are_lines_whatever_they_hold() -> None:
-    end = End(3, "error: two\nlines \u2713")
+    end = LaunchEnd(3, "error: two\nlines \u2713")
     line = encode(end)
     assert line.count(b"\n") == 1
-    assert decode(kinds_of(End), line) == end
+    assert decode(kinds_of(LaunchEnd), line) == end

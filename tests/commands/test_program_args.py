@@ -122,9 +122,7 @@ def test_a_script_that_cannot_be_looked_up_is_one_error() -> None:
         assert refused(name).problems[0].fix
 
 
-def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(
-    tmp_path: Path,
-) -> None:
+def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(tmp_path: Path) -> None:
     for name in ("used", "active", "without"):
         (tmp_path / name / "lib/python3.12/site-packages/other").mkdir(parents=True)
     (tmp_path / "active/lib/python3.12/site-packages/torch").mkdir()

@@ -258,10 +258,7 @@ def test_the_page_names_no_phase_that_nobody_measured(tmp_path: Path) -> None:
 
 
 def test_a_page_of_odd_figures_is_made(tmp_path: Path) -> None:
-    rows = [
-        (0, figures(10, seconds=0.0, loss=None, samples=0)),
-        (1, figures(2**60, data_s=-9)),
-    ]
+    rows = [(0, figures(10, seconds=0.0, loss=None, samples=0)), (1, figures(2**60, data_s=-9))]
     write_run(rows=rows)
     assert run("why", "--html", str(tmp_path / "run.html"))[0] == 0
     code, text = run("why", "--html", str(tmp_path / "no" / "run.html"))

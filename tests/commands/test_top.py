@@ -16,11 +16,11 @@ from headway.commands.main import main
 from headway.errors import ConfigError
 from headway.ipc.records import Figures
 from headway.launcher.diagnosis import run_socket
-from headway.launcher.diagnosis.run_socket import Run, RunSocket
+from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 from headway.launcher.figures.figures import RunFigures
 from tests.launcher.figures.test_figures import SLOW, USUAL, WAITING
 
-OTHER = Run(4321, "other.py", 1, 0, 1, 2e9)
+OTHER = ActiveRun(4321, "other.py", 1, 0, 1, 2e9)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
     """A launch of four ranks, and beside it a newer one with one rank; no others."""
     figures = RunFigures()
     figures.begin_attempt(4)
-    opened = RunSocket(Run(os.getpid(), "train.py", 4, 0, 1, 1e9))
+    opened = RunSocket(ActiveRun(os.getpid(), "train.py", 4, 0, 1, 1e9))
     opened.figures = lambda: figures.to_json(lambda rank: f"line \x1b[31mof {rank}")
     own = {
         one

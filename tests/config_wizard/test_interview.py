@@ -12,8 +12,8 @@ from headway.config_wizard.interview import Defaults, interview
 from headway.config_wizard.questions import (
     FINISH,
     MORE,
-    Facts,
     Question,
+    WizardFacts,
     next_question,
     profile_after,
 )
@@ -54,7 +54,7 @@ def facts_of(
     user: Mapping[str, Raw] | None = None,
     given: Mapping[str, Raw] | None = None,
     **changes: object,
-) -> Facts:
+) -> WizardFacts:
     machine = with_idle_gpus(recorded)
 
     def problems(values: Mapping[str, Raw]) -> Sequence[Problem]:
@@ -62,12 +62,12 @@ def facts_of(
 
     user = user or {}
     paths = {"user": "~/default.yaml", "project": "~/work/headway.yaml"}
-    facts = Facts(machine, {"user": user, "project": {}}, paths, given or {}, problems)
+    facts = WizardFacts(machine, {"user": user, "project": {}}, paths, given or {}, problems)
     return facts._replace(**changes)  # type: ignore[arg-type]
 
 
 def held(
-    facts: Facts, *replies: str, script: Script | None = None
+    facts: WizardFacts, *replies: str, script: Script | None = None
 ) -> tuple[Script, dict[str, Raw]]:
     """Hold one conversation; return the script after it, and the profile."""
     script = script or Script(replies)
@@ -128,7 +128,7 @@ def test_enter_alone_gives_the_best_profile_in_few_prompts(name: str) -> None:
     assert script.said == [f"summary of {prompts - 1}"]
 
 
-def paths(facts: Facts, answers: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def paths(facts: WizardFacts, answers: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Yield the answers of every path through the questions: every choice, and both ways that the
     number of machines leads.
     """

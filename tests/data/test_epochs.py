@@ -16,7 +16,7 @@ from headway import Accelerator
 from headway.checkpoint.manifest import read_manifest
 from headway.compat import Accelerator as CompatAccelerator
 from headway.data.loader import PreparedDataLoader
-from headway.data.passes import Run
+from headway.data.passes import LoaderSet
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
 from headway.utils import set_seed
@@ -44,7 +44,7 @@ class Stateful(Lazy):
 
 def prepared(rank: int = 0, world: int = 1, **options: Any) -> PreparedDataLoader:
     loader: Any = DataLoader(range(12), 2, **(options or {"shuffle": True}))  # type: ignore[arg-type]
-    return PreparedDataLoader(loader, rank, world, run=Run(Progress()))
+    return PreparedDataLoader(loader, rank, world, run=LoaderSet(Progress()))
 
 
 def trained(loader: PreparedDataLoader, between: Callable[[], object] = int) -> list[int]:
@@ -146,7 +146,7 @@ def test_loops_that_take_turns_are_reported(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_loops_of_single_batches_are_saved_when_the_next_epoch_begins() -> None:
-    run, taken = Run(Progress()), list[int]()
+    run, taken = LoaderSet(Progress()), list[int]()
     one = [PreparedDataLoader(DataLoader(range(4), 4), run=run) for _ in range(2)]  # type: ignore[arg-type]
     for _ in run.count_epochs(3, [loader.epochs for loader in one]):
         for _ in chain(*one):
@@ -220,7 +220,7 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
 def test_what_is_left_of_an_epoch_and_dropped_is_the_beginning_of_the_next() -> None:
     def of_size(size: int) -> PreparedDataLoader:
         loader: DataLoader[int] = DataLoader(range(12), size, shuffle=True, drop_last=True)  # type: ignore[arg-type]
-        return PreparedDataLoader(loader, run=Run(Progress()))
+        return PreparedDataLoader(loader, run=LoaderSet(Progress()))
 
     set_seed(3)
     loader, other = of_size(1), of_size(4)
@@ -283,7 +283,7 @@ class Counting(torch.utils.data.IterableDataset[int]):
 def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = PreparedDataLoader(DataLoader(Counting(), 2), run=Run(Progress()))
+    loader = PreparedDataLoader(DataLoader(Counting(), 2), run=LoaderSet(Progress()))
     for _ in loader:
         loader.run.progress.num_trained += 1
         loader.state_dict()
@@ -292,10 +292,10 @@ def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
     loader.state_dict()
     assert "was left before its end" in notes(capsys)
     workers: Any = {"num_workers": 1, "persistent_workers": True}
-    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=Run(Progress())).state_dict()
+    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
     assert "does not reach persistent workers" in notes(capsys)
     monkeypatch.setattr(Counting, "__module__", "datasets.iterable_dataset")
-    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=Run(Progress())).state_dict()
+    PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
     assert notes(capsys) == "", "in memory that workers share"
 
 
@@ -325,7 +325,7 @@ def test_a_checkpoint_names_the_epoch_that_it_is_in(make: Any, tmp_path: Path) -
 
 
 def test_epochs_of_a_run_are_counted_in_one_loop() -> None:
-    run = Run(Progress())
+    run = LoaderSet(Progress())
     assert [*run.count_epochs(2, [])] == [0, 1]
     with pytest.raises(UsageError, match="was called before"):
         next(run.count_epochs(2, []))

@@ -81,10 +81,7 @@ def test_batches_of_their_own_are_refused() -> None:
     [
         {"global_batch_size": True},
         {"global_batch_size": 5, "gradient_accumulation_steps": 2},
-        {
-            "global_batch_size": 4,
-            "dataloader_config": DataLoaderConfiguration(split_batches=True),
-        },
+        {"global_batch_size": 4, "dataloader_config": DataLoaderConfiguration(split_batches=True)},
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from headway.data.loader import PreparedDataLoader
-from headway.data.passes import Run
+from headway.data.passes import LoaderSet
 from headway.distributed.rng import generator_states, set_generator_states
 from headway.ipc.progress import Progress
 from headway.utils import DataLoaderConfiguration, set_seed
@@ -251,7 +251,7 @@ def a_pass_for_each_step(loader: Any) -> Iterator[list[Any]]:
 
 
 def epochs_of(*loaders: Any) -> Iterator[int]:
-    run: Run = loaders[0].run
+    run: LoaderSet = loaders[0].run
     return run.count_epochs(EPOCHS, [one.epochs for one in loaders])
 
 
@@ -317,7 +317,8 @@ def checkpoint_of(loaders: list[Any]) -> bytes:
 
 
 def prepared(kind: str) -> list[PreparedDataLoader]:
-    config, run = DataLoaderConfiguration(use_seedable_sampler=kind == "seedable"), Run(Progress())
+    config = DataLoaderConfiguration(use_seedable_sampler=kind == "seedable")
+    run = LoaderSet(Progress())
     run.counts_training = True
     return [
         PreparedDataLoader(one, config=config, run=run, number=number)

@@ -19,7 +19,12 @@ from headway.checkpoint import saving
 from headway.checkpoint.folders import checkpoints_in, leftovers_in
 from headway.checkpoint.loading import load_checkpoint
 from headway.checkpoint.manifest import verify
-from headway.checkpoint.saving import CheckpointProgress, State, prepare_checkpoint, write_prepared
+from headway.checkpoint.saving import (
+    CheckpointProgress,
+    Contents,
+    prepare_checkpoint,
+    write_prepared,
+)
 from headway.errors import CheckpointError
 from tests.distributed.in_ranks import RANK, WORLD, run_in_ranks
 
@@ -45,16 +50,16 @@ def save_together() -> None:
     whole, state = sharded_state()
     own = {"rank": RANK, "states": torch.full((2,), RANK)}
     plain = {name: one + RANK for name, one in whole.items()}  # those of rank 0 count
-    saved = State({"sharded": state, "plain": plain}, own)
+    saved = Contents({"sharded": state, "plain": plain}, own)
 
     def save(folder: Path, step: int, read: Any = lambda _: saved) -> None:
         write_prepared(prepare_checkpoint(folder, read, CheckpointProgress(step, 1)))
 
-    def fail(folder: Path) -> State:
+    def fail(folder: Path) -> Contents:
         (folder / f"hook_{RANK}.txt").write_text("mine")
         if RANK == 1:
             raise OSError(28, "No space left on device", "there")
-        return State({}, {})
+        return Contents({}, {})
 
     save(Path("saved"), 3)
     with pytest.raises(CheckpointError) as failed:
@@ -64,11 +69,11 @@ def save_together() -> None:
     save(Path("other1"), 6)
     local = Path(f"disk_of_rank_{RANK}")  # as on machines that share no disk
     with pytest.raises(CheckpointError, match="a rank does not see the folder"):
-        save(local / "a", 7, lambda _: State({}, {}))
+        save(local / "a", 7, lambda _: Contents({}, {}))
     with pytest.raises(CheckpointError, match="was replaced while it was loaded"):
         load_checkpoint(Path(f"other{RANK}"))
 
-    def leave(folder: Path) -> State:
+    def leave(folder: Path) -> Contents:
         local.mkdir(exist_ok=True)
         os.chdir(local)
         return saved

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import headway.estimate.planner
-from headway.estimate.planner import Attempt, Outcome, Planner
+from headway.estimate.planner import Planner, Trial, TrialResult
 from tests.distributed import launching
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Follow = Callable[..., Outcome]
-"""Returns what an attempt at a script found: its path, its arguments, and fields of Attempt."""
+Follow = Callable[..., TrialResult]
+"""Returns what an attempt at a script found: its path, its arguments, and fields of Trial."""
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def warm_planners() -> Iterator[None]:
 def follower() -> Iterator[Follow]:
     """Give a function that follows scripts; afterwards no file of theirs is left."""
 
-    def follow(script: Path | str, *args: str, **options: Any) -> Outcome:
-        return planner.follow(Attempt(str(Path(script).resolve()), args, **options))
+    def follow(script: Path | str, *args: str, **options: Any) -> TrialResult:
+        return planner.follow(Trial(str(Path(script).resolve()), args, **options))
 
     with tempfile.TemporaryDirectory() as folder, warm_planners():
         with Planner([sys.executable], launching.environment(TMPDIR=folder)) as planner:

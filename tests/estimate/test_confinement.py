@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.estimate.planner import Outcome
+from headway.estimate.planner import TrialResult
 from tests.estimate.following import Follow
 
 pytestmark = pytest.mark.processes
@@ -32,7 +32,7 @@ def written(text: str) -> Path:
     return script
 
 
-def goes_on_and_notes(outcome: Outcome) -> bool:
+def goes_on_and_notes(outcome: TrialResult) -> bool:
     """Return whether a script was followed, and all lines with NOTED are in notes, and no other."""
     assert (outcome.steps, outcome.failed_at) == (2, ""), outcome
     lines = enumerate(Path("script.py").read_text().splitlines(), 1)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from headway.estimate.child import patching  # noqa: E402
-from headway.estimate.planner import Attempt  # noqa: E402  they need torch
+from headway.estimate.planner import Trial  # noqa: E402  they need torch
 
 KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -24,12 +24,12 @@ def replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[list[tuple[Any, str, Any]]]:
     """The owner, the name and the stand-in of all that is replaced; here it stays as it is."""
-    from headway.estimate.child.trials import Run  # takes a second to import
+    from headway.estimate.child.trials import TrialRunner  # takes a second to import
 
     found: list[tuple[Any, str, Any]] = []
     monkeypatch.setattr(patching, "setattr", lambda *what: found.append(what), raising=False)
-    attempt = Attempt("script.py", (), device="cuda", world_size=2)
-    Run(attempt, str(tmp_path)).replace_calls()
+    attempt = Trial("script.py", (), device="cuda", world_size=2)
+    TrialRunner(attempt, str(tmp_path)).replace_calls()
     yield found
     torch.backends.mha.set_fastpath_enabled(True)
 
@@ -61,9 +61,7 @@ def differences(of_class: bool, stand_in: Callable[..., Any], original: Any) -> 
     return found
 
 
-def test_stand_ins_are_called_as_what_they_stand_for(
-    replaced: list[tuple[Any, str, Any]],
-) -> None:
+def test_stand_ins_are_called_as_what_they_stand_for(replaced: list[tuple[Any, str, Any]]) -> None:
     wrong, compared = {}, 0
     for owner, name, stand_in in replaced:
         original = getattr(owner, name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.history import store
 from headway.history.attempts import Attempt
-from headway.history.record import Outcome, RunRecord, Series
+from headway.history.record import FigureSeries, RunEnd, RunRecord
 from headway.history.store import Commit, Launch
 from headway.ipc.records import Figures, Kept
 from headway.ipc.typed import plain
@@ -63,7 +63,7 @@ def write_run(
     letters = "".join(chr(ord("a") + int(digit)) for digit in f"{count:06}")
     name = f"20240101-{count // 60:04}{count % 60:02}-{letters}"
     began_at = START.began_at + 60 * count
-    series = Series()
+    series = FigureSeries()
     for rank, row in rows:
         series.note(rank, row)
     record = RunRecord(
@@ -74,7 +74,7 @@ def write_run(
         kept=tuple(kept),
         ranks=series.ranks(tails),
         attempts=tuple(attempts),
-        end=Outcome(began_at + 30, code, report) if has_ended else None,
+        end=RunEnd(began_at + 30, code, report) if has_ended else None,
     )
     store.write(record.path, plain(record))
     return record

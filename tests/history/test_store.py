@@ -10,7 +10,7 @@ import pytest
 
 from headway.errors import ConfigError
 from headway.history import store
-from headway.history.record import Series, find, read_all
+from headway.history.record import FigureSeries, find, read_all
 from headway.history.store import new_path, runs_folder
 from tests.history.runs import figures, record_file, write_run
 
@@ -99,7 +99,7 @@ def test_a_run_is_found_by_the_beginning_or_the_end_of_its_name() -> None:
 
 
 def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
-    series = Series()
+    series = FigureSeries()
     for step in range(10, 50_010, 10):
         loss = float("nan") if step == 50_000 else 2.0
         for rank in (0, 1):

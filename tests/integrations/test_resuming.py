@@ -17,8 +17,8 @@ from headway.integrations import resuming
 from headway.integrations.resuming import (
     LIST,
     STATE,
-    Listed,
-    Start,
+    TrainerSave,
+    TrainingStart,
     add_to_list,
     read_list,
     select_start,
@@ -33,14 +33,14 @@ def save(output: Path, step: int, *, owner: str = str(RUN.began_at), number: int
     """Save a checkpoint as transformers' Trainer does, and list it."""
     folder = output / f"checkpoint-{step}"
     folder.mkdir(parents=True)
-    add_to_list(output, Listed(str(folder), owner, number))
+    add_to_list(output, TrainerSave(str(folder), owner, number))
     (folder / STATE).touch()
     return str(folder)
 
 
 def start(
     output: Path, run: RunContract = LATER, given: str | bool | None = None, number: int = 1
-) -> Start:
+) -> TrainingStart:
     """Return how a training of a new process starts: its first one, or that of this number."""
     resuming._trainings.clear()
     resuming._trainings[str(output)] = number - 1
@@ -77,7 +77,7 @@ def test_a_requeued_job_resumes_from_what_it_has_saved(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     begun = start(tmp_path)
     assert begun.path == (last if job == "17" else None)
-    assert begun.training == Listed("", job, 1)
+    assert begun.training == TrainerSave("", job, 1)
 
 
 def test_what_is_asked_for_is_the_last_one_that_is_listed_and_complete(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_list_is_not_uploaded_and_lists_only_what_exists(tmp_path: Path) -> 
     (tmp_path / "checkpoint-10" / STATE).unlink()
     (tmp_path / "checkpoint-10").rmdir()
     assert [Path(one.path).name for one in read_list(tmp_path)] == ["checkpoint-20"]
-    add_to_list(tmp_path, Listed(str(tmp_path / "checkpoint-20"), "400"))
+    add_to_list(tmp_path, TrainerSave(str(tmp_path / "checkpoint-20"), "400"))
     assert [one.owner for one in read_list(tmp_path)] == ["400"], "saved again"
     files = [one.name for one in tmp_path.iterdir() if one.is_file()]
     assert files == [LIST]
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_cannot_be_listed_is_told_and_the_list_stays_as_it_was
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(json, "dump", refuse)
-    add_to_list(tmp_path, Listed(str(tmp_path), "1"))
+    add_to_list(tmp_path, TrainerSave(str(tmp_path), "1"))
     assert "cannot be listed" in capsys.readouterr().err
     assert len(read_list(tmp_path)) == 1
 

@@ -10,14 +10,7 @@ import pytest
 
 from headway.ipc import step_clock
 from headway.ipc.progress import Channel, Progress, process_progress
-from headway.ipc.records import (
-    Figures,
-    Heartbeat,
-    ProgressSnapshot,
-    RecordReader,
-    Uses,
-    WillSave,
-)
+from headway.ipc.records import Figures, Heartbeat, ProgressSnapshot, RecordReader, Uses, WillSave
 from headway.ipc.step_clock import BACKWARD, DATA, SAVE, SCRIPT
 
 

@@ -13,24 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.ipc.records import (
-    Answer,
     Collective,
     Crash,
-    End,
     Ended,
     Figures,
     Frame,
     Group,
     Heartbeat,
+    InvalidRecord,
     Kept,
     NotStarted,
     ProgressSnapshot,
-    Ready,
+    RankReady,
     Record,
     RecordReader,
-    Refused,
+    ScriptEnd,
     Serving,
     Started,
+    StatusReply,
     WillSave,
     decode_record,
 )
@@ -42,16 +42,16 @@ GROUPS = (
 )
 PLACE = Frame("/w/train.py", 3, "main")
 RECORDS: list[Any] = [
-    Ready(),
+    RankReady(),
     WillSave(),
     WillSave(False),
     Kept("checkpoints", "/saved"),
     Heartbeat(ProgressSnapshot(3, "data")),
     Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, 0.25, 2, 0.01),
-    Answer(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
+    StatusReply(GROUPS, ProgressSnapshot(), 7, ((PLACE, PLACE), (PLACE,))),
     Crash(1.5, "ValueError", "bo\nom \ud800", "Traceback ...", True, -2, GROUPS),
-    End(2.0, 0),
-    End(2.0, 3, "no data", PLACE, GROUPS),
+    ScriptEnd(2.0, 0),
+    ScriptEnd(2.0, 3, "no data", PLACE, GROUPS),
     Serving(6),
     Started(7),
     NotStarted(11),
@@ -79,12 +79,12 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
         b"[" * 100_000,
         b"1" * 10_000,
         b'["Unknown"]',
-        b'[["Ready"]]',
-        b'["Ready", 1]',
+        b'[["RankReady"]]',
+        b'["RankReady", 1]',
         b'["Started"]',
         b'["Started", null]',
         b'["Heartbeat", [1]]',
-        encode(End(2.0, 0)._replace(time=10**400)),
+        encode(ScriptEnd(2.0, 0)._replace(time=10**400)),
         *(
             encode(record._replace(**{name: {"x": True}}))  # of another type
             for record in RECORDS
@@ -93,12 +93,12 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
     ],
 )
 def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
-    assert isinstance(decode_record(line), Refused)
+    assert isinstance(decode_record(line), InvalidRecord)
 
 
 def test_a_line_that_is_too_long_is_refused_and_the_next_one_is_read() -> None:
     reader = RecordReader()
-    assert [type(one) for one in reader.read(b"x" * (2**24 + 1))] == [Refused]
+    assert [type(one) for one in reader.read(b"x" * (2**24 + 1))] == [InvalidRecord]
     assert [*reader.read(encode(Started(7)))] == [Started(7)]
 
 

@@ -41,7 +41,7 @@ def test_a_password_in_a_url_is_a_secret_under_any_name() -> None:
 
 def test_the_rest_of_a_value_that_lacks_its_quotes_is_masked_too() -> None:
     assert masked_pairs(["A=1", "HF_TOKEN=a", "b", "C=2", "d"]) == [
-        *("A=1", f"HF_TOKEN={MASK}", MASK, "C=2", "d"),
+        *("A=1", f"HF_TOKEN={MASK}", MASK, "C=2", "d")
     ]
     assert masked_line("A=1 HF_TOKEN='a b'") == f"A=1 'HF_TOKEN={MASK}'"
     assert masked_line("A=1 HF_TOKEN='a b") == MASK

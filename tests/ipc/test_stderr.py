@@ -56,9 +56,7 @@ def test_a_short_or_a_quiet_wait_says_nothing(
 
 
 def test_a_slow_look_at_the_gpus_is_announced(
-    announced: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    announced: threading.Event, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def detect(*_: object, **__: object) -> object:
         assert announced.wait(30)
@@ -105,5 +103,5 @@ def test_ranks_are_written_as_ranges() -> None:
 
 def test_sizes_are_in_the_unit_that_fits() -> None:
     assert [size(one) for one in (7, 1536, 3 * 2**20, 70 * 2**30)] == [
-        *("7 B", "1.5 KiB", "3.0 MiB", "70.00 GiB"),
+        *("7 B", "1.5 KiB", "3.0 MiB", "70.00 GiB")
     ]

@@ -13,13 +13,7 @@ from headway.machine.facts import Machine
 from headway.settings.problems import problems
 from tests.launcher.plan.planning import planned, refusal
 from tests.launcher.plan.planning import set_by as variables
-from tests.machines.recorded import (
-    RECORDINGS,
-    Recorded,
-    Recording,
-    intel,
-    load,
-)
+from tests.machines.recorded import RECORDINGS, Recorded, Recording, intel, load
 
 FOUR = RECORDINGS["intel_4"]
 

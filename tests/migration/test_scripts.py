@@ -15,7 +15,7 @@ from headway.migration.scripts import (
     DIFFERS,
     MISSING,
     SAME,
-    Row,
+    Finding,
     Script,
     rewritten,
     rows_of,
@@ -32,7 +32,7 @@ Accelerator(deepspeed_plugin=0, unheard_of=0).lomo_backward(1)
 """
 
 
-def listed(text: str, *, compat: bool = False) -> list[Row]:
+def listed(text: str, *, compat: bool = False) -> list[Finding]:
     return rows_of(Script(text), compat=compat)
 
 
@@ -45,7 +45,7 @@ def test_the_names_that_scripts_want_are_there(compat: bool) -> None:
 
 def test_each_name_that_is_missing_has_what_to_use_instead() -> None:
     rows = listed(LACKING)
-    assert rows[-1] == Row("accelerate.Accelerator", [2], SAME)
+    assert rows[-1] == Finding("accelerate.Accelerator", [2], SAME)
     assert {row.status for row in rows[:-1]} == {MISSING}
     assert all(row.what and row.instead for row in rows[:-1])
     assert {row.name for row in rows} >= {

@@ -16,10 +16,7 @@ from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import RunContract
 from headway.state import AcceleratorState
 from headway.tracking import JsonlTracker
-from headway.training.arguments import (
-    merge_arguments,
-    reject_unsupported,
-)
+from headway.training.arguments import merge_arguments, reject_unsupported
 
 PROFILE = Origin(Layer.USER_PROFILE, "~/.config/headway/default.yaml", 7)
 RUN = RunContract(
@@ -125,9 +122,7 @@ WRONG = Path(__file__).with_name("wrong.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("code", WRONG)
-def test_a_wrong_argument_is_named_with_its_value_and_what_is_accepted(
-    code: str,
-) -> None:
+def test_a_wrong_argument_is_named_with_its_value_and_what_is_accepted(code: str) -> None:
     names = {name: getattr(module, name) for module in (utils, headway) for name in module.__all__}
     names |= {"AcceleratorState": AcceleratorState, "torch": torch, "model": torch.nn.Linear(1, 1)}
     names |= {

@@ -16,16 +16,10 @@ import torch
 
 from headway import Accelerator
 from headway.checkpoint import stopping
-from headway.checkpoint.stopping import Agreement, Request, StopSignals
+from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals
 from headway.ipc.records import WillSave
 from tests.distributed.launching import environment, run, script
-from tests.runtime.resumed_training import (
-    CHECKPOINTS,
-    PROJECT,
-    Training,
-    launched,
-    names,
-)
+from tests.runtime.resumed_training import CHECKPOINTS, PROJECT, Training, launched, names
 
 
 @pytest.mark.parametrize(
@@ -218,12 +212,12 @@ def test_ranks_agree_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(30):
         now[0] += 0.001 * units
         times.append(now[0])
-        agreement.agree(unit, Request.NONE)
+        agreement.agree(unit, StopRequest.NONE)
         units, unit = agreement.next_at - unit, agreement.next_at
     gaps = [later - earlier for earlier, later in pairwise(times[5:])]
     assert gaps == pytest.approx([0.5] * len(gaps), rel=0.01)
     now[0] += 10 * units  # the steps have become slow
-    agreement.agree(unit, Request.NONE)
+    agreement.agree(unit, StopRequest.NONE)
     assert agreement.next_at == unit + 1
 
 

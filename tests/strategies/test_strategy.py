@@ -153,12 +153,7 @@ def test_units_in_lists_of_lists_are_the_inner_blocks() -> None:
 
 def test_named_classes_are_units_inner_ones_first() -> None:
     model = Model()
-    assert sorted(names(model, "Block,Embedding")) == [
-        "blocks.0",
-        "blocks.1",
-        "blocks.2",
-        "token",
-    ]
+    assert sorted(names(model, "Block,Embedding")) == ["blocks.0", "blocks.1", "blocks.2", "token"]
     found = names(model, "Block,Linear")
     assert found.index("blocks.0.perceptron.0") < found.index("blocks.0")
 

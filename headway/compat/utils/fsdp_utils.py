@@ -17,7 +17,7 @@ from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from headway.checkpoint.training_state import Checkpoint
+    from headway.checkpoint.training_state import SavedState
     from headway.training.training import Training
 
 __getattr__, __dir__ = forward(__name__)
@@ -157,10 +157,10 @@ def _load(
     parts: Sequence[Any],
     *,
     strict: bool = True,
-) -> Checkpoint:
+) -> SavedState:
     from headway.checkpoint.loading import load_checkpoint
     from headway.checkpoint.saving import agree
-    from headway.checkpoint.training_state import Checkpoint, spread_as
+    from headway.checkpoint.training_state import SavedState, spread_as
 
     if not folder.exists():
         raise CheckpointError(
@@ -170,7 +170,7 @@ def _load(
         )
     meet("the loading of a sharded model or optimizer")
     loaded = load_checkpoint(folder, spread_as(training))
-    checkpoint = Checkpoint(loaded, folder, parts, strict=strict)
+    checkpoint = SavedState(loaded, folder, parts, strict=strict)
     agree(checkpoint.check)
     agree(lambda: checkpoint.check_models(models))
     checkpoint.apply(models)

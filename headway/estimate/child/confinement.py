@@ -43,7 +43,7 @@ _REFUSED = {
 _READ_ONLY = ("mode=ro", "mode=memory", ":memory:")  # databases of sqlite
 
 
-class Refused(PermissionError):
+class Denied(PermissionError):
     """Raised when a script would change something; an OSError, which many scripts expect."""
 
 
@@ -198,7 +198,7 @@ class Confinement:
 
     def _refuse(self, what: str) -> NoReturn:
         self._note(what)
-        raise Refused(13, f"`headway estimate` lets a script change nothing: {what}; {line_now()}")
+        raise Denied(13, f"`headway estimate` lets a script change nothing: {what}; {line_now()}")
 
 
 def _left_out(path: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:

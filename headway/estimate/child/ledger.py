@@ -27,7 +27,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class Entry:
+class Storage:
     """One storage: its bytes now, and what they are for."""
 
     __slots__ = ("category", "gone", "is_counted", "nbytes")
@@ -52,7 +52,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fake_mode = fake_mode
         self._device = device
         self._entries: Any = WeakIdKeyDictionary()
-        self._changes: list[tuple[Entry, int]] = []  # in bytes
+        self._changes: list[tuple[Storage, int]] = []  # in bytes
         self._current = 0
         self._peak_at = 0
         self.peak_bytes = 0
@@ -104,15 +104,15 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found[entry.category] += change
         return found
 
-    def _new_entry(self, storage: torch.UntypedStorage) -> Entry:
+    def _new_entry(self, storage: torch.UntypedStorage) -> Storage:
         is_in_backward = torch._C._current_graph_task_id() != -1
         category = _ACTIVATIONS if self.depth or is_in_backward else _OTHER
-        entry = Entry("optimizer" if self.in_step else category)
+        entry = Storage("optimizer" if self.in_step else category)
         entry.gone = weakref.ref(storage, lambda _: self._count(entry, 0))
         self._entries[storage] = entry
         return entry
 
-    def _count(self, entry: Entry, nbytes: int) -> None:
+    def _count(self, entry: Storage, nbytes: int) -> None:
         change = nbytes - entry.nbytes
         entry.is_counted = entry.is_counted or nbytes > 0
         entry.nbytes = nbytes

@@ -195,7 +195,7 @@ def replace_loading(note: Note) -> None:
     for name in ("load", "load_state_dict"):
         replace(dcp, name, skip)
     replace(loading, "load_checkpoint", load_checkpoint)
-    replace(training_state, "Checkpoint", _NothingToRestore)
+    replace(training_state, "SavedState", _NothingToRestore)
 
 
 class _NothingToRestore:

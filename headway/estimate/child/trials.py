@@ -32,7 +32,7 @@ from headway.estimate.child.confinement import Confinement
 from headway.estimate.child.fake_mode import ScriptMode
 from headway.estimate.child.ledger import Ledger, Models
 from headway.estimate.child.patching import line_in, line_now, line_of
-from headway.estimate.planner import Attempt, Outcome
+from headway.estimate.planner import Trial, TrialResult
 from headway.ipc import signals
 from headway.ipc.forking import become_new, wake_on_child_end
 from headway.ipc.stderr import say
@@ -47,7 +47,7 @@ def main() -> None:
     _import_for_all()
     wake_fds = wake_on_child_end()
     for line in sys.stdin:
-        attempt = decode(kinds_of(Attempt), line)
+        attempt = decode(kinds_of(Trial), line)
         with (
             tempfile.TemporaryDirectory(
                 prefix="headway-estimate-", ignore_cleanup_errors=True
@@ -71,8 +71,8 @@ def _import_for_all() -> None:
 
 
 def _outcome(
-    attempt: Attempt, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
-) -> Outcome:
+    attempt: Trial, scratch: str, output: IO[bytes], wake_fds: tuple[int, int]
+) -> TrialResult:
     """Make an attempt in a child process, which prints to `output`."""
     deadline = time.monotonic() + attempt.time_limit_s
     server, child = os.getpid(), os.fork()
@@ -83,7 +83,7 @@ def _outcome(
             for fd in wake_fds:
                 os.close(fd)
             signals.do_as_usual(signal.SIGINT)
-            Run(attempt, scratch).to_the_end()
+            TrialRunner(attempt, scratch).to_the_end()
         finally:
             os._exit(1)
     where = os.path.join(scratch, _PROGRESS)
@@ -91,7 +91,7 @@ def _outcome(
     output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
     text = output.read().decode(errors="replace")
     with suppress(OSError, ValueError), open(os.path.join(scratch, OUTCOME), "rb") as file:
-        found: Outcome = decode(kinds_of(Outcome), file.read())
+        found: TrialResult = decode(kinds_of(TrialResult), file.read())
         return found._replace(output=text)
     if status is None:
         line = _line_at(where)
@@ -99,7 +99,7 @@ def _outcome(
     else:
         line, code = line_in(text), os.waitstatus_to_exitcode(status)
         ended = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-    return Outcome(failed_at=f"{line}: {ended}" if line else ended, output=text)
+    return TrialResult(failed_at=f"{line}: {ended}" if line else ended, output=text)
 
 
 def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
@@ -140,10 +140,10 @@ _MOST_STEPS = 12  # of one optimizer, while another has not made its second
 _LONGEST_LINE = 300  # characters of an exception's message
 
 
-class Run:
+class TrialRunner:
     """An attempt that is being made; the outcome is written to the scratch folder."""
 
-    def __init__(self, attempt: Attempt, scratch: str) -> None:
+    def __init__(self, attempt: Trial, scratch: str) -> None:
         self._attempt = attempt
         self._scratch = os.path.realpath(scratch)
         self._notes: dict[str, None] = {}
@@ -234,7 +234,7 @@ class Run:
     def _finish_with_peak(self) -> NoReturn:
         self._models.classify()
         self._finish(
-            Outcome(
+            TrialResult(
                 peak_bytes=self._ledger.peak_bytes,
                 peak_at=self._ledger.peak_when,
                 categories=self._ledger.parts_of_peak(),
@@ -252,9 +252,9 @@ class Run:
             self.note("the script ended before its second optimizer step")
             self._finish_with_peak()
         ended = "the script ended without an optimizer step"
-        self._finish(Outcome(failed_at=_said(error) if error else ended))
+        self._finish(TrialResult(failed_at=_said(error) if error else ended))
 
-    def _finish(self, outcome: Outcome) -> NoReturn:
+    def _finish(self, outcome: TrialResult) -> NoReturn:
         """Write the outcome and exit at once: no handler of the script's runs."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # they can be the script's own, or closed
@@ -264,7 +264,7 @@ class Run:
         os._exit(0)
 
 
-def _run_program(attempt: Attempt) -> None:
+def _run_program(attempt: Trial) -> None:
     sys.argv = [attempt.program, *attempt.args]
     if attempt.is_module:
         sys.path.insert(0, os.getcwd())

@@ -17,7 +17,7 @@ from headway.ipc.run_contract import ALLOCATION_VARIABLE, Ranks
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.clusters import mpi
 from headway.launcher.clusters.cluster import cluster_layer, task_of
-from headway.launcher.clusters.mpi import Job, PmixError
+from headway.launcher.clusters.mpi import MpiJob, PmixError
 from headway.settings.resolve import NOTHING
 from headway.settings.table import TABLE
 from tests.launcher.clusters.test_cluster import POD, place, settings_in
@@ -157,7 +157,7 @@ def test_a_containers_variables_of_a_rank_change_nothing_where_slurm_speaks() ->
 
 
 def test_mpirun_with_one_process_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
+    monkeypatch.setattr(mpi, "ask_server", lambda: MpiJob("n1", num_nodes=2, node=1))
     settings = settings_in(MPIRUN)
     assert place(settings)[:3] == (2, 1, "n1")
     assert 20000 <= (settings.main_port or 0) < 32000
@@ -167,7 +167,7 @@ def test_mpirun_with_one_process_on_each_machine(monkeypatch: pytest.MonkeyPatch
 
 
 def test_mpirun_with_several_processes_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "ask_server", lambda: Job("n1", num_nodes=2, node=1))
+    monkeypatch.setattr(mpi, "ask_server", lambda: MpiJob("n1", num_nodes=2, node=1))
     environ = {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
     assert place(settings_in(environ))[:3] == (2, 1, "n1")
     assert task(environ) == Ranks(rank=2, local_rank=0, world_size=3, local_world_size=1)
@@ -186,7 +186,7 @@ def test_mpirun_on_one_machine_needs_no_server() -> None:
 def test_a_server_of_mpirun_that_does_not_answer_is_no_matter_where_the_place_is_typed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def silent() -> Job:
+    def silent() -> MpiJob:
         raise PmixError("PMIx_Init returned -25")
 
     monkeypatch.setattr(mpi, "ask_server", silent)

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from headway.ipc.records import Crash
-from headway.launcher.diagnosis.failures import (
-    Failure,
-    RankExit,
-    find_failure,
-)
+from headway.launcher.diagnosis.failures import Failure, RankExit, find_failure
 from headway.launcher.diagnosis.reasons import is_of_communication
 
 BOOM = Crash(2.0, "ValueError", "boom", "Traceback ...\nValueError: boom\n")

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from headway.ipc.records import (
-    Answer,
     Collective,
     Crash,
-    End,
     Frame,
     Group,
     ProgressSnapshot,
+    ScriptEnd,
+    StatusReply,
 )
 from headway.launcher.diagnosis.hang import (
     Exit,
@@ -265,9 +265,9 @@ OPEN = Group("0", ALL, (Collective(1, "all_reduce", "", False, 0.0),))
 PLACE = Frame("/w/train.py", 3, "main")
 CRASH = Crash(1.0, "E", "", '  File "/w/train.py", line 3, in main\n')
 JOINING = (*TRAIN, Frame("/usr/lib/threading.py", 1, "_shutdown"))
-ANSWER = Answer((CLOSED,), ProgressSnapshot(), 7, (TRAIN,))
+ANSWER = StatusReply((CLOSED,), ProgressSnapshot(), 7, (TRAIN,))
 RUNS, STOPPED = ProcessState("S"), ProcessState("T")
-END = End(2.0, 3, "", PLACE)
+END = ScriptEnd(2.0, 3, "", PLACE)
 
 
 @pytest.mark.parametrize(

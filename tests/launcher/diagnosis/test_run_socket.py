@@ -18,7 +18,7 @@ from headway.commands import stack
 from headway.commands.main import main
 from headway.errors import ConfigError, LaunchError
 from headway.launcher.diagnosis import run_socket
-from headway.launcher.diagnosis.run_socket import Run, RunSocket, ask_for_stacks, list_runs
+from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket, ask_for_stacks, list_runs
 from tests.another_user import NOBODY, fork_as, needs_root
 from tests.distributed.launching import environment
 from tests.waiting import wait_until
@@ -27,8 +27,8 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="peer credentials 
 
 
 @contextmanager
-def running() -> Iterator[Run]:
-    run = Run(os.getpid(), "train.py", 2, 0, 1, 1e9)
+def running() -> Iterator[ActiveRun]:
+    run = ActiveRun(os.getpid(), "train.py", 2, 0, 1, 1e9)
     opened = RunSocket(run)
     opened.describe = lambda: "where they are"
     try:
@@ -37,7 +37,7 @@ def running() -> Iterator[Run]:
         opened.close()
 
 
-def ours() -> list[Run]:
+def ours() -> list[ActiveRun]:
     """Return the runs of this test: others of the same user may be running."""
     return [run for run in list_runs() if run.pid == os.getpid()]
 
@@ -93,7 +93,7 @@ def test_a_launch_whose_launcher_is_suspended_is_listed_as_such(
 def test_a_launcher_that_ends_before_it_answers_is_not_said_to_be_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = Run(os.getpid(), "train.py", 2, 0, 1, 1e9)  # its process is still there
+    own = ActiveRun(os.getpid(), "train.py", 2, 0, 1, 1e9)  # its process is still there
     monkeypatch.setattr(stack, "list_runs", lambda: [own])
     with pytest.raises(LaunchError, match="ended before it answered"):
         stack.main([])
@@ -184,9 +184,9 @@ def test_stack_refuses_the_process_of_another_user(capsys: pytest.CaptureFixture
 def test_a_launch_of_another_version_is_passed_over(
     more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = Run._asdict
+    fields = ActiveRun._asdict
     with running():
-        monkeypatch.setattr(Run, "_asdict", lambda self: {**fields(self), **more})
+        monkeypatch.setattr(ActiveRun, "_asdict", lambda self: {**fields(self), **more})
         assert ours() == []
 
 
@@ -222,7 +222,7 @@ def test_a_folder_that_others_may_enter_is_not_used(
     folder.unlink()
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *runs: Run) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, *runs: ActiveRun) -> None:
     monkeypatch.setattr(stack, "list_runs", lambda: [*runs])
 
 
@@ -238,7 +238,7 @@ def test_stack_without_a_pid_asks_the_only_launch(
 def test_stack_without_a_pid_lists_several_launches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = Run(11, "a.py", 2, 0, 1, 0.0), Run(12, "b.py", 8, 1, 2, 0.0)
+    runs = ActiveRun(11, "a.py", 2, 0, 1, 0.0), ActiveRun(12, "b.py", 8, 1, 2, 0.0)
     only(monkeypatch, *runs)
     assert main(["stack"]) == ConfigError.exit_code
     streams = capsys.readouterr()

@@ -13,17 +13,17 @@ import pytest
 
 from headway.ipc.records import (
     LOGS,
-    Answer,
     Collective,
-    End,
     Figures,
     Frame,
     Group,
     Heartbeat,
     Kept,
     ProgressSnapshot,
-    Ready,
+    RankReady,
     Record,
+    ScriptEnd,
+    StatusReply,
 )
 from headway.ipc.typed import encode
 from headway.launcher.diagnosis import watch
@@ -81,7 +81,7 @@ def test_steps_that_a_script_counts_in_its_process_are_none_of_the_training(
 
 
 def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: Rank) -> None:
-    end = End(1.0, 0, "", Frame("train.py", 3, "main"), (Group("0", (0,), ()),))
+    end = ScriptEnd(1.0, 0, "", Frame("train.py", 3, "main"), (Group("0", (0,), ()),))
     rank.tell(end)
     assert rank.watch.end(0, 5) == [end]
     (status,) = rank.watch.statuses()
@@ -95,7 +95,7 @@ def test_how_a_rank_left_is_what_it_reported_and_the_code_of_its_process(rank: R
 
 def test_control_characters_in_a_place_are_shown_as_text(rank: Rank) -> None:
     place = Frame("a\n\x1b[2Jb.py", 3, "main")
-    rank.tell(End(1.0, 0, "", place, ()))
+    rank.tell(ScriptEnd(1.0, 0, "", place, ()))
     rank.watch.end(0, 5)
     (status,) = rank.watch.statuses()
     assert str(status.exit) == "exit code 5, by sys.exit at a\\n\\x1b[2Jb.py:3 in main"
@@ -135,12 +135,12 @@ def test_a_rank_that_never_stops_to_write_can_be_ended_at_any_time(rank: Rank, j
 def test_it_is_known_once_when_the_last_rank_is_ready() -> None:
     rank, told = Rank(num_ranks=2), list[int]()
     rank.watch.on_ready = lambda: told.append(rank.watch.step())
-    rank.tell(Ready(), Heartbeat(ProgressSnapshot(1)))
+    rank.tell(RankReady(), Heartbeat(ProgressSnapshot(1)))
     wait_until(lambda: rank.watch.step() == 1)
     assert not told
     ours, theirs = socket.socketpair()
     rank.watch.add(1, os.getpid(), ours.detach())
-    theirs.sendall(encode(Heartbeat(ProgressSnapshot(2))) + encode(Ready()))
+    theirs.sendall(encode(Heartbeat(ProgressSnapshot(2))) + encode(RankReady()))
     wait_until(lambda: told == [2])
     rank.watch.end(1, 0)
     theirs.close()
@@ -154,9 +154,9 @@ def test_ranks_without_a_process_group_are_noticed_while_they_run(
     monkeypatch.setattr(watch, "ALONE_AFTER_S", 0)
     rank, told = Rank(), list[bool]()
     rank.watch.on_alone = lambda: told.append(True)
-    rank.tell(figures(20), Ready())
+    rank.tell(figures(20), RankReady())
     assert rank.channel.recv(1) == b"?"
-    rank.tell(Answer(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
+    rank.tell(StatusReply(groups, ProgressSnapshot(), 1, ()), Kept(LOGS, "logs"))
     wait_until(rank.watch.kept)
     rank.close()  # which waits for the thread
     assert told == [True] * (not groups)
@@ -166,8 +166,8 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
     collective = Collective(1, "all_reduce", "[4]", True, 0.0)
     place = Frame("train.py", 3, "main")
     groups = (Group("0", (0, 1), (collective,)),)
-    rank.tell(Ready())
-    rank.tell(Answer(groups, ProgressSnapshot(), 1, ((place,),)))
+    rank.tell(RankReady())
+    rank.tell(StatusReply(groups, ProgressSnapshot(), 1, ((place,),)))
 
     def close_when_asked() -> None:
         rank.channel.recv(1)
@@ -185,7 +185,7 @@ def test_a_rank_that_was_asked_and_closed_its_channel_is_not_said_to_hang(rank: 
 
 @pytest.mark.slow
 def test_a_rank_that_is_asked_in_vain_is_described_by_its_kernel_state(rank: Rank) -> None:
-    rank.tell(Ready())
+    rank.tell(RankReady())
     (status,) = rank.watch.statuses()
     while status.no_stack is NoStack.UNCONNECTED:
         (status,) = rank.watch.statuses()

@@ -271,9 +271,7 @@ def test_records_become_the_mean_step() -> None:
 seconds = st.floats(0, 10, allow_nan=False)
 
 
-@given(
-    st.lists(st.builds(Times, *[seconds] * 7), min_size=2, max_size=8),
-)
+@given(st.lists(st.builds(Times, *[seconds] * 7), min_size=2, max_size=8))
 def test_whatever_the_figures_a_name_needs_a_tenth_of_a_step(parts: list[Times]) -> None:
     found = find_slow_rank(dict(enumerate(parts)))
     if found is not None:
@@ -284,10 +282,7 @@ def test_whatever_the_figures_a_name_needs_a_tenth_of_a_step(parts: list[Times])
             assert getattr(parts[found.rank], found.cause) > min(others)
 
 
-@given(
-    st.lists(st.floats(-0.0045, 0.0045), min_size=2, max_size=8),
-    seconds,
-)
+@given(st.lists(st.floats(-0.0045, 0.0045), min_size=2, max_size=8), seconds)
 def test_ranks_that_differ_by_less_than_a_tenth_of_a_step_are_never_named(
     noise: list[float], wait: float
 ) -> None:

@@ -12,27 +12,27 @@ from headway.launcher.multinode.messages import (
     Beat,
     Done,
     Fact,
-    Facts,
     Failed,
     Join,
     Leave,
+    MachineFacts,
+    MachineReady,
     Message,
     Missing,
     Probe,
     Probed,
-    Ready,
-    Refused,
+    Rejected,
     Restart,
-    Round,
-    Steps,
-    Stopping,
+    Signalled,
+    StartRound,
+    Timing,
 )
 from headway.launcher.processes.repeats import Repeats
 
 
-def facts(script: str) -> Facts:
+def facts(script: str) -> MachineFacts:
     python = Fact("python", "3.11" if script == "a" else "3.12")
-    return Facts((Fact("script", script), Fact("torch", "2.13.0")), (python,))
+    return MachineFacts((Fact("script", script), Fact("torch", "2.13.0")), (python,))
 
 
 class Run:
@@ -63,7 +63,7 @@ class Run:
 
     def ready(self, *peers: int) -> None:
         for peer in peers:
-            self.take(peer, Ready(1000 + peer, 29501 if peer == 1 else None))
+            self.take(peer, MachineReady(1000 + peer, 29501 if peer == 1 else None))
 
     def probed(self, *peers: int, problem: str = "") -> None:
         for peer in peers:
@@ -91,7 +91,7 @@ class Run:
         self.ready(*range(1, count + 1))
         self.wait(SETTLE_S + 1)
         self.probed(*range(1, count + 1))
-        rounds = [message for _, message in self.sent() if isinstance(message, Round)]
+        rounds = [message for _, message in self.sent() if isinstance(message, StartRound)]
         assert [one.machine for one in rounds] == list(range(count))
         return self
 
@@ -125,9 +125,9 @@ def test_ranks_start_once_all_are_there_and_each_has_been_reached_by_another() -
     assert not run.sent()
     run.probed(3)
     assert run.sent() == [
-        (1, Round(0, 0, 3, 0, "10.0.0.1", 29501)),
-        (2, Round(0, 1, 3, 0, "10.0.0.2", 29501)),
-        (3, Round(0, 2, 3, 0, "10.0.0.3", 29501)),
+        (1, StartRound(0, 0, 3, 0, "10.0.0.1", 29501)),
+        (2, StartRound(0, 1, 3, 0, "10.0.0.2", 29501)),
+        (3, StartRound(0, 2, 3, 0, "10.0.0.3", 29501)),
     ]
 
 
@@ -158,7 +158,7 @@ def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all(
     run.least = run.most = 3  # on machine 1
     assert not run.join(2, 1)
     (_, refused), (peer, end) = run.sent()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert isinstance(end, Failed)
     assert peer == 1
     assert "num_machines is 3 here, but 2 on machine 0" in end.cause
@@ -181,11 +181,11 @@ def test_a_launcher_that_fails_before_the_ranks_start_ends_the_wait_of_all_also_
 
 def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait_for_it() -> None:
     run = Run(3, 3).joined(2)
-    run.take(2, Stopping(15, "n2"))
+    run.take(2, Signalled(15, "n2"))
     assert not run.sent()  # that machine may come again
-    run.take(1, Stopping(15, "n1"))
+    run.take(1, Signalled(15, "n1"))
     run.coordinator.lose(1, "its launcher has ended", run.now)
-    assert run.sent() == [(2, Stopping(15, "n1"))]
+    assert run.sent() == [(2, Signalled(15, "n1"))]
     assert not run.lines
 
 
@@ -210,7 +210,7 @@ def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int)
     run = Run(2, 2).joined(2)
     assert not run.join(3, machine)
     ((_, refused),) = run.sent()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert f"machine_rank {machine} was given to two machines" in refused.what
     assert len(run.coordinator.machines) == 2
 
@@ -235,7 +235,7 @@ def test_a_machine_rank_that_the_run_does_not_have_is_refused_before_ranks_are_g
     run = Run(2, 2).joined(1)
     assert not run.join(2, 2)
     ((_, refused),) = run.sent()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert "machine_rank is 2" in refused.what
 
 
@@ -249,7 +249,7 @@ def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> Non
     assert run.join(4, None)
     run.ready(4)
     run.probed(1, 2, 3, 4)
-    rounds = {peer: message for peer, message in run.sent() if isinstance(message, Round)}
+    rounds = {peer: message for peer, message in run.sent() if isinstance(message, StartRound)}
     assert {peer: one.machine for peer, one in rounds.items()} == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
@@ -304,8 +304,8 @@ def test_restarts_are_counted_once_for_all_machines() -> None:
     assert not run.sent()  # machine 0 still stops its ranks
     run.ready(1)
     assert run.sent() == [
-        (1, Round(1, 0, 2, 1, "10.0.0.1", 29501)),
-        (2, Round(1, 1, 2, 1, "10.0.0.2", 29501)),
+        (1, StartRound(1, 0, 2, 1, "10.0.0.1", 29501)),
+        (2, StartRound(1, 1, 2, 1, "10.0.0.2", 29501)),
     ]
     run.take(2, failed(cause="third"))
     assert kinds(run.sent()) == [(1, "Failed"), (2, "Failed")]
@@ -342,7 +342,7 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
     run.sent()
     run.ready(1, 2, 3)
     run.probed(1, 2, 3, 4)
-    rounds = [message for _, message in run.sent() if isinstance(message, Round)]
+    rounds = [message for _, message in run.sent() if isinstance(message, StartRound)]
     assert [(one.machine, one.num_machines) for one in rounds] == [(n, 4) for n in range(4)]
 
 
@@ -357,7 +357,7 @@ def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
     ]
     run.ready(1, 3)
     run.wait(SETTLE_S + 1)
-    rounds = [message for _, message in run.sent() if isinstance(message, Round)]
+    rounds = [message for _, message in run.sent() if isinstance(message, StartRound)]
     assert [(one.machine, one.num_machines, one.num_restarts) for one in rounds] == [
         (0, 2, 0),
         (1, 2, 0),
@@ -379,7 +379,7 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
     run.coordinator.seen = Seen(lambda *steps: seen.append(steps), lost.append)
     run.begun(3)
     figures = Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
-    run.take(3, Steps(5, figures))
+    run.take(3, Timing(5, figures))
     assert seen == [(5, figures, 2, "n3")]
     run.coordinator.lose(2, "its launcher has ended", run.now)
     assert lost == [1]
@@ -399,7 +399,7 @@ def test_a_range_waits_for_another_machine_when_too_few_are_left(stops_for_long:
     run.ready(5)
     run.wait(SETTLE_S + 1)
     run.probed(1, 5)
-    assert kinds(run.sent())[-2:] == [(1, "Round"), (5, "Round")]
+    assert kinds(run.sent())[-2:] == [(1, "StartRound"), (5, "StartRound")]
 
 
 def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -> None:
@@ -414,8 +414,8 @@ def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -
 
 def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> None:
     run = Run(3, 3).begun(3)
-    run.take(2, Stopping(15, "n2"))
-    assert run.sent() == [(1, Stopping(15, "n2")), (3, Stopping(15, "n2"))]
+    run.take(2, Signalled(15, "n2"))
+    assert run.sent() == [(1, Signalled(15, "n2")), (3, Signalled(15, "n2"))]
     run.take(1, failed())
     run.take(2, Leave())
     run.coordinator.lose(2, "its launcher has ended", run.now)
@@ -424,7 +424,7 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
 
 def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_for_it() -> None:
     run = Run(3, 3).begun(3)
-    run.take(2, Stopping(15, "n2"))
+    run.take(2, Signalled(15, "n2"))
     run.sent()
     run.coordinator.lose(2, "nothing was heard from it for 15 s", run.now)
     assert kinds(run.sent()) == [(1, "Failed"), (3, "Failed")]
@@ -432,10 +432,10 @@ def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_f
 
 def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> None:
     run = Run(3, 3).begun(3)
-    run.take(2, Stopping(2, "n2"))
-    run.take(1, Stopping(2, "n1"))
+    run.take(2, Signalled(2, "n2"))
+    run.take(1, Signalled(2, "n1"))
     run.sent()
-    now = Stopping(2, "n3", ends_grace=True)
+    now = Signalled(2, "n3", ends_grace=True)
     run.take(3, now)
     assert run.sent() == [(1, now), (2, now)]
 

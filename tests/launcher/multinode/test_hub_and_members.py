@@ -21,14 +21,14 @@ from headway.launcher.multinode.messages import (
     Beat,
     Done,
     Fact,
-    Facts,
     Failed,
     HeartbeatLost,
     Join,
     Leave,
+    MachineFacts,
+    MachineReady,
     Message,
     Probed,
-    Ready,
     Session,
     new_greeting,
     read_greeting,
@@ -52,7 +52,7 @@ def open_hub(
         max_restarts=0,
         join_timeout_s=600,
         machine_timeout_s=timeout_s,
-        facts=Facts((), ()),
+        facts=MachineFacts((), ()),
         say=say,
         now=time.monotonic(),
     )
@@ -79,8 +79,10 @@ class Channel:
             link = self.hub.own_end if own else socket.create_connection(self.address)
         member = Member(link, key, self.timeout_s, lambda: f"rank {machine} at optimizer step 3")
         self.members.append(member)
-        member.send(Join(machine, self.machines, self.machines, f"n{machine}", Facts((), ())))
-        member.send(Ready(1, 29501 if machine == 0 else None))
+        member.send(
+            Join(machine, self.machines, self.machines, f"n{machine}", MachineFacts((), ()))
+        )
+        member.send(MachineReady(1, 29501 if machine == 0 else None))
         return member
 
 
@@ -147,7 +149,7 @@ def attacks(some: Channel) -> Iterator[bytes]:
     yield b"0" * 22 + b'["Failed",0,"h","c","w","d","f",1,0,0.0,true]\n'
     with socket.create_connection(some.address) as other:  # recorded on another connection
         session = greeted(other, KEY)
-        yield session.seal(Join(1, 2, 2, "n1", Facts((), ()))) + session.seal(failure())
+        yield session.seal(Join(1, 2, 2, "n1", MachineFacts((), ()))) + session.seal(failure())
 
 
 def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
@@ -206,7 +208,7 @@ def test_a_refused_machine_leaves_without_another_line_on_machine_0() -> None:
         wait_until(lambda: main.accepted)
         link = socket.create_connection(some.address)
         other = Member(link, KEY, some.timeout_s, str)
-        other.send(Join(1, 3, 3, "n1", Facts((), ())))
+        other.send(Join(1, 3, 3, "n1", MachineFacts((), ())))
         wait_until(lambda: other.refused)
         other.send(Leave())
         other.close()
@@ -324,7 +326,7 @@ def test_a_machine_that_comes_after_machine_0_has_failed_hears_the_cause() -> No
         ending = threading.Thread(target=some.hub.close, args=(60.0,))
         ending.start()
         late = Member(socket.create_connection(some.address), KEY, some.timeout_s, str)
-        late.send(Join(1, 2, 2, "n1", Facts((), ())))
+        late.send(Join(1, 2, 2, "n1", MachineFacts((), ())))
         wait_until(lambda: late.is_over)
         assert late.ended_by is not None
         assert late.ended_by.cause == failure().cause
@@ -350,7 +352,7 @@ def test_all_kinds_of_messages_can_be_sent() -> None:
         "CrashSite | None": None,
     }
     samples["Figures"] = Figures(1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1, 1, None, 0, None)
-    samples["Facts"] = Facts((Fact("torch", "2.13"),), ())
+    samples["MachineFacts"] = MachineFacts((Fact("torch", "2.13"),), ())
     for kind in get_args(Message):
         values = [
             samples.get(getattr(type_, "__forward_arg__", str(type_)), ())

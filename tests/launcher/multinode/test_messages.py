@@ -21,8 +21,8 @@ from headway.launcher.multinode.messages import (
     Done,
     Failed,
     Missing,
-    Round,
     Session,
+    StartRound,
     Unacceptable,
     new_greeting,
     read_greeting,
@@ -35,10 +35,7 @@ KEY = b"0123456789abcdef"
 def sessions(key: bytes = KEY, other_key: bytes = KEY) -> tuple[Session, Session]:
     """Return the two ends of a connection: machine 0's, and that of another machine."""
     hub, member = new_greeting(key), new_greeting(other_key)
-    return (
-        Session(key, hub, member, is_hub=True),
-        Session(other_key, member, hub, is_hub=False),
-    )
+    return (Session(key, hub, member, is_hub=True), Session(other_key, member, hub, is_hub=False))
 
 
 def sealed(session: Session, *texts: str) -> list[bytes]:
@@ -48,7 +45,8 @@ def sealed(session: Session, *texts: str) -> list[bytes]:
 def test_messages_arrive_as_they_were_sent_in_both_directions() -> None:
     hub, member = sessions()
     failed = Failed(1, "n2", "cause\n\u2028", "where", "lines\nof details", "fix", 9, 2, 0.5)
-    for message in (failed, Done(failed), Done(), Beat(""), Round(0, 1, 2, 0, "10.0.0.1", 4711)):
+    start = StartRound(0, 1, 2, 0, "10.0.0.1", 4711)
+    for message in (failed, Done(failed), Done(), Beat(""), start):
         assert member.open(hub.seal(message).rstrip(b"\n")) == message
         assert hub.open(member.seal(message).rstrip(b"\n")) == message
 
@@ -105,7 +103,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
-KINDS = st.sampled_from(["Join", "Ready", "Failed", "Round", "Beat", "Restart", "exec", ""])
+KINDS = st.sampled_from(
+    ["Join", "MachineReady", "Failed", "StartRound", "Beat", "Restart", "exec", ""]
+)
 
 
 @given(st.one_of(JSON, st.builds(lambda kind, rest: [kind, *rest], KINDS, st.lists(JSON))))

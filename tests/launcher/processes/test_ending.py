@@ -11,7 +11,7 @@ from headway.ipc.records import Crash
 from headway.launcher.diagnosis.failures import RankExit, ServerDeath, find_failure
 from headway.launcher.diagnosis.reasons import Evidence
 from headway.launcher.multinode.messages import Failed
-from headway.launcher.processes.ending import Outcome, ending_of
+from headway.launcher.processes.ending import RunOutcome, ending_of
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 KILL, SEGV = signal.SIGKILL, signal.SIGSEGV
@@ -113,7 +113,7 @@ TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
 )
 def test_how_a_run_ends(ends: list[RankExit], known: dict[str, Any], code: int, shown: str) -> None:
     known = {"failure": find_failure(ends, ranks=[0, 1], world_size=2), **known}
-    ending = ending_of(Outcome(ends, 2, **known))
+    ending = ending_of(RunOutcome(ends, 2, **known))
     report = ending.elsewhere or ending.failure
     assert ending.code == code
     if ending.line or report is None:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.ipc.records import End, Ended
+from headway.ipc.records import Ended, ScriptEnd
 from headway.ipc.signals import Bell
 from headway.launcher.processes import ranks
 from headway.launcher.processes.ranks import RankProcesses
@@ -61,7 +61,7 @@ class Run:
 def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
     calls = iter([KeyboardInterrupt, None])
 
-    def end(rank: int, code: int) -> list[End]:
+    def end(rank: int, code: int) -> list[ScriptEnd]:
         if (stop := next(calls)) is not None:
             raise stop  # what a signal's handler raises
         return []

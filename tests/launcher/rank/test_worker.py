@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from headway.ipc.records import Answer, Crash, Heartbeat, Ready, RecordReader
+from headway.ipc.records import Crash, Heartbeat, RankReady, RecordReader, StatusReply
 from headway.launcher.diagnosis.stacks import parse_traceback
 from headway.launcher.rank.worker import bootstrap_code
 from tests.distributed.launching import begin, environment, execute, script
@@ -167,17 +167,17 @@ class Rank:
         self.channel = channel
         self._records: list[object] = []
         self._reader = RecordReader()
-        assert self.receive() == Ready()
+        assert self.receive() == RankReady()
 
     def receive(self) -> object:
         while not self._records:
             self._records += self._reader.read(self.channel.recv(65536))
         return self._records.pop(0)
 
-    def ask(self) -> Answer:
+    def ask(self) -> StatusReply:
         self.channel.sendall(b"?")
         answer = self.receive()
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, StatusReply)
         return answer
 
     def line(self) -> str:
@@ -304,7 +304,7 @@ while True:
     with rank(script) as one:
         assert one.line() == "begin\n"
         one.channel.sendall(b"?")
-        while not isinstance(received := one.receive(), Answer):
+        while not isinstance(received := one.receive(), StatusReply):
             assert type(received).__name__ == "Heartbeat"
         assert len(received.stacks) >= 150
         one.channel.close()

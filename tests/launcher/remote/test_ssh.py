@@ -16,7 +16,7 @@ from headway.errors import LaunchError
 from headway.ipc.typed import encode
 from headway.launcher.remote import agents as connection
 from headway.launcher.remote import ssh
-from headway.launcher.remote.orders import End, Found, Order
+from headway.launcher.remote.orders import AgentSetup, Found, LaunchEnd
 from headway.launcher.remote.ssh import RemoteLaunch, main_address_of, run_on_hosts
 from headway.settings.hosts import read_hosts
 from tests.waiting import wait_until
@@ -37,7 +37,7 @@ def has_come(name):
     while not os.path.exists(name):
         time.sleep(0.01)
 def tell(exit_code, report=""):
-    print(mark + json.dumps(["End", exit_code, report]), flush=True)
+    print(mark + json.dumps(["LaunchEnd", exit_code, report]), flush=True)
 note(host)
 def join():
     global mark
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             RemoteLaunch(
                 hosts=read_hosts(list(does)),
                 agent=["agent"],
-                order=Order("the-mark", "", None, {}),
+                order=AgentSetup("the-mark", "", None, {}),
                 words=lambda *_: [],
                 main_address="127.0.0.1",
                 main_port=1,
@@ -117,8 +117,8 @@ def test_a_long_report_is_shown_whole(run: Launch, capsys: pytest.CaptureFixture
     assert report in capsys.readouterr().err
 
 
-LOST, FAILED, TERMINATED = End(4, "lost"), End(7, ""), End(143, "")
-UNABLE, SAVED, DONE = End(4, ""), End(75, ""), End(0, "")
+LOST, FAILED, TERMINATED = LaunchEnd(4, "lost"), LaunchEnd(7, ""), LaunchEnd(143, "")
+UNABLE, SAVED, DONE = LaunchEnd(4, ""), LaunchEnd(75, ""), LaunchEnd(0, "")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ UNABLE, SAVED, DONE = End(4, ""), End(75, ""), End(0, "")
     ],
 )
 def test_the_blame_is_where_the_failure_began(
-    ends: dict[int, End], lost: list[End], is_stopped: bool, blamed: End
+    ends: dict[int, LaunchEnd], lost: list[LaunchEnd], is_stopped: bool, blamed: LaunchEnd
 ) -> None:
     assert ssh._to_blame(ends, lost, is_stopped=is_stopped) is blamed
 
