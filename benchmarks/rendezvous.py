@@ -137,7 +137,7 @@ def channel(count: int, idle_s: float) -> Cost:
         join_timeout_s=600,
         machine_timeout_s=TIMEOUT_S,
         facts=MachineFacts((), ()),
-        say=print,
+        log=print,
         now=began,
     )
     hub = Hub(listener, KEY, coordinator, TIMEOUT_S, print)

@@ -23,7 +23,7 @@ from headway.commands.flags import Parser
 from headway.commands.tables import print_table, when
 from headway.errors import CheckpointError
 from headway.ipc.paths import is_absent
-from headway.ipc.stderr import say, shown
+from headway.ipc.stderr import log, shown
 
 ACTIONS = ("ls", "verify", "prune", "export")
 _ONLY_OF = {"keep": "prune", "model": "export"}
@@ -109,7 +109,7 @@ def _list(folder: Path) -> int:
     rows = [(shown(one.path.name), one.state.value, *_cells(one.manifest)) for one in found]
     print_table(head, rows)
     if not found:
-        say(f"no checkpoint in {shown(str(folder))}")
+        log(f"no checkpoint in {shown(str(folder))}")
     return 0
 
 

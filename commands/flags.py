@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from headway.errors import ConfigError, did_you_mean
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import SETTING_OF
@@ -297,7 +297,7 @@ def machine_from_flags(
     read_here = (*(row.variable for row in TABLE.values()), *SETTING_OF, "SLURM_JOB_ID")
     ignored = [name for name in read_here if name in environ]
     if ignored:
-        say(
+        log(
             f"note: {', '.join(ignored)} in this shell "
             f"{'does' if len(ignored) == 1 else 'do'} not apply with --machine {parsed.machine}"
         )

@@ -16,7 +16,7 @@ from headway.devices.table import kind_of
 from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.stderr import say, shown
+from headway.ipc.stderr import log, shown
 from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan, start_of, summary
@@ -220,16 +220,16 @@ def _print_plan(launch: _Launch) -> int | None:
         print(describe(plan, parsed.show_secrets))
         return 0
     if plan.supervised is not None:  # sbatch --signal=USR1@60 may send them
-        signals.trap(signals.say_too_early, signal.SIGUSR1, signal.SIGUSR2)
+        signals.trap(signals.log_early_stop, signal.SIGUSR1, signal.SIGUSR2)
     for note in plan.notes:
-        say(f"note: {note}")
+        log(f"note: {note}")
     if not (parsed.quiet or plan.is_told_elsewhere):
-        say(summary(plan))
+        log(summary(plan))
         if plan.supervised is None and (note := _misplaced_flags(plan.program, _PLACING)):
-            say(f"note: {note}")
+            log(f"note: {note}")
         if not plan.is_rank and _mentions_rank(plan.program):
             flag = TABLE["num_processes"].as_flag(1)
-            say(f"note: {shown(plan.program.name)} mentions RANK, which {flag} sets")
+            log(f"note: {shown(plan.program.name)} mentions RANK, which {flag} sets")
     return None
 
 
@@ -286,7 +286,7 @@ def _became_step(
     elif step is not None:
         if not parsed.quiet:
             machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
-            say(f"a step of job {step.job}, on {machines}")
+            log(f"a step of job {step.job}, on {machines}")
         run_step(step)
     return step is not None
 

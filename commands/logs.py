@@ -13,7 +13,7 @@ from headway.commands.runs import RUN
 from headway.errors import ConfigError
 from headway.history.record import RunRecord, find, is_running
 from headway.ipc.records import LOGS
-from headway.ipc.stderr import named, say
+from headway.ipc.stderr import log, named
 from headway.launcher.remote import slurm_jobs
 
 _EVERY_S = 0.5
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     known = {one: lines for one, lines in record.tails.items() if rank in (None, one)}
     tails = {one: lines for one, lines in known.items() if any(lines)}
     if known and not tails and "debug_rank" not in record.start.origins:
-        say(f"{named([*known])} of run {record.name} printed nothing")
+        log(f"{named([*known])} of run {record.name} printed nothing")
         return 0
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
@@ -79,14 +79,14 @@ def follow_job(job: str) -> int:
     Raises LaunchError if SLURM does not know the job.
     """
     try:
-        ended = slurm_jobs.follow(job, _write, say)
+        ended = slurm_jobs.follow(job, _write, log)
     except KeyboardInterrupt:
         ended = slurm_jobs.state_of(job)
         if not ended.has_ended:
             again = f"`headway logs --follow {job}` shows it again, `scancel {job}` ends it"
-            say(f"job {job} is still running; {again}")
+            log(f"job {job} is still running; {again}")
             return _INTERRUPTED
-    say(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
+    log(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
     return ended.exit_code
 
 
@@ -125,11 +125,11 @@ def _follow(record: RunRecord, rank: int | None) -> int:
             time.sleep(_EVERY_S)
             record = find(record.name)
     except KeyboardInterrupt:
-        say("the run is still active")
+        log("the run is still active")
         return _INTERRUPTED
     code = None if record.end is None else record.end.exit_code
     if code is None:
-        say("the run has ended; its exit code is unknown")
+        log("the run has ended; its exit code is unknown")
     return 1 if code is None else code
 
 

@@ -19,7 +19,7 @@ from typing import NoReturn, TextIO
 from headway._version import __version__
 from headway.errors import ConfigError, HeadwayError, MachineError, did_you_mean
 from headway.ipc import signals
-from headway.ipc.stderr import flush_streams, say
+from headway.ipc.stderr import flush_streams, log
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, [sys.stdout] if "stderr" in closed else [sys.stderr, sys.stdout])
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted")
+        log("interrupted")
         return 130
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:

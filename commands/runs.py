@@ -11,7 +11,7 @@ from headway.commands.tables import print_table, when
 from headway.history.changes import Change, changes
 from headway.history.record import RunRecord, find, is_running, read_all
 from headway.ipc.records import REPEATED, STOPPED_AND_SAVED
-from headway.ipc.stderr import say, shown
+from headway.ipc.stderr import log, shown
 from headway.launcher.figures.slow_rank import find_slow_rank, times_of
 from headway.launcher.remote.orders import OF_ONE_RUN
 
@@ -51,12 +51,12 @@ def main(argv: Sequence[str]) -> int:
         if rows:
             print_table(_HEAD, rows, _OPTIONAL)
         else:
-            say("no run has a record yet: `headway launch` writes one")
+            log("no run has a record yet: `headway launch` writes one")
         if records and (line := command_line(records[-1])):
-            say(f"the newest again: {line}")
+            log(f"the newest again: {line}")
     if refused:
         others = len(refused) - 1
-        say(f"note: {refused[-1]}" + f"; {others} more cannot be read" * (others > 0))
+        log(f"note: {refused[-1]}" + f"; {others} more cannot be read" * (others > 0))
     return 0
 
 

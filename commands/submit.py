@@ -20,7 +20,7 @@ from headway.history.store import COPIED_FROM, Commit, git, read_commit, script_
 from headway.ipc.origin import Layer
 from headway.ipc.run_contract import CODE_VARIABLE
 from headway.ipc.secrets import masked_command, masked_line, masked_pairs
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.typed import plain
 from headway.launcher.plan.program import Program, interpreter
 from headway.launcher.remote.orders import OF_ONE_RUN
@@ -85,7 +85,7 @@ def submit(request: RemoteJob) -> int:
         shutil.rmtree(into, ignore_errors=True)
         raise
     print(job)
-    say(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
+    log(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
     return 0
 
 
@@ -174,7 +174,7 @@ def _files_of(root: str) -> list[str]:
 
 def _note(request: RemoteJob, text: str) -> None:
     if not request.parsed.quiet:
-        say(f"note: {text}")
+        log(f"note: {text}")
 
 
 def _of_profiles(request: RemoteJob) -> Iterator[tuple[str, str]]:
@@ -253,7 +253,7 @@ def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
     limit_s = _seconds_of(own.get("time", ""))
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:
         return {"signal": f"TERM@{lead_s}"}
-    say(
+    log(
         f"note: the job gets no signal to save before its time limit: {own['time']} is too short "
         f"for one {lead_s} s ahead"
     )
@@ -339,17 +339,17 @@ def _print_notes(
     options: Mapping[str, str], inherited: _Inherited, program: Program, *, is_quiet: bool
 ) -> None:
     if inherited.secrets:
-        say(
+        log(
             f"note: {', '.join(inherited.secrets)} holds a secret and is not in the script: the "
             "job inherits it from the environment of this command"
         )
     if masked_command(program.args) != list(program.args):
-        say(
+        log(
             "note: an argument of the script looks like a secret, and the batch script holds it, "
             "which SLURM keeps; a variable of the environment would not be in it"
         )
     if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
-        say("note: SLURM may give one core on each machine: --sbatch cpus-per-task=N asks for more")
+        log("note: SLURM may give one core on each machine: --sbatch cpus-per-task=N asks for more")
 
 
 def _make_folder(folder: str, settings: Settings) -> None:

@@ -38,7 +38,7 @@ _ENDED = Problem(
 class Prompter(Protocol):
     """Shows questions to the user and returns the replies."""
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show a text."""
 
     def ask(self, question: Question) -> str:
@@ -53,11 +53,11 @@ class Prompter(Protocol):
 class Defaults:
     """A prompter that does not ask: every answer is the default."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
 
     def ask(self, question: Question) -> str:
-        self.say(f"  {question.name}: {question.shown(question.default)}")
+        self.show(f"  {question.name}: {question.shown(question.default)}")
         return question.default
 
 
@@ -75,7 +75,7 @@ def interview(
     while FINISH not in answers:
         question = next_question(facts, answers)
         if question.name == FINISH:
-            prompter.say(summary(answers))
+            prompter.show(summary(answers))
         reply = _reply(question, facts, answers, prompter)
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
             facts = _one_back(facts, answers, prompter)
@@ -95,14 +95,14 @@ def _reply(question: Question, facts: WizardFacts, answers: Answers, prompter: P
         if reply == BACK_KEY:
             return reply
         if reply == HELP_KEY:
-            prompter.say(question.help)
+            prompter.show(question.help)
             continue
         answer, refused = _checked(question, reply, facts, answers)
         if refused is None:
             return answer
         if isinstance(prompter, Defaults):
             raise ConfigError.of([refused])
-        prompter.say(f"{refused.what}.\n{_AGAIN.capitalize()}.")
+        prompter.show(f"{refused.what}.\n{_AGAIN.capitalize()}.")
 
 
 def _checked(
@@ -152,7 +152,7 @@ def _chosen(question: Question, reply: str) -> str:
 def _one_back(facts: WizardFacts, answers: dict[str, str], prompter: Prompter) -> WizardFacts:
     """Remove the last answer; it becomes the default when its question is asked again."""
     if not answers:
-        prompter.say("This is the first question.")
+        prompter.show("This is the first question.")
         return facts
     name, answer = answers.popitem()
     return facts._replace(removed={**facts.removed, name: answer})

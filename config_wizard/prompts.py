@@ -23,7 +23,7 @@ _ESCAPE_S = 0.05  # how long after Esc the other bytes of an arrow key may arriv
 class PlainPrompter:
     """Prints each question with numbered answers, and reads a line of stdin."""
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         print(text)
 
     def ask(self, question: Question) -> str:
@@ -45,7 +45,7 @@ class PlainPrompter:
 class TerminalPrompter:
     """Shows menus (arrow keys or numbers) and text fields."""
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         for line in text.split("\n"):
             print("\n".join(textwrap.wrap(line, _columns(), **_WHOLE_WORDS)))
 

@@ -11,9 +11,9 @@ def run() -> None:
     try:
         from headway.commands.main import run_command
     except KeyboardInterrupt:
-        from headway.ipc.stderr import say
+        from headway.ipc.stderr import log
 
-        say("interrupted")
+        log("interrupted")
         os._exit(130)
     run_command()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.errors import STOP_SIGNALS, HeadwayError
 from headway.ipc import signals
 from headway.ipc.run_contract import RECORD_VARIABLE
-from headway.ipc.stderr import flush_streams, say
+from headway.ipc.stderr import flush_streams, log
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -63,7 +63,7 @@ def run(
         # not in the handler: a second signal would interrupt that import
         from headway.ipc.stderr import waiting_for
 
-        signals.trap(lambda *_: say("no rank has started yet"), signal.SIGQUIT)
+        signals.trap(lambda *_: log("no rank has started yet"), signal.SIGQUIT)
 
         with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
             import_of_torch = waiting_for("the import of torch", is_quiet=is_quiet)
@@ -88,7 +88,7 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
         starter.close()
         stop = signal.Signals(number)
         line = "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"
-        say(line)
+        log(line)
         if recorder is not None:
             recorder.exit_code, recorder.report = 128 + number, line
             recorder.close()
@@ -115,7 +115,7 @@ def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
     try:
         return closing(RunSocket(run))
     except OSError as error:
-        say(f"note: `headway stack` will not find this launch: its socket: {error.strerror}")
+        log(f"note: `headway stack` will not find this launch: its socket: {error.strerror}")
         return nullcontext()
 
 
@@ -127,7 +127,7 @@ def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> di
     try:
         begin(path, start(), _DIFF_WITHIN_S)
     except OSError as error:
-        say(lost(error))
+        log(lost(error))
         return {}
     return {RECORD_VARIABLE: f"{os.getpid()}:{path}"}
 

@@ -35,7 +35,7 @@ from headway.config_wizard.questions import (
 )
 from headway.errors import HeadwayError, Problem
 from headway.ipc.origin import Layer, Origin
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.plan.plan import summary as summary_of
 from headway.machine.facts import Machine
 from headway.settings.layers import environment_layer
@@ -87,7 +87,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
     paths = paths_of(parsed.profile, parsed.yes)
     facts = facts_of(parsed, paths)
     prompter: Prompter = Defaults(lambda _: None) if parsed.yes else _prompter()
-    prompter.say(introduction(facts))
+    prompter.show(introduction(facts))
     try:
         answers = interview(facts, prompter, partial(summary, facts, paths, parsed.show_secrets))
     except KeyboardInterrupt:
@@ -98,7 +98,7 @@ def ask(argv: Sequence[str], appendix: str = "") -> int:
         return 130
     path = paths[WizardState(facts, answers).place]
     if parsed.dry_run:
-        say(f"would write {shown(path)}:")
+        log(f"would write {shown(path)}:")
         text = changed(text_at(path), path, facts, answers)
         print(text if parsed.show_secrets else masked_profile(text), end="")
         return 0

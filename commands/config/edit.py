@@ -10,7 +10,7 @@ from headway.commands.flags import Parser
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import masked_value
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.machine.detection import detect_machine
 from headway.machine.facts import Machine
 from headway.settings.problems import profile_problems
@@ -124,7 +124,7 @@ def apply(
     for line in _differences(before, after):
         print(f"  {line}")
     for problem in launch_problems([after], machine):
-        say(f"note: {problem.what}")
+        log(f"note: {problem.what}")
 
 
 def _differences(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:

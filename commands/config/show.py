@@ -12,7 +12,7 @@ from headway.commands.tables import print_table
 from headway.errors import ConfigError, Problem, did_you_mean
 from headway.ipc.origin import Layer
 from headway.ipc.secrets import masked_value
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.stderr import shown as printable
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.launcher.plan.describe import settings_table
@@ -43,7 +43,7 @@ def show(argv: Sequence[str]) -> int:
     # in plain columns: rich would take 80 ms, more than all the rest
     print(_as_json(settings) if parsed.json else settings_table(settings, parsed.origin))
     for problem in problems:
-        say(f"note: a launch would be refused: {problem.what}")
+        log(f"note: a launch would be refused: {problem.what}")
     return 0
 
 
@@ -108,7 +108,7 @@ def list_profiles(argv: Sequence[str]) -> int:
         project = find_project_profile(trusted=chosen.path)
     except ConfigError as error:
         project = None
-        say(f"note: {error.problems[0].what}")
+        log(f"note: {error.problems[0].what}")
     if project not in (None, chosen.path):
         rows.append(("(project)", project))
     stars = ["*" if path in (chosen.path, project) else "" for _, path in rows]

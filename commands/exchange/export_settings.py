@@ -16,7 +16,7 @@ from headway.commands.exchange.kubernetes_export import (
 from headway.commands.flags import Parsed, Parser, machine_from_flags
 from headway.errors import ConfigError
 from headway.ipc.run_contract import KEY_VARIABLE
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.clusters.cluster import cluster_layer
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.resolve import resolve
@@ -58,7 +58,7 @@ def export(argv: Sequence[str]) -> int:
         notes = [masked] if hidden else []
     print(text, end="")
     for note in notes:
-        say(f"note: {note}")
+        log(f"note: {note}")
     return 0
 
 

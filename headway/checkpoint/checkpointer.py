@@ -28,7 +28,7 @@ from headway.distributed.world import rank_and_size, require_group
 from headway.errors import CheckpointError, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.records import CHECKPOINTS
-from headway.ipc.stderr import say, say_once
+from headway.ipc.stderr import log, log_once
 from headway.strategies.compilation import model_has_dtensor
 from headway.trackers.project import Folder, ProjectConfiguration
 from headway.training.replicas import require_equal
@@ -128,7 +128,7 @@ class Checkpointer:
             for name, content in self._beside.items():
                 write_json(folder / name, content())
             if self.training.is_in_evaluation:
-                say_once(
+                log_once(
                     "note: saved in the middle of an evaluation; a run that goes on from there"
                     " will give that loader's next pass the remaining batches only. Save outside"
                     " of it"
@@ -267,12 +267,12 @@ class Checkpointer:
         if claimed is None or claimed == Claim(None):
             self._claim = claimed = claim(project)
             if claimed.problem:
-                say(
+                log(
                     f"note: {project / LOCK} cannot be locked: {claimed.problem}; another run that"
                     " saves to this project, and removes its checkpoints, will not be noticed"
                 )
             if claimed.holder:
-                say(
+                log(
                     f"note: another run saves to {project} as well ({claimed.holder}), and each"
                     " removes the other's checkpoints; give each a project_dir of its own"
                 )

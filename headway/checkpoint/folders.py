@@ -35,7 +35,7 @@ from headway.checkpoint.manifest import (
 )
 from headway.errors import CheckpointError
 from headway.ipc.paths import is_absent
-from headway.ipc.stderr import say, shown
+from headway.ipc.stderr import log, shown
 
 FOLDER = "checkpoints"
 """Below a project's folder, for checkpoints that the script does not name."""
@@ -441,7 +441,7 @@ def remove_leftovers(project: Path) -> None:
     except CheckpointError as error:
         left = [Path(error.problems[0].where)]
     if left:
-        say(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
+        log(f"note: what an interrupted save has left cannot be removed: {shown(str(left[0]))}")
 
 
 class SaveStatus(str, Enum):

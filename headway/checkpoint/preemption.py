@@ -25,13 +25,13 @@ from headway.checkpoint.folders import (
     resolve_checkpoint,
 )
 from headway.checkpoint.manifest import read_json, read_manifest, take_another
-from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, tell_stopped
+from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import Progress
 from headway.ipc.run_contract import LATEST, NEWEST, is_restart
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.trackers.tracker_group import RUNS_FILE, Tracking
 from headway.training.arguments import EffectiveSettings
 
@@ -204,7 +204,7 @@ class Preemption:
         object.__setattr__(run, "_count", training.count_epochs)
         if training.world.is_main:
             for line in (*lines, _start_of(run, project)):
-                say(line)
+                log(line)
             if self._checkpoints.claim(project.absolute()):
                 remove_leftovers(project)
             self._report_at_end(path)
@@ -313,7 +313,7 @@ class Preemption:
             if self._request is StopRequest.NONE:
                 raise
             if self._training.world.is_main:
-                say(str(error))
+                log(str(error))
 
     # ------------------------------------------------------------------ does the job have to stop?
 
@@ -337,7 +337,7 @@ class Preemption:
         signals = self._trap_signals()
         self._exit_code = signals.exit_code(self._request)
         self._schedule.look_at = 0  # at once
-        tell_stopped(self._request, step, folder, self._hint())
+        log_stopped(self._request, step, folder, self._hint())
         self._signals = None
         atexit.unregister(self._report)
         self._report = bool
@@ -421,7 +421,7 @@ def _report_no_step(progress: Progress, num_trained: int, path: str) -> None:
     """Report a run that ends, and does not fail, without a step after its resume."""
     has_failed = getattr(sys, "last_type", None) or sys.exc_info()[0]
     if progress.num_trained == num_trained and not has_failed:
-        say(f"note: nothing was left to train: no optimizer step after the resume from {path}")
+        log(f"note: nothing was left to train: no optimizer step after the resume from {path}")
 
 
 def _start_of(run: ResumedRun, project: Path) -> str:

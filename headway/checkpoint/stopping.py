@@ -17,7 +17,7 @@ from headway.distributed.world import group_backend, rank_and_size
 from headway.ipc import signals
 from headway.ipc.progress import Progress
 from headway.ipc.records import STOPPED_AND_SAVED, WillSave
-from headway.ipc.stderr import say, say_amid_writing
+from headway.ipc.stderr import log, log_in_handler
 
 INTERRUPTED = 130
 
@@ -118,16 +118,16 @@ class StopSignals:
             rank, size = rank_and_size()
             if_all = ", if all ranks complete it" if size > 1 else ""  # one may have failed
             if rank == 0:
-                say_amid_writing(f"{came}: saving and stopping after this step{if_all}{again}")
+                log_in_handler(f"{came}: saving and stopping after this step{if_all}{again}")
         is_called = before is not None and not signals.is_usual(before)
         if is_called or (came is StopRequest.SIGINT and is_again):
             before(number, frame)
 
 
-def tell_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
+def log_stopped(request: StopRequest, step: int, saved: str, hint: str) -> None:
     """Print on rank 0 what stopped the training, and how to resume it."""
     if rank_and_size()[0] == 0:
-        say(f"stopped by {request} after step {step}; saved {saved}; {hint}")
+        log(f"stopped by {request} after step {step}; saved {saved}; {hint}")
 
 
 class Agreement:

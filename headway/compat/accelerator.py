@@ -19,7 +19,7 @@ from headway.distributed.handler import checks
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import rank_and_size, rank_and_size_without_group
 from headway.errors import UsageError
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.training.arguments import Arguments
 from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler, of_scheduler
@@ -121,7 +121,7 @@ def _accepted(arguments: Arguments) -> Arguments:
                 fix=f"use `from headway import Accelerator`, or remove {name}",
             )
     if arguments.split_batches and rank_and_size_without_group()[0] == 0:
-        say(
+        log(
             "note: split_batches=True has no effect, as in Accelerate; pass"
             " dataloader_config=DataLoaderConfiguration(split_batches=True) to split batches"
         )

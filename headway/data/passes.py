@@ -18,7 +18,7 @@ from headway.data.order import Place
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 
 
 class DueCheckpoint:
@@ -249,7 +249,7 @@ class LoaderSet:
         if text not in self._is_told:
             self._is_told.add(text)
             if rank_and_size()[0] == 0:
-                say(text)
+                log(text)
 
 
 _SEVERAL = (

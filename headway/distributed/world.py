@@ -24,7 +24,7 @@ from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
 from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unjoined
 from headway.ipc.process_groups import keep_groups_apart
 from headway.ipc.run_contract import Ranks, read_ranks
-from headway.ipc.stderr import say_once
+from headway.ipc.stderr import log_once
 from headway.machine.detection import detect_machine
 
 
@@ -158,7 +158,7 @@ def _require_alone(*, is_rank: bool) -> None:
     where = f"environment {row.size}, {row.rank}"
     fix = f"`export {ALONE_VARIABLE}={ALONE}` if each is meant to, as under srun -n8 wandb agent"
     if is_rank:  # RANK says 0 of 1, as of torchrun in each of the processes
-        say_once(f"note: {told} ({where}); fix: {fix}")
+        log_once(f"note: {told} ({where}); fix: {fix}")
         return
     start = "put `headway launch` before the script, which gives it RANK, WORLD_SIZE and so on"
     raise UsageError(f"{told}: RANK is not set", where=where, fix=f"{start}; or {fix}")
@@ -265,7 +265,7 @@ def _refuse_unusable_gpu() -> None:
     """Refuse to take the CPU where a GPU's driver is loaded; report a card without one."""
     machine = detect_machine()
     if machine.unused_card:
-        say_once(f"note: {machine.unused_card}; fix: install the driver")
+        log_once(f"note: {machine.unused_card}; fix: install the driver")
     name, reason = machine.best_device()
     if kind_of(name).is_numbered:
         from headway.machine.gpus import how_to_use_gpus

@@ -20,7 +20,7 @@ from headway.ipc.records import Figures, Kept
 from headway.ipc.run_contract import RECORD_VARIABLE
 from headway.ipc.secrets import masked_output, secrets_among
 from headway.ipc.signals import shell_code
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.typed import plain
 
 
@@ -99,6 +99,6 @@ def end(code: int | None, report: str, progress: Progress) -> None:
         )
         store.write(folder, plain(record))
     except OSError as error:
-        say(store.lost(error))
+        log(store.lost(error))
     except ConfigError as error:
-        say(f"note: {error.problems[0].what}")
+        log(f"note: {error.problems[0].what}")

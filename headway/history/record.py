@@ -17,7 +17,7 @@ from headway.history.store import FILE, FORMAT, Commit, Launch, names_in, runs_f
 from headway.ipc.paths import is_absent, read_plain
 from headway.ipc.records import Figures, Kept
 from headway.ipc.secrets import masked_output
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.typed import Misfit, plain, read
 
 _FIX = "`headway runs` lists the runs that have a record"
@@ -183,7 +183,7 @@ class Recorder:
         self._has_news.set()
         self._thread.join(_CLOSE_WITHIN_S)
         if self._thread.is_alive():
-            say(f"note: the record of this run is not complete: {self.path} does not answer")
+            log(f"note: the record of this run is not complete: {self.path} does not answer")
 
     def _write(self, start: Callable[[], Launch]) -> None:
         try:
@@ -200,7 +200,7 @@ class Recorder:
                 record["ranks"] = plain(self._series.ranks(self._tails))
                 store.write(self.path, record)
         except OSError as error:
-            say(store.lost(error))
+            log(store.lost(error))
 
 
 def _cut(tails: Mapping[int, Sequence[str]], secrets: Sequence[str]) -> dict[int, list[str]]:

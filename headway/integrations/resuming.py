@@ -22,14 +22,14 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 
-from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, tell_stopped
+from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 from headway.ipc.paths import is_absent
 from headway.ipc.progress import process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import IF_ANY, NEWEST, RunContract, is_requeued, is_restart, job_of
-from headway.ipc.stderr import say, say_once
+from headway.ipc.stderr import log, log_once
 from headway.ipc.typed import plain, read
 
 LIST = "_headway-checkpoints.json"  # `_`: Trainer's push_to_hub uploads no such file
@@ -146,7 +146,7 @@ def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
         pending.replace(folder / LIST)
     except OSError as error:
         what = f"{checkpoint.path} cannot be listed in {folder}: {error.strerror}"
-        say(f"note: {what}; name it to resume")
+        log(f"note: {what}; name it to resume")
 
 
 def announce(library: str, start: TrainingStart, folder: Path) -> None:
@@ -167,12 +167,12 @@ def announce(library: str, start: TrainingStart, folder: Path) -> None:
             fix="put the output on a disk that all machines share",
         )
     if rank == 0:
-        say_once(
+        log_once(
             f"hooked into {library}: it saves and exits when the job is stopped (--set"
             " library_hooks=no disables this)"
         )
         if start.line:
-            say(start.line)
+            log(start.line)
 
 
 @contextmanager
@@ -206,7 +206,7 @@ class TrainerPreemption:
         if threading.current_thread() is threading.main_thread():
             self._signals.trap()
         else:
-            say_once("note: training runs in another thread: signals end it as usual")
+            log_once("note: training runs in another thread: signals end it as usual")
 
     def is_asked(self) -> bool:
         """Return whether the job must stop; every rank calls this equally often."""
@@ -222,7 +222,7 @@ class TrainerPreemption:
         hint = "--resume latest resumes from it"
         if job_of() and self.request is not StopRequest.SIGINT:
             hint += ", and so does the job if it is requeued"
-        tell_stopped(self.request, step, saved, hint)
+        log_stopped(self.request, step, saved, hint)
         self._signals.leave()
         self._has_left = True
         raise SystemExit(self._signals.exit_code(self.request))
@@ -231,5 +231,5 @@ class TrainerPreemption:
         if self._has_left:
             return
         if (late := self._signals.request) and rank_and_size()[0] == 0:
-            say(f"the training is over: {late} stops nothing any more")
+            log(f"the training is over: {late} stops nothing any more")
         self._signals.release()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from headway.ipc.stderr import say, say_amid_writing
+from headway.ipc.stderr import log, log_in_handler
 
 Handler = Any
 """A function of a number and a frame, or one of signal.SIG_DFL and SIG_IGN."""
@@ -108,14 +108,14 @@ class Bell:
 
 def exit_by(number: int, _: object = None) -> NoReturn:
     """Report a stop signal and raise SystemExit, which ends child processes; a handler."""
-    say_amid_writing(f"stopped by {signal.Signals(number).name}")
+    log_in_handler(f"stopped by {signal.Signals(number).name}")
     raise SystemExit(128 + number)
 
 
-def say_too_early(number: int, _: object = None) -> None:
+def log_early_stop(number: int, _: object = None) -> None:
     """Print that a signal came before there were ranks to forward it to; usable as a handler."""
     name = signal.Signals(number).name
-    say(f"{name} came before the ranks had started, and is not sent on to them")
+    log(f"{name} came before the ranks had started, and is not sent on to them")
 
 
 def shell_code(code: int) -> int:

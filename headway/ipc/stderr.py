@@ -11,7 +11,7 @@ _said: set[str] = set()
 
 
 def line_of(text: str) -> str:
-    """Return a text as the line that `say` writes."""
+    """Return a text as the line that `log` writes."""
     return f"headway: {text}\n"
 
 
@@ -29,7 +29,7 @@ def shown(text: str) -> str:
     )
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Write a line to stderr; ignore a stderr that cannot be written to."""
     stream = sys.stderr or sys.stdout  # None where it was closed
     if stream is not None:
@@ -38,13 +38,13 @@ def say(text: str) -> None:
             stream.flush()
 
 
-def say_once(text: str) -> None:
+def log_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
-        say(text)
+        log(text)
 
 
-def say_amid_writing(text: str) -> None:
+def log_in_handler(text: str) -> None:
     """Write a line, also in a signal handler that has interrupted another write."""
     with suppress(OSError):
         os.write(2, line_of(text).encode())
@@ -75,7 +75,7 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
     """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`."""
     import threading  # a launch of one process waits for nothing
 
-    timer = threading.Timer(SILENT_S, say, [f"waiting for {what}"])
+    timer = threading.Timer(SILENT_S, log, [f"waiting for {what}"])
     timer.daemon = True
     if not is_quiet:
         timer.start()

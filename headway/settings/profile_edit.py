@@ -19,7 +19,7 @@ from headway.errors import ConfigError, UsageError
 from headway.ipc.choices import PRECISIONS
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.secrets import MASK, masked, masked_value
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.settings.profile import VERSION, compose, parse_profile
 from headway.settings.profile_files import choose_profile, shown, text_at
 from headway.settings.setting import Raw
@@ -185,7 +185,7 @@ def write_profile(path: str, text: str) -> None:
         if exists and masked_profile(text) == text:
             shutil.copymode(target, temporary)
         elif exists and os.stat(target).st_mode & 0o077:
-            say(f"{shown(target)} holds a secret: only you can read it now")
+            log(f"{shown(target)} holds a secret: only you can read it now")
         os.replace(temporary, target)
     except OSError as error:
         with suppress(OSError):
@@ -227,7 +227,7 @@ def write_basic_config(
         )
     path = Path(choose_profile().path if save_location is None else save_location)
     if path.exists():
-        say(f"{path} is there already, and stays as it is; `headway config` changes it")
+        log(f"{path} is there already, and stays as it is; `headway config` changes it")
         return False
     write_profile(str(path), f"mixed_precision: {written(mixed_precision.lower())}\n")
     return path

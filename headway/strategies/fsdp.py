@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from headway.distributed.meeting import meet, run_ahead, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.precision.precision import Precision
 from headway.strategies.compilation import compile_blocks, compiled, uncompiled
 from headway.strategies.strategy import NOTHING, ForwardMethods, Models, Strategy, StrategySettings
@@ -133,7 +133,7 @@ class FSDP(Strategy):
             return
         counts = Counter(map(_name_of, units))
         described = ", ".join(f"{count} of {name}" for name, count in counts.items())
-        say(
+        log(
             f"{_name_of(model)} is sharded over {self._mesh.size(self._mesh.ndim - 1)} ranks, in"
             " units: "
             + (f"{described}, and the rest" if described else "the whole model, one unit")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.ipc.stderr import say_once
+from headway.ipc.stderr import log_once
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
 _HPARAMS = (bool, int, float, str)  # what TensorBoard takes as a hyperparameter
@@ -93,7 +93,7 @@ class TensorBoardTracker(GeneralTracker):
 
 def _note_left_out(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
     kind = type(value).__name__
-    say_once(f"{tracker.name} leaves out {name!r}, which is a {kind}{why}")
+    log_once(f"{tracker.name} leaves out {name!r}, which is a {kind}{why}")
 
 
 class PackageRunTracker(GeneralTracker):
@@ -224,7 +224,7 @@ class MLflowTracker(PackageRunTracker):
             if len(str(value)) <= longest:
                 parameters[name] = value
             else:
-                say_once(
+                log_once(
                     f"mlflow leaves out the parameter {name!r}: its text has more than {longest}"
                     " characters"
                 )

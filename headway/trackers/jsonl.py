@@ -12,7 +12,7 @@ from headway.distributed.handler import checked
 from headway.errors import UsageError
 from headway.ipc.progress import process_progress
 from headway.ipc.records import METRICS
-from headway.ipc.stderr import say, shown
+from headway.ipc.stderr import log, shown
 from headway.trackers.run_file import GOES_ON, MARK, SUFFIX, VERSION, is_run, line_of
 from headway.trackers.tracker import GeneralTracker, flat_numbers, on_main_process, python_numbers
 
@@ -79,7 +79,7 @@ class JsonlTracker(GeneralTracker):
         path = folder / name
         is_file = path.parent == folder and path.is_file() and not path.is_symlink()
         if not (is_file and is_run(path)):
-            say(f"jsonl begins a new run: {shown(str(path))} is not the file of one")
+            log(f"jsonl begins a new run: {shown(str(path))} is not the file of one")
             return
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)

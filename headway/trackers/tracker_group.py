@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.errors import UsageError
-from headway.ipc.stderr import say, say_once
+from headway.ipc.stderr import log, log_once
 from headway.trackers.choice import (
     LOGGER_TYPE_TO_CLASS,
     LoggerType,
@@ -57,7 +57,7 @@ class _Member:
 
     def _miss(self, error: Exception, began: float) -> None:
         if not self._missed:
-            say(
+            log(
                 f"the tracker {self.tracker.name!r} failed: {_described(error)}\n"
                 "  the training goes on, and the tracker is tried again"
             )
@@ -72,10 +72,10 @@ class _Member:
         try:
             end()
         except Exception as error:  # noqa: BLE001  the others are finished all the same
-            say(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
+            log(f"the tracker {self.tracker.name!r} failed as it ended: {_described(error)}")
         if self._missed:
             times = "call" if self._missed == 1 else "calls"
-            say(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
+            log(f"the tracker {self.tracker.name!r} missed {self._missed} {times} of log()")
 
 
 def _described(error: Exception) -> str:
@@ -135,7 +135,7 @@ class Tracking:
     ) -> None:
         if self._run is None:
             if self.log_with and self._is_main:
-                say_once("log() is without effect before init_trackers() and after end_training()")
+                log_once("log() is without effect before init_trackers() and after end_training()")
             return
         if log_kwargs:
             self._check_names(log_kwargs, "log_kwargs")
@@ -180,7 +180,7 @@ class Tracking:
         own = self.run_ids()
         for name in run_ids.keys() & own.keys():
             if own[name] != run_ids[name]:
-                say(
+                log(
                     f"{name} has begun another run than that of the checkpoint: call"
                     " accelerator.resume() before init_trackers()"
                 )

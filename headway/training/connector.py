@@ -17,7 +17,7 @@ from headway.ipc.choices import SHARDED, SHARING
 from headway.ipc.progress import Progress, process_progress
 from headway.ipc.records import PROJECT
 from headway.ipc.run_contract import read_run
-from headway.ipc.stderr import say, say_once
+from headway.ipc.stderr import log, log_once
 from headway.precision.precision import (
     AutocastKwargs,
     GradScalerKwargs,
@@ -156,7 +156,7 @@ def tell(connected: Connected, strategy: str | Strategy | None) -> None:
     if strategy in SHARDED and world.ranks.world_size == 1:
         notes = (*notes, f"strategy {strategy!r} has no effect with one process")
     for note in notes:
-        say(note)
+        log(note)
 
 
 def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
@@ -167,6 +167,6 @@ def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progre
     if getattr(sys, "last_type", None) is not None or progress.is_connected:
         return
     if resume is not None and not progress.uses.resuming:
-        say_once(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
+        log_once(f"note: resume={resume} had no effect: the script called neither {_RESUME}")
     if time_limit is not None and not progress.uses.stopping:
-        say_once(f"note: time_limit={time_limit} had no effect: the script asked neither {_STOP}")
+        log_once(f"note: time_limit={time_limit} had no effect: the script asked neither {_STOP}")

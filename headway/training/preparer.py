@@ -20,7 +20,7 @@ from headway.data.loader import PreparedDataLoader
 from headway.data.script_loaders import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
 from headway.errors import UsageError
-from headway.ipc.stderr import say_once
+from headway.ipc.stderr import log_once
 from headway.precision.precision import Bf16
 from headway.training.optimizer import PreparedOptimizer, PreparedScheduler
 from headway.training.replicas import next_comparison, note_unprepared, note_unused, require_equal
@@ -99,7 +99,7 @@ class Preparer:
             if ranks.world_size == 1 or ranks.rank or not hasattr(type(one), "__iter__"):
                 continue
             if not isinstance(one, (str, torch.Tensor)):
-                say_once(
+                log_once(
                     f"note: prepare() returned a {type(one).__name__} as it is: each of the"
                     f" {ranks.world_size} ranks has all of it; fix: give prepare() each object by"
                     " itself, and data in a torch.utils.data.DataLoader"
@@ -139,7 +139,7 @@ class Preparer:
         trained = {one.dtype for one in model.parameters() if one.requires_grad}
         has_mixed = isinstance(self.training.precision, Bf16) and self.training.world.is_main
         for half in trained & {torch.bfloat16, torch.float16} if has_mixed else ():
-            say_once(
+            log_once(
                 f"note: weights of {type(model).__name__} are in {half}, which loses small updates;"
                 f" mixed precision expects fp32; fix: leave .to({half}) out, or pass"
                 ' mixed_precision="no"'

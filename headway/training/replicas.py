@@ -14,7 +14,7 @@ from headway.devices.table import kind_of
 from headway.distributed.collectives import gather_alike
 from headway.distributed.meeting import has_real_ranks, meet, meet_to_end
 from headway.errors import UsageError
-from headway.ipc.stderr import named, say_once
+from headway.ipc.stderr import log_once, named
 from headway.strategies.compilation import uncompiled
 from headway.training.training import Training, are_prepared
 
@@ -102,7 +102,7 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
         require_equal(training, "end_training()")
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):
-        say_once(
+        log_once(
             "note: nothing was given to prepare(): unless the script reads their numbers, the"
             f" {ranks.world_size} ranks did the same work"
         )
@@ -151,20 +151,20 @@ def note_unused(training: Training) -> None:
     if ranks.rank:
         return
     if accumulation.steps > 1 and not accumulation.has_begun:
-        say_once(
+        log_once(
             f"note: gradient_accumulation_steps is {accumulation.steps}, and an optimizer stepped"
             " outside of accelerator.accumulate(model): each backward pass makes a step; fix: with"
             " accelerator.accumulate(model), around the body of the loop"
         )
     elif accumulation.steps > 1 and training.progress.num_trained == 1:  # which is this step
-        say_once(
+        log_once(
             "note: an optimizer stepped without accelerator.backward(loss), which divides by"
             f" gradient_accumulation_steps ({accumulation.steps}); fix: call it in place of"
             " loss.backward()"
         )
     draws_own = training.run.has_begun or open_loops() or training.progress.has_own_seed
     if training.strategy.data_size > 1 and not draws_own:
-        say_once(
+        log_once(
             "note: no prepared DataLoader gave a batch: unless the script draws other samples on"
             f" each rank, all {ranks.world_size} ranks train on the same ones; fix: {_PREPARE}; or,"
             " for batches that it draws itself, set_seed(1, device_specific=True)"
@@ -178,7 +178,7 @@ def note_raw_optimizer(training: Training) -> None:
         and not training.optimizers
         and not training.world.ranks.rank
     ):
-        say_once(
+        log_once(
             "note: accumulate() without a prepared optimizer: the script's own steps after each"
             " micro-batch, unless it asks for accelerator.sync_gradients; fix: " + _PREPARE
         )
@@ -188,7 +188,7 @@ def note_unprepared(training: Training, weights: Iterable[torch.Tensor] | None =
     """Log once, on rank 0 of several, if these weights are not prepared; None: if none are."""
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not are_prepared(weights):
-        say_once(
+        log_once(
             "note: weights are trained whose model was not given to prepare(): unless the script"
             f" does it, nothing averages their gradients over the {ranks.world_size} ranks; fix: "
             + _PREPARE

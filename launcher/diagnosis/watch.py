@@ -27,7 +27,7 @@ from headway.ipc.records import (
     StatusReply,
     WillSave,
 )
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.hang import Hang, RankFacts, RankStatus, newest_entry, status_of
 from headway.launcher.diagnosis.stacks import read_state
@@ -239,7 +239,7 @@ class Watch:
                 self._ask_all()
             if self._is_asked:
                 self._is_asked = False
-                say(self.describe())
+                log(self.describe())
             self._look_for_a_hang()
             if time.monotonic() >= self._judged_at:
                 self._judged_at = inf
@@ -255,7 +255,7 @@ class Watch:
             return
         statuses = self.statuses()
         if self._has_stood_still(self._timeout_s):  # also while the ranks were asked
-            say(f"no progress for {self._timeout_s} s{hang.describe_stacks(statuses)}")
+            log(f"no progress for {self._timeout_s} s{hang.describe_stacks(statuses)}")
             self.hang = Hang(tuple(statuses), self._timeout_s)
 
     def _has_stood_still(self, for_s: float) -> bool:
@@ -319,7 +319,7 @@ class RankChannel:
         if isinstance(record, InvalidRecord):
             self._num_refused += 1
             if self._num_refused == 1:
-                say(
+                log(
                     f"note: rank {self.rank} wrote to the launcher's status channel; ignored, "
                     f"as it is not a record: {record.reason}"
                 )

@@ -11,7 +11,7 @@ from concurrent import futures
 from typing import Any, ParamSpec, TypeVar
 
 from headway.errors import LaunchError
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.multinode.messages import Probe
 
 P = ParamSpec("P")
@@ -141,7 +141,7 @@ def listening_host(address: str) -> str:
     except (OSError, UnicodeError):  # it has no name yet, as in a new pod
         return ""
     if any(map(is_loopback, addresses)):
-        say(
+        log(
             f"note: main_address {address} is {addresses[0]} on this machine, which no "
             "other reaches; listening on all of its addresses"
         )
@@ -164,7 +164,7 @@ def listen_as_machine_0(address: str, port: int) -> socket.socket:
     try:
         return listening_socket(listening_host(address), port)
     except OSError:  # the address is that of a router to this machine, say
-        say(f"note: main_address {address} is none of this machine's; listening on all of its own")
+        log(f"note: main_address {address} is none of this machine's; listening on all of its own")
         return listening_socket("", port)
 
 

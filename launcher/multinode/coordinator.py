@@ -91,7 +91,7 @@ def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
 class Coordinator:
     """The state of one run, which needs `least` machines and can have `most`.
 
-    `facts` are those of machine 0, compared with those of the others; `say` prints a line there.
+    `facts` are those of machine 0, compared with those of the others; `log` prints a line there.
     All times are on its monotonic clock.
     """
 
@@ -104,7 +104,7 @@ class Coordinator:
         join_timeout_s: float,
         machine_timeout_s: float,
         facts: messages.MachineFacts,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         now: float,
     ) -> None:
         self.outbox: list[tuple[int, messages.Message]] = []
@@ -120,7 +120,7 @@ class Coordinator:
         self._join_timeout_s = join_timeout_s
         self._facts = facts
         self._accepted = messages.Accepted(float(machine_timeout_s))
-        self._say = say
+        self._say = log
         self._round = -1
         self._is_running = False
         self._is_stopping = False

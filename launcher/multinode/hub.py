@@ -50,7 +50,7 @@ class Hub:
         key: bytes,
         coordinator: Coordinator,
         machine_timeout_s: float,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
@@ -58,7 +58,7 @@ class Hub:
         self._coordinator = coordinator
         self._timeout_s = machine_timeout_s
         self._beat_s = machine_timeout_s / BEATS_PER_TIMEOUT
-        self._say = say
+        self._say = log
         self.peers: dict[int, _Peer] = {}
         self._num_peers = 0
         self._num_named = 0

@@ -15,7 +15,7 @@ from headway.devices.table import kind_of
 from headway.errors import HeadwayError, LaunchError
 from headway.ipc.records import Figures
 from headway.ipc.run_contract import KEY_VARIABLE
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.multinode import connect, messages
 from headway.launcher.multinode.coordinator import Coordinator, Seen, failure_of, loss
 from headway.launcher.multinode.hub import Hub
@@ -77,7 +77,7 @@ class MachinesRendezvous(Rendezvous):
         joined = self._wait_for_round(member, began, missing)
         self.round, self.machine, self._own_address = joined.number, joined.machine, joined.address
         for note in joined.notes:
-            say(f"note: {note}")
+            log(f"note: {note}")
         if self._probe is not None:
             self._probe.close()
             self._probe = None
@@ -126,7 +126,7 @@ class MachinesRendezvous(Rendezvous):
                 continue
             self._look()
             if member.is_all_done:
-                say("the run has ended well, without ranks on this machine")
+                log("the run has ended well, without ranks on this machine")
                 raise RunEnded
             if member.refused is not None:
                 raise self._membership.not_taken_in()
@@ -134,7 +134,7 @@ class MachinesRendezvous(Rendezvous):
                 missing = member.missing
                 main = self._membership.address
                 only = f", at main_address {main}, which no other host reaches"
-                say(f"waiting for {missing.text}{only * connect.is_literally_local(main)}")
+                log(f"waiting for {missing.text}{only * connect.is_literally_local(main)}")
 
     def _look(self) -> None:
         member = self._member
@@ -165,7 +165,7 @@ class MachinesRendezvous(Rendezvous):
         if member.stopping is None or self._has_stopped:
             return
         number = signal.Signals(member.stopping.signal)
-        say(f"stopped by {number.name} on {member.stopping.host}")
+        log(f"stopped by {number.name} on {member.stopping.host}")
         self.forwards_stop = True
         try:
             signal.raise_signal(number)
@@ -204,14 +204,14 @@ class MachinesRendezvous(Rendezvous):
             member.send(messages.Done(describe_left()))
         return member.wait(lambda: member.is_all_done, connect.CHECK_EVERY_S)
 
-    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
+    def report_stop(self, number: int, *, ends_grace: bool) -> None:
         member = self._member
         if member is not None and (ends_grace or not self._has_stopped):
             self._has_stopped = True
             if ends_grace or member.stopping is None:
                 member.send(messages.Signalled(int(number), socket.gethostname(), ends_grace))
 
-    def tell_steps(self, rank: int, figures: Figures) -> None:
+    def report_steps(self, rank: int, figures: Figures) -> None:
         member = self._member
         if member is not None and not self._is_machine_0 and not member.is_over:
             member.send(messages.Timing(rank, figures))
@@ -300,7 +300,7 @@ class Membership:
                 notice_at = until
                 own = "; this machine does not have it: if it is machine 0, pass --machine-rank 0"
                 is_elsewhere = self._rank is None and not is_machine_0
-                say(f"waiting for machine 0 at {self._main} ({reason}){own * is_elsewhere}")
+                log(f"waiting for machine 0 at {self._main} ({reason}){own * is_elsewhere}")
             time.sleep(connect.CHECK_EVERY_S)
 
     def _cannot_reach(self, reason: str) -> LaunchError:
@@ -326,7 +326,7 @@ class Membership:
                 raise self._not_machine_0("has not answered")
             if time.monotonic() > notice_at:
                 notice_at = until
-                say(
+                log(
                     f"waiting for machine 0 at {self._main}: something listens there, but has not "
                     "answered yet"
                 )
@@ -395,9 +395,9 @@ class Membership:
             join_timeout_s=self._join_timeout_s,
             machine_timeout_s=self._timeout_s,
             facts=self._facts,
-            say=say,
+            log=log,
             now=time.monotonic(),
         )
         coordinator.seen = seen
-        self.hub = Hub(listener, self._key, coordinator, self._timeout_s, say)
+        self.hub = Hub(listener, self._key, coordinator, self._timeout_s, log)
         return self.hub.own_end

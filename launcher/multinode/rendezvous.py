@@ -115,10 +115,10 @@ class Rendezvous(RendezvousHandler):
             self._look()
             time.sleep(min(left_s, CHECK_EVERY_S))
 
-    def tell_stop(self, number: int, *, ends_grace: bool) -> None:
+    def report_stop(self, number: int, *, ends_grace: bool) -> None:
         """Tell the other machines of a stop signal; may be called from its handler."""
 
-    def tell_steps(self, rank: int, figures: Figures) -> None:
+    def report_steps(self, rank: int, figures: Figures) -> None:
         """Tell machine 0 what the steps of a rank here took; called by another thread."""
 
     def give_up(self, error: HeadwayError) -> None:

@@ -151,7 +151,7 @@ class Console:
     def _say(self, text: str) -> None:
         """Print lines of the launcher's own on stderr, or on stdout where stderr is lost."""
         is_lost = self._sinks[2].error is not None or self._sinks[2] in self._lost
-        self._sinks[1 if is_lost else 2].say(text)
+        self._sinks[1 if is_lost else 2].log(text)
 
     def warn(self, line: str) -> None:
         """Print a line of the launcher's own on stderr, or on stdout where stderr is not read."""
@@ -160,7 +160,7 @@ class Console:
             since = sink.stuck_since
             is_stuck = since is not None and time.monotonic() - since >= _NOTICE_S
             if sink not in self._lost and sink.error is None and not is_stuck:
-                sink.say(line_of(line))
+                sink.log(line_of(line))
                 return
 
     def _name(self, sink: Sink) -> str:
@@ -214,8 +214,8 @@ class StatusLine:
 class _OwnText(io.TextIOBase):
     """`sys.stderr` of this process while the ranks' output is shown; its lines stay whole."""
 
-    def __init__(self, say: Callable[[str], None], usual: TextIO) -> None:
-        self._say = say
+    def __init__(self, log: Callable[[str], None], usual: TextIO) -> None:
+        self._say = log
         self._usual = usual
         self._unfinished: dict[int, str] = {}  # by thread
 

@@ -82,7 +82,7 @@ class Sink:
         with self._changed:
             self._add(data)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Queue a text of the launcher's own; an unfinished line is ended before it."""
         data = text.encode(errors="backslashreplace")
         with self._changed:

@@ -26,7 +26,7 @@ from headway.history.attempts import Attempt, Attempts
 from headway.ipc import signals
 from headway.ipc.records import PROJECT, CrashSite, Figures
 from headway.ipc.run_contract import CPUS_VARIABLE
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.clusters.table import WITH_ONE_OUTPUT
 from headway.launcher.diagnosis.failures import (
     Failure,
@@ -128,7 +128,7 @@ class Agent(LocalElasticAgent):
         self.handler = handler
         handler.word = watch.last_word
         handler.note_steps, handler.note_loss = figures.note, figures.lose
-        figures.listeners += [handler.tell_steps, self._note_cost]
+        figures.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)
         handler.end_grace_period = self.end_grace_period
         self.output = output
@@ -279,7 +279,7 @@ class Agent(LocalElasticAgent):
         if self._ranks:
             self._ranks.forward(number)
         elif number != signal.SIGWINCH:
-            signals.say_too_early(number)
+            signals.log_early_stop(number)
 
     def find_failure(self, *, is_left: bool = False) -> Failure | Hang | ServerDeath | None:
         """Return how the last attempt failed on this machine; `is_left`: or a rank has left it."""
@@ -314,7 +314,7 @@ class Agent(LocalElasticAgent):
 
     def _note_cost(self, rank: int, figures: Figures) -> None:
         if cost := self.attempts.note(rank, figures, time.time()):
-            say(cost)
+            log(cost)
 
     def _project(self) -> str:
         return next((one.path for one in self.watch.kept() if one.what == PROJECT), "")
@@ -341,7 +341,7 @@ class Agent(LocalElasticAgent):
             cause, where = failure.cause, ""
             failed_at = failure.first.time if isinstance(failure, Failure) else time.time()
         line, delay_s = self._restarts.after(f"{cause}; {restart}{where}", step, lasted_s)
-        say(line)
+        log(line)
         self.attempts.end(step, failed_at)
         used = number or self.attempts.rows[-1].num_restarts
         attempt = Attempt(failed_at, cause=cause, failed_at_step=step, num_restarts=used)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from headway.errors import MachineError
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.machine.facts import Machine
 from headway.settings.table import Settings
 
@@ -78,7 +78,7 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
             if told != len(ahead):
                 told = len(ahead)
                 behind = [f"behind {_launches(ahead)}"] if ahead else []
-                say(f"waiting: {'; '.join([*selection.problems, *behind])}")
+                log(f"waiting: {'; '.join([*selection.problems, *behind])}")
             time.sleep(min(POLL_S, left_s))
 
 

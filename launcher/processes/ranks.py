@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from headway.ipc.forking import ProcessHandle
 from headway.ipc.records import Crash, Ended
-from headway.ipc.stderr import SILENT_S, named, say
+from headway.ipc.stderr import SILENT_S, log, named
 from headway.launcher.diagnosis import hang
 from headway.launcher.diagnosis.failures import RankExit
 from headway.launcher.diagnosis.hang import RankStatus
@@ -189,7 +189,7 @@ class RankProcesses(PContext):
         failed = {one: end.code for one, end in self.exits.items() if end.is_failure}
         if not failed and (overdue := self._find_overdue()):
             ranks, limit = self._named(overdue), f"{self._grace.usual_s:g} s (--grace-period-s)"
-            say(f"{ranks} failed, but did not exit within {limit}")
+            log(f"{ranks} failed, but did not exit within {limit}")
             failed = dict.fromkeys(overdue, 1)
         if self._watch.hang is not None:  # torch expects a process that failed
             failed = dict.fromkeys(self.envs, hang.EXIT_CODE)
@@ -259,7 +259,7 @@ class RankProcesses(PContext):
             is_early = now < shutdown.began_at + _CHECK_EVERY_S  # idle ranks answer at once
             self.collect(timeout_s=_ANSWERS_EVERY_S if is_early else _CHECK_EVERY_S)
             if now >= announced_at and self._is_awaited(now - announced_at):
-                say(f"waiting for {self._describe_stop(shutdown)}")
+                log(f"waiting for {self._describe_stop(shutdown)}")
                 announced_at = float("inf")
             if shutdown.is_given_up(now):
                 self._give_up(self._alive())
@@ -283,7 +283,7 @@ class RankProcesses(PContext):
         """Treat killed ranks that the kernel does not remove as ended, and print their state."""
         for local_rank in local_ranks:
             pid, rank = self.pids()[local_rank], self._ranks[local_rank]
-            say(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
+            log(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
             killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
             self.exits[local_rank] = self._end_of(local_rank, killed)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from headway.ipc.paths import read_plain, write_whole
 from headway.ipc.records import CrashSite
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.typed import plain, read
 
 FILE = "_headway-failure.json"  # `_`: Trainer's push_to_hub uploads no such file
@@ -71,4 +71,4 @@ class Repeats:
         except FileNotFoundError:  # nothing is to be removed
             pass
         except OSError as error:
-            say(f"note: a repeated failure will not be recognized: {path}: {error.strerror}")
+            log(f"note: a repeated failure will not be recognized: {path}: {error.strerror}")

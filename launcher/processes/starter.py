@@ -23,7 +23,7 @@ from headway.errors import MORE_PROCESSES, LaunchError
 from headway.ipc.forking import ProcessHandle, adopt_orphans
 from headway.ipc.records import Ended, NotStarted, Serving, Started, decode_record
 from headway.ipc.signals import Bell
-from headway.ipc.stderr import say, waiting_for
+from headway.ipc.stderr import log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.processes.shutdown import end_descendants, end_processes, is_running
 from headway.launcher.rank import worker
@@ -226,11 +226,11 @@ def wait_for_left_processes(starter: Starter, grace_s: float) -> None:
 
         waited_s = time.monotonic() - began
         if waited_s >= grace_s:
-            say(f"{grace_s:.0f} s are over: ending {_names(left)}")
+            log(f"{grace_s:.0f} s are over: ending {_names(left)}")
             return
         if waited_s >= _SAY_AFTER_S and not notice:
             notice = f"waiting up to {grace_s:.0f} s for what the ranks left: {_names(left)}"
-            say(notice)
+            log(notice)
         next_s = grace_s if notice else min(_SAY_AFTER_S, grace_s)
         psutil.wait_procs(left, timeout=next_s - waited_s)
 

@@ -17,7 +17,7 @@ from headway.errors import STOP_SIGNALS, HeadwayError, WorkerFailed
 from headway.history.record import TAIL_LINES
 from headway.ipc import signals
 from headway.ipc.records import LOGS
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.diagnosis.failures import describe_killed
 from headway.launcher.diagnosis.run_socket import RunSocket
 from headway.launcher.diagnosis.watch import ALONE_AFTER_S, Watch
@@ -76,9 +76,9 @@ def supervise(
     )
     ranks = counted(settings.num_processes, "rank", "ranks")
     if status is not None and console.has_terminal and plan.is_one_machine and not starter.is_quiet:
-        watch.on_ready = lambda: say(f"{ranks} ready in {time.time() - plan.began_at:.1f} s")
+        watch.on_ready = lambda: log(f"{ranks} ready in {time.time() - plan.began_at:.1f} s")
     if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
-        watch.on_alone = lambda: say(
+        watch.on_alone = lambda: log(
             f"note: no rank has joined a process group in {ALONE_AFTER_S} s: all {ranks} do the "
             "same work, unless the script reads RANK; docs/from-pytorch.md shows how to divide it"
         )
@@ -143,9 +143,9 @@ def supervise(
     _report(agent, ending, folder)
     if ending.code == 0 and stopped_by is None:
         for note in unused(settings, [end.uses for end in agent.exits]):
-            say(f"note: {note}")
+            log(f"note: {note}")
     if output.lost_logs:
-        say(output.lost_logs)
+        log(output.lost_logs)
     return ending.code or int(output.is_incomplete)
 
 
@@ -180,7 +180,7 @@ def _signals(agent: Agent) -> Iterator[None]:
         is_repeated = is_stopped and agent.is_stopping  # else other code swallowed the first
         is_stopped = True
         ends_grace = is_repeated and number == signal.SIGINT and len(received) > 1
-        agent.handler.tell_stop(number, ends_grace=ends_grace)
+        agent.handler.report_stop(number, ends_grace=ends_grace)
         if ends_grace:
             agent.end_grace_period()
         elif not is_repeated:
@@ -211,7 +211,7 @@ def _report(agent: Agent, ending: Ending, folder: str | None) -> None:
     failure, elsewhere = ending.failure, ending.elsewhere
     anyway = "; --restart-anyway restarts it nonetheless" if ending.repeats else ""
     if ending.line:
-        say(ending.line)
+        log(ending.line)
         return
     if failure is not None:
         where, aftermath = place_of(failure, folder), failure.aftermath

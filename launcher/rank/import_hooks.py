@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.launcher.plan.program import HOOKS
 
 READ_AT_IMPORT = (
@@ -73,7 +73,7 @@ def _warn_of_changes(variables: Mapping[str, str]) -> None:
     now = _read_at_import(os.environ)
     changed = [name for name in sorted({*now, *variables}) if now.get(name) != variables.get(name)]
     if changed and os.environ.get("LOCAL_RANK") == "0":
-        say(
+        log(
             f"note: the script sets {', '.join(changed)}, which torch read before the "
             "script began; set it with `env:` in the profile or --env NAME=VALUE, or pass "
             "--set start_method=exec"
@@ -107,7 +107,7 @@ def _join(joins: str, otherwise: str, library: ModuleType) -> None:
     try:
         importlib.import_module(joins).join(library)
     except Exception as error:  # noqa: BLE001  another version of the library, which works alone
-        say(f"note: {library.__name__} is not joined: {type(error).__name__}: {error}; {otherwise}")
+        log(f"note: {library.__name__} is not joined: {type(error).__name__}: {error}; {otherwise}")
 
 
 class AfterImport:

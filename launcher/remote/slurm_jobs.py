@@ -163,10 +163,10 @@ def _value(pattern: str, text: str) -> str:
     return found[1] if found else ""
 
 
-def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], object]) -> JobState:
+def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], object]) -> JobState:
     """Copy the job's output until it has ended, through requeues; return how it ended.
 
-    `write` takes the output, `say` a line about the job. Raises LaunchError where SLURM does not
+    `write` takes the output, `log` a line about the job. Raises LaunchError where SLURM does not
     know the job, or its output cannot be read.
     """
     state = state_of(job)
@@ -177,15 +177,15 @@ def follow(job: str, write: Callable[[bytes], object], say: Callable[[str], obje
         read_bytes += copy_new(state.log, read_bytes, write)
         waits_for = state.reason if state.name == _PENDING else ""
         if waits_for not in (said, "None"):
-            say(f"job {job} waits: {waits_for}" if waits_for else f"job {job} has started")
+            log(f"job {job} waits: {waits_for}" if waits_for else f"job {job} has started")
             said, pause_s = waits_for, _LEAST_S
         if state.has_ended and ended_before:  # not only until it is in the queue again
             if not os.path.exists(state.log):
-                say(f"the output of job {job} was not found: {_missing(state.log)}")
+                log(f"the output of job {job} was not found: {_missing(state.log)}")
             return state
         times_missed += state.name == _RUNNING and not os.path.exists(state.log)
         if times_missed == _NOTICE_AT:
-            say(f"waiting for the output of job {job}: {_missing(state.log)}")
+            log(f"waiting for the output of job {job}: {_missing(state.log)}")
             times_missed += 1
         ended_before = state.has_ended
         asked_at = time.monotonic()

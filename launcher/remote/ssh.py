@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from headway.errors import STOP_SIGNALS, HeadwayError, LaunchError, Problem
 from headway.ipc.records import STOPPED_AND_SAVED
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.typed import encode
 from headway.launcher.multinode.connect import is_loopback
 from headway.launcher.remote import agents as connection
@@ -77,7 +77,7 @@ class _Run:
             await self._start(found)
             return await self._end()
         except asyncio.CancelledError:  # a signal came before the start
-            say(f"stopped by {signal.Signals(self.stopped_by).name} before anything had started")
+            log(f"stopped by {signal.Signals(self.stopped_by).name} before anything had started")
             return 128 + self.stopped_by
         finally:
             await self._close()
@@ -135,7 +135,7 @@ class _Run:
     ) -> AsyncIterator[None]:
         def tell() -> None:
             if names := [machine.name for machine in self.machines if is_awaited(machine)]:
-                say(f"waiting for {', '.join(names)} {text}".rstrip())
+                log(f"waiting for {', '.join(names)} {text}".rstrip())
 
         timer = asyncio.get_running_loop().call_later(_NOTICE_AFTER_S, tell)
         try:
@@ -190,7 +190,7 @@ class _Run:
         """Stop the launches that continue after a failure; they will report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
         why = f"the connection to {', '.join(gone)} was lost" if gone else "the run has failed"
-        say(f"{why}; stopping {', '.join(machine.name for machine in others)}")
+        log(f"{why}; stopping {', '.join(machine.name for machine in others)}")
         for machine in others:
             machine.close_input(self._stops_within_s())
 

@@ -36,7 +36,7 @@ class Script:
         self.asked: list[Question] = []
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         self.said.append(text)
 
     def ask(self, question: Question) -> str:

@@ -254,7 +254,7 @@ agent = SimpleNamespace(
     defers=lambda _: False,
     end_grace_period=lambda: print("end_grace_period"),
     signals_received=set(),
-    handler=SimpleNamespace(tell_stop=lambda _, ends_grace: None, forwards_stop=False),
+    handler=SimpleNamespace(report_stop=lambda _, ends_grace: None, forwards_stop=False),
 )
 with _signals(agent):
     for _ in range(2):

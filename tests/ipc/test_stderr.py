@@ -24,14 +24,14 @@ from tests.waiting import wait_for_lines
 def announced(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Announce every wait at once; set when one was announced."""
     event = threading.Event()
-    say = stderr.say
+    log = stderr.log
 
     def announce(text: str) -> None:
-        say(text)
+        log(text)
         event.set()
 
     monkeypatch.setattr(stderr, "SILENT_S", 0)
-    monkeypatch.setattr(stderr, "say", announce)
+    monkeypatch.setattr(stderr, "log", announce)
     return event
 
 

@@ -35,7 +35,7 @@ from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Trial, TrialResult
 from headway.ipc import signals
 from headway.ipc.forking import become_new, wake_on_child_end
-from headway.ipc.stderr import say
+from headway.ipc.stderr import log
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
 
@@ -111,7 +111,7 @@ def _wait(child: int, woken: int, deadline: float, progress: str) -> int | None:
             ready = select.select([woken, sys.stdin], [], [], min(left, _LOOK_S))[0]
             if (now := time.monotonic()) - told_at >= PROGRESS_S:
                 told_at, where = now, _line_at(progress) or "no line of its own"
-                say(f"after {now - began:.0f} s the script is at {where}")
+                log(f"after {now - began:.0f} s the script is at {where}")
             if sys.stdin in ready:  # there is no second attempt before this one's outcome
                 raise SystemExit
             if woken in ready:

@@ -49,7 +49,7 @@ class Run:
             join_timeout_s=600,
             machine_timeout_s=15,
             facts=facts("a"),
-            say=self.lines.append,
+            log=self.lines.append,
             now=self.now,
         )
 

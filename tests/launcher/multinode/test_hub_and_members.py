@@ -43,7 +43,7 @@ def open_hub(
     machines: int = 2,
     key: bytes = b"",
     timeout_s: float = 60.0,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> tuple[Hub, Coordinator]:
     """Have a hub of a run that needs all of its machines and never restarts."""
     coordinator = Coordinator(
@@ -53,10 +53,10 @@ def open_hub(
         join_timeout_s=600,
         machine_timeout_s=timeout_s,
         facts=MachineFacts((), ()),
-        say=say,
+        log=log,
         now=time.monotonic(),
     )
-    return Hub(listener, key, coordinator, timeout_s, say), coordinator
+    return Hub(listener, key, coordinator, timeout_s, log), coordinator
 
 
 class Channel:

@@ -74,11 +74,11 @@ def test_what_only_closes_the_connection_is_waited_for_as_what_does_not_listen_y
     lines: list[str] = []
     has_said = threading.Event()
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         lines.append(line)
         has_said.set()
 
-    monkeypatch.setattr(membership, "say", say)
+    monkeypatch.setattr(membership, "log", log)
     one = machine_1(port, 600)
     joining = threading.Thread(target=one.join, args=(str,))
     with closing(port):
@@ -100,7 +100,7 @@ def test_a_machine_without_a_rank_that_has_not_the_main_address_is_told_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(membership, "say", lines.append)
+    monkeypatch.setattr(membership, "log", lines.append)
     monkeypatch.setattr(connect, "NOTICE_AFTER_S", 0.0)
     monkeypatch.setattr(connect, "connect_to", lambda *_: socket.create_connection(("::1", 1)))
     with pytest.raises(LaunchError):
@@ -172,7 +172,7 @@ def test_a_main_address_that_is_none_of_machine_0_is_noted_since_machines_may_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(connect, "say", lines.append)
+    monkeypatch.setattr(connect, "log", lines.append)
     with listen_as_machine_0("192.0.2.1", 0) as listener:  # of no machine: RFC 5737
         assert listener.getsockname()[1]
     (line,) = lines
