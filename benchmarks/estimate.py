@@ -265,7 +265,7 @@ def measure_sharded(script: str, checkpointed: bool) -> Measured:
         if checkpointed:
             checkpoint_activations(units)
         stand_ins.shard(net, units, [self], mesh)
-        ledger.start_anew()
+        ledger.reset_peak()
 
     torch.optim.AdamW.__init__ = init  # type: ignore[assignment, method-assign]
     began = time.perf_counter()

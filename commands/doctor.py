@@ -27,7 +27,7 @@ from headway.machine.snapshot import as_data
 from headway.machine.source import Source
 from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.problems import problems
-from headway.settings.resolve import resolve, threads_given_by
+from headway.settings.resolve import omp_threads, resolve
 
 
 class Severity(str, Enum):
@@ -171,7 +171,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
 
 def _cores(machine: Machine, host: HostFacts) -> Check:
     text = host.variables.get("OMP_NUM_THREADS")
-    threads = threads_given_by(host.variables)
+    threads = omp_threads(host.variables)
     export = f"`export OMP_NUM_THREADS={machine.cores}`"
     remedies = [export, "`unset OMP_NUM_THREADS`"]
     what = ""

@@ -34,7 +34,7 @@ class RemoteJob(NamedTuple):
     environ: Mapping[str, str]
 
 
-def refuse_flags_of_jobs(parsed: Parsed, flags: Entries) -> None:
+def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
     """Without --submit, refuse flags that only apply to jobs; a profile may hold them for jobs."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
@@ -50,7 +50,7 @@ def refuse_flags_of_jobs(parsed: Parsed, flags: Entries) -> None:
         )
 
 
-def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
+def check_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
     """Check the settings that do not depend on where the launch runs."""
     anywhere = [
         {name: entry for name, entry in layer.items() if name not in OF_MACHINES}
@@ -60,7 +60,7 @@ def refuse_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
         raise ConfigError.of(found)
 
 
-def words_elsewhere(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
+def remote_args(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
     """Return the words after `headway launch` for another machine.
 
     `without` are the flags for this machine; settings, which --set may set, are given by name.

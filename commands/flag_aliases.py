@@ -91,12 +91,12 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     return f"is {row.flag} here", f"pass {row.as_flag(value if is_same else row.metavar)}"
 
 
-def torchruns_variables(environ: Mapping[str, str]) -> list[str]:
+def torchrun_note(environ: Mapping[str, str]) -> list[str]:
     """Return a note if there are PET_*, which torchrun obeys, and a launch does not."""
     parts = []
     for name, value in environ.items():
-        is_usual = name in _OBEYED or value in ("", "0", "c10d", "static")
-        if name.startswith("PET_") and not is_usual:
+        is_default_handler = name in _OBEYED or value in ("", "0", "c10d", "static")
+        if name.startswith("PET_") and not is_default_handler:
             flag = "--" + name[4:].lower().replace("_", "-")
             own = f"pass {flag}" if flag in _OF_BOTH else "remove it"
             parts.append(f"{name} ({(foreign_flag(flag, value) or ('', own))[1]})")

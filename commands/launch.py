@@ -17,7 +17,7 @@ from headway.errors import ConfigError, Problem, WorkerFailed
 from headway.ipc import signals
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.stderr import log, shown
-from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
+from headway.launcher.clusters.cluster import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan, start_of, summary
 from headway.launcher.plan.program import Program, interpreter
@@ -109,9 +109,9 @@ def _lay_settings(launch: _Launch) -> None:
     )
     flags = flag_layer(parsed)
     if parsed.submit is not None or not flags.keys().isdisjoint(OF_JOBS):
-        from headway.commands.elsewhere import refuse_flags_of_jobs
+        from headway.commands.elsewhere import reject_job_flags
 
-        refuse_flags_of_jobs(parsed, flags)
+        reject_job_flags(parsed, flags)
     if parsed.cpu:
         flags["device"] = _cpu_flag(flags.get("device"))
     launch.layers = launch_layers(launch.profiles, launch.environ, flags)
@@ -183,15 +183,15 @@ def _make_plan(launch: _Launch) -> None:
         in_process=parsed.in_process,
         began_at=0.0 if parsed.dry_run else launch.began_at,
         problems=problems,
-        task=None if problems else task_of(launch.environ, settings),
+        task=None if problems else assigned_rank(launch.environ, settings),
         job="" if problems else job_in(launch.environ, settings),
     )
     stronger = _overridden(launch.profiles) if parsed.profile else []
     others = other_environment(plan.program.name, plan.python[0], launch.environ)
     if any(name.startswith("PET_") for name in launch.environ):
-        from headway.commands.flag_aliases import torchruns_variables
+        from headway.commands.flag_aliases import torchrun_note
 
-        stronger += torchruns_variables(launch.environ)
+        stronger += torchrun_note(launch.environ)
     launch.plan = plan._replace(notes=(*plan.notes, *stronger, *others))
 
 
@@ -223,7 +223,7 @@ def _print_plan(launch: _Launch) -> int | None:
         signals.trap(signals.log_early_stop, signal.SIGUSR1, signal.SIGUSR2)
     for note in plan.notes:
         log(f"note: {note}")
-    if not (parsed.quiet or plan.is_told_elsewhere):
+    if not (parsed.quiet or plan.reports_elsewhere):
         log(summary(plan))
         if plan.supervised is None and (note := _misplaced_flags(plan.program, _PLACING)):
             log(f"note: {note}")
@@ -241,7 +241,7 @@ def _run(launch: _Launch) -> int:
 
         leave_pid_1()
     plan, environ = launch.plan, launch.environ
-    is_quiet = launch.parsed.quiet or plan.is_told_elsewhere
+    is_quiet = launch.parsed.quiet or plan.reports_elsewhere
     start = None
     if plan.settings.record == ON and plan.is_first:
         start = partial(start_of, plan, [*launch.own, *launch.rest], os.getpid())

@@ -42,7 +42,7 @@ GROUPS = {
         "checkpoint": "list, verify and remove checkpoints of trainings",
     },
     "settings": {
-        "config": "ask about this machine and write its profile; show, change and check profiles",
+        "config": "ask about this machine and write its profile; show, change and check profiles"
     },
     "machine": {
         "doctor": "report what is wrong with this machine, and how to fix it",
@@ -77,7 +77,7 @@ def run_command() -> NoReturn:
     second; it is skipped.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signals.trap(signals.exit_by, signal.SIGTERM)
+        signals.trap(signals.exit_on_signal, signal.SIGTERM)
     exit_code = main()
     if "headway.launcher.processes.supervise" in sys.modules:
         flush_streams()

@@ -29,7 +29,7 @@ from headway.launcher.remote.orders import (
     LaunchEnd,
     Signal,
     StartLaunch,
-    environment_there,
+    remote_env,
 )
 
 _CHUNK_BYTES = 1 << 16
@@ -44,13 +44,13 @@ def main() -> None:
         return
     order = decode(kinds_of(AgentSetup), first)
     mark = lines.mark = order.mark.encode()
-    _answer(mark + encode(found_here(order, os.environ)))
+    _answer(mark + encode(probe_host(order, os.environ)))
     if (line := lines.wait()) is not None:
         start: StartLaunch = decode(kinds_of(StartLaunch), line)
         _answer(mark + encode(_run(start, order.variables, lines)))
 
 
-def found_here(order: AgentSetup, environ: Mapping[str, str]) -> Found:
+def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> Found:
     """Return what an order finds on this host, and change to its working directory.
 
     The launches themselves compare what must be equal on all machines.
@@ -176,10 +176,10 @@ def _what_has_killed(status: int, *, is_ours: bool) -> str:
 def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) -> NoReturn:
     """Launch in this process and exit; report an error to the caller instead of printing it."""
     signal.set_wakeup_fd(-1)
-    signals.do_as_usual(signal.SIGCHLD)
+    signals.reset_handlers(signal.SIGCHLD)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    there = environment_there(os.environ, variables)
+    there = remote_env(os.environ, variables)
     os.environ.clear()
     os.environ.update({**there, KEY_VARIABLE: start.key})
     exit_code = 1

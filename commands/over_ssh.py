@@ -7,7 +7,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 
-from headway.commands.elsewhere import RemoteJob, refuse_everywhere, words_elsewhere
+from headway.commands.elsewhere import RemoteJob, check_everywhere, remote_args
 from headway.commands.flags import Parsed
 from headway.errors import ConfigError
 from headway.ipc.secrets import masked_command
@@ -30,7 +30,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
     """
     parsed, own, program, layers, machine, environ = request
     _refuse_contradictions(parsed, hosts, settings, program)
-    refuse_everywhere(layers, machine)
+    check_everywhere(layers, machine)
 
     def words(rank: int, address: str, port: int) -> list[str]:
         flags = {**_place(rank, len(hosts), address, port), "hosts": str(Hosts())}
@@ -38,7 +38,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
             flags["num_processes"] = str(hosts[rank].num_processes)
         ours = [f"{TABLE[name].flag}={value}" for name, value in flags.items()]
         quiet = ["--quiet"] * (rank > 0 and not parsed.quiet)
-        return [*ours, *quiet, *words_elsewhere(own, program, {*_HERE, *flags})]
+        return [*ours, *quiet, *remote_args(own, program, {*_HERE, *flags})]
 
     if parsed.dry_run:
         address = settings.main_address or hosts[0].name
@@ -47,14 +47,14 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
             shown = shown if parsed.show_secrets else masked_command(shown)
             print(f"{host.name}: headway launch {shlex.join(shown)}")
         return 0
-    from headway.launcher.remote.orders import AgentSetup, handed_on
+    from headway.launcher.remote.orders import AgentSetup, forwarded_env
     from headway.launcher.remote.ssh import RemoteLaunch, run_on_hosts
 
     order = AgentSetup(
         mark=secrets.token_hex(16),
         folder=os.getcwd(),
         script=program.name if program.kind == "script" else None,
-        variables=handed_on(environ),
+        variables=forwarded_env(environ),
     )
     is_port_set = settings.are_user_set("main_port")
     launch = RemoteLaunch(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from headway.commands.elsewhere import Moved, RemoteJob, moved, refuse_everywhere, words_elsewhere
+from headway.commands.elsewhere import Moved, RemoteJob, check_everywhere, moved, remote_args
 from headway.commands.flags import Parsed
 from headway.devices.table import kind_of
 from headway.errors import ConfigError, HeadwayError, MachineError
@@ -50,7 +50,7 @@ _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 class _Inherited(NamedTuple):
     written: Mapping[str, str]  # that the script sets
-    handed_on: Mapping[str, str]  # sbatch's own, with the secrets that no script may hold
+    forwarded_env: Mapping[str, str]  # sbatch's own, with the secrets that no script may hold
     secrets: Sequence[str]  # the names of the variables with them
 
 
@@ -80,7 +80,7 @@ def submit(request: RemoteJob) -> int:
         return 0
     _make_folder(folder, settings)
     try:
-        job = sbatch(script, sbatch_words(options), inherited.handed_on)
+        job = sbatch(script, sbatch_words(options), inherited.forwarded_env)
     except HeadwayError:
         shutil.rmtree(into, ignore_errors=True)
         raise
@@ -127,11 +127,11 @@ def _copy(commit: Commit, without: str, into: str) -> str:
     is too large.
     """
     root = commit.root
-    left_out = os.path.relpath(without, root) + os.sep
+    reread = os.path.relpath(without, root) + os.sep
     sizes = {
         name: os.lstat(os.path.join(root, name)).st_size
         for name in _files_of(root)
-        if not name.startswith(left_out)
+        if not name.startswith(reread)
     }
     if (total := sum(sizes.values())) > _MAX_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
@@ -202,7 +202,7 @@ def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
 
 def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
     """Return the settings; detected values are those of this machine."""
-    refuse_everywhere(layers, machine)
+    check_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
     if settings.hosts:
         raise ConfigError(
@@ -309,7 +309,7 @@ def _inherited(
         )
     return _Inherited(
         written={name: environ[name] for name in names if name not in secrets},
-        handed_on=_of_no_other_run(with_secrets if flagged else environ),
+        forwarded_env=_of_no_other_run(with_secrets if flagged else environ),
         secrets=secrets,
     )
 
@@ -332,7 +332,7 @@ def _words(own: Sequence[str], program: Program) -> list[str]:
     public = [
         word for word, name, value in parts if name != _ENV.flag or masked_pairs([value]) == [value]
     ]
-    return words_elsewhere(public, program, _HERE)
+    return remote_args(public, program, _HERE)
 
 
 def _print_notes(

@@ -41,10 +41,10 @@ def print_table(
     is_terminal = sys.stdout.isatty()
     unlimited = Console(color_system=None, width=_UNLIMITED)
 
-    def without(left_out: Sequence[str]) -> Table:
+    def without(reread: Sequence[str]) -> Table:
         has_head = is_terminal or bool(head[0])
         table = Table(box=SIMPLE if is_terminal else None, pad_edge=False, show_header=has_head)
-        kept = [index for index, name in enumerate(head) if name not in left_out]
+        kept = [index for index, name in enumerate(head) if name not in reread]
         for index in kept:
             table.add_column(head[index], overflow="fold", no_wrap=index == 0)
         for row in rows:

@@ -109,7 +109,7 @@ class WizardState(NamedTuple):
         """The profile to write: USER or PROJECT."""
         return self.answers.get(PLACE) or next(iter(self.facts.paths))
 
-    def asks_more(self) -> bool:
+    def wants_more(self) -> bool:
         """Return whether to ask for the less usual settings, too."""
         return self.answers.get(MORE) == YES
 
@@ -184,7 +184,7 @@ def is_optional(name: str) -> bool:
 
 
 def _sharded(state: WizardState) -> bool:
-    return state.asks_more() and state.known.get("strategy") in SHARDED
+    return state.wants_more() and state.known.get("strategy") in SHARDED
 
 
 def _devices(state: WizardState) -> tuple[Option, ...]:
@@ -237,31 +237,31 @@ QUESTIONS = (
     Ask("mixed_precision", "Which precision?", lambda of: of.device != "cpu", _precisions),
     Ask(PLACE, "Where to keep the profile?", choices=_places),
     Ask(MORE, "More settings?", choices=lambda _: (Option(NO), Option(YES))),
-    Ask("devices", "Which GPUs?", lambda of: of.asks_more() and of.has_gpus),
-    Ask("mixed_precision", "Which precision?", WizardState.asks_more, _precisions),
+    Ask("devices", "Which GPUs?", lambda of: of.wants_more() and of.has_gpus),
+    Ask("mixed_precision", "Which precision?", WizardState.wants_more, _precisions),
     Ask(
         "gradient_accumulation_steps",
         "How many micro-batches for each optimizer step?",
-        WizardState.asks_more,
+        WizardState.wants_more,
     ),
-    Ask("threads_per_process", "How many CPU threads for each process?", WizardState.asks_more),
-    Ask("max_restarts", "How many restarts after a failure?", WizardState.asks_more),
-    Ask("log_dir", "A folder for log files?", WizardState.asks_more),
-    Ask("env", "Extra environment variables? (A=1 B=2)", WizardState.asks_more),
-    Ask("num_machines", "How many machines in a run?", WizardState.asks_more),
+    Ask("threads_per_process", "How many CPU threads for each process?", WizardState.wants_more),
+    Ask("max_restarts", "How many restarts after a failure?", WizardState.wants_more),
+    Ask("log_dir", "A folder for log files?", WizardState.wants_more),
+    Ask("env", "Extra environment variables? (A=1 B=2)", WizardState.wants_more),
+    Ask("num_machines", "How many machines in a run?", WizardState.wants_more),
     Ask("main_address", "The name or IP address of machine 0?", lambda of: of.has_machines),
     Ask("machine_rank", "Which of them is this one, from 0?", lambda of: of.has_machines),
     Ask("main_port", "Which port on machine 0?", lambda of: of.has_machines),
-    Ask("strategy", "How should ranks share a model?", WizardState.asks_more),
+    Ask("strategy", "How should ranks share a model?", WizardState.wants_more),
     Ask(
         "activation_checkpointing",
         "Compute activations again in the backward pass?",
-        WizardState.asks_more,
+        WizardState.wants_more,
     ),
     Ask(
         "shard_size",
         "How many ranks for one copy of the model?",
-        lambda of: of.asks_more() and of.known.get("strategy") == HSDP,
+        lambda of: of.wants_more() and of.known.get("strategy") == HSDP,
     ),
     Ask("wrap", "Which modules are gathered at a time?", _sharded),
     Ask("cpu_offload", "Keep parameters on the CPU?", lambda of: _sharded(of) and of.has_gpus),

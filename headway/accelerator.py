@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from headway.checkpoint.checkpointer import Checkpointer
-from headway.checkpoint.files import save, save_weights, under_own_names
+from headway.checkpoint.files import original_names, save, save_weights
 from headway.checkpoint.preemption import Preemption, ResumedRun
 from headway.data.configuration import DataLoaderConfiguration
 from headway.data.loader import skip_first_batches
@@ -41,7 +41,7 @@ from headway.trackers.tracker import GeneralTracker
 from headway.trackers.tracker_group import RUNS_FILE, LogWith, Tracking
 from headway.training.accumulation import GradientAccumulationPlugin
 from headway.training.arguments import Arguments, reject_unsupported
-from headway.training.connector import connect, tell
+from headway.training.connector import connect, log_overrides
 from headway.training.metrics import gather_for_metrics
 from headway.training.optimizer import PreparedScheduler
 from headway.training.preparer import Preparer
@@ -210,7 +210,7 @@ class Accelerator(Process):
             connected.world, training.precision, connected.dynamo, connected.fsdp_plugin
         )
         self.gradient_state = share_accumulation(training.accumulation)
-        tell(connected, strategy)
+        log_overrides(connected, strategy)
 
     # ------------------------------------------------------------------ prepare: Preparer
 
@@ -657,7 +657,7 @@ class Accelerator(Process):
         training = self.parts.training
         inner = training.inner(model, "get_state_dict(...)")
         state = training.strategy.state_dict(inner if unwrap else model)
-        return under_own_names(state) if unwrap else state
+        return original_names(state) if unwrap else state
 
     def save_model(
         self,

@@ -186,7 +186,9 @@ def _be_rank(
     """
     atexit._clear()  # the notebook's own functions
     os.setpgid(0, group)
-    signals.put_back(dict.fromkeys(_STOPS, signal.SIG_DFL))  # the notebook has handlers of its own
+    signals.restore_handlers(
+        dict.fromkeys(_STOPS, signal.SIG_DFL)
+    )  # the notebook has handlers of its own
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
         path = folder / f"{rank}.{number}"

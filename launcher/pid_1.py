@@ -29,7 +29,7 @@ def leave_pid_1() -> None:
     """
     forwarded = signal.valid_signals() - _NOT_FORWARDED
     awaited = {*forwarded, signal.SIGCHLD}
-    signals.do_as_usual(signal.SIGCHLD)  # ignored, it would not be sent
+    signals.reset_handlers(signal.SIGCHLD)  # ignored, it would not be sent
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     child = os.fork()
     if child == 0:

@@ -41,7 +41,7 @@ def run(
     """
     environment = changed(plan, environ)
     environment.pop(RECORD_VARIABLE, None)  # of a run that this process is a part of
-    if plan.is_world_of_one:
+    if plan.is_single_rank:
         import socket
 
         with socket.create_server((LOOPBACK, 0)) as server:  # nobody listens at this port then
@@ -94,7 +94,7 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
             recorder.close()
         os._exit(128 + number)
 
-    usual = [one for one in STOP_SIGNALS if signals.is_usual(signal.getsignal(one))]
+    usual = [one for one in STOP_SIGNALS if signals.is_default_handler(signal.getsignal(one))]
     with signals.trapped(end, *usual):
         yield
 
@@ -195,7 +195,7 @@ def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> No
     """Replace this process by the script's Python, which keeps its pid, terminal and stdin."""
     flush_streams()
     # Python ignores them, which exec would pass on
-    signals.put_back(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
+    signals.restore_handlers(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     program = plan.program
     command = program.command(plan.python)
     if plan.not_hooked is None:
@@ -222,8 +222,8 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     if not worker.is_path_safe():
         del sys.path[0]  # where Python found `headway`; the script's folder takes its place
-    if signal.getsignal(signal.SIGTERM) is signals.exit_by:
-        signals.do_as_usual(signal.SIGTERM)
+    if signal.getsignal(signal.SIGTERM) is signals.exit_on_signal:
+        signals.reset_handlers(signal.SIGTERM)
     atexit.register(worker.finish_process)
     program = plan.program
     worker.run_alone(program.kind, program.name, program.args)

@@ -181,7 +181,7 @@ class Checkpointer:
     ) -> None:
         from headway.checkpoint.loading import load_checkpoint
         from headway.checkpoint.saving import agree, on_rank_0
-        from headway.checkpoint.training_state import SavedState, parts_of, spread_as
+        from headway.checkpoint.training_state import SavedState, parts_of, shard_like
 
         with self.training.progress.calling("load_state"):
             meet("load_state(...)")
@@ -189,7 +189,7 @@ class Checkpointer:
             given = self._folder_to_load(input_dir)
             # as save_state does: some scripts make a temporary folder on each rank
             folder = Path(on_rank_0(lambda: str(given)))
-            loaded = load_checkpoint(folder, spread_as(self.training))
+            loaded = load_checkpoint(folder, shard_like(self.training))
             parts = parts_of(self.training)
             checkpoint = SavedState(loaded, folder, parts, strict=strict, allow_pickle=allow_pickle)
             agree(checkpoint.check)

@@ -115,7 +115,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def under_own_names(state_dict: Any) -> Any:
+def original_names(state_dict: Any) -> Any:
     """Return a state dict without the parts that `torch.compile` adds to names of weights."""
     renamed = {re.sub(r"\b_orig_mod\.", "", name): one for name, one in state_dict.items()}
     return renamed if renamed.keys() != state_dict.keys() else state_dict  # with its _metadata
@@ -173,7 +173,7 @@ def save_weights(
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
     check_range("save_model", 1, max_shard_size=limit)
     _check(state_dict, folder, safe_serialization)
-    state = without_shared_memory(under_own_names(state_dict))
+    state = without_shared_memory(original_names(state_dict))
     name = SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME
     shards = _shards(state, limit)
     names = [name] if len(shards) == 1 else _numbered(name, len(shards))

@@ -376,7 +376,7 @@ def _finish_commits(folder: Path) -> None:
             recover(folder / left.name.removeprefix(".old-").rpartition("-")[0])
 
 
-def newest_whole(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
+def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
     """Return the newest undamaged checkpoint, and the errors of those after it."""
     faults = []
     for one in reversed(found):

@@ -9,16 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headway.checkpoint.files import under_own_names
+from headway.checkpoint.files import original_names
 from headway.checkpoint.folders import recover
-from headway.checkpoint.manifest import (
-    NAME,
-    Manifest,
-    read_json,
-    read_manifest,
-    take_another,
-    verify,
-)
+from headway.checkpoint.manifest import NAME, Manifest, read_json, read_manifest, unusable, verify
 from headway.checkpoint.saving import TENSORS, agree, on_rank_0, values_name
 from headway.checkpoint.tensors import SavedTensors
 from headway.checkpoint.values import decode, tensor_names
@@ -48,7 +41,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
     on_rank_0(lambda: recover(folder))
     manifest = on_rank_0(lambda: verify(folder))
 
-    def require_the_same() -> None:
+    def require_unchanged() -> None:
         is_there = not is_absent(folder / NAME)
         if not is_there or read_manifest(folder) != manifest:
             raise CheckpointError(
@@ -61,7 +54,7 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
             )
 
     def read() -> tuple[Any, Any, SavedTensors, dict[str, torch.Tensor]]:
-        require_the_same()
+        require_unchanged()
         shared = read_json(folder / values_name())
         has_own = rank < manifest.world_size
         own = read_json(folder / values_name(rank)) if has_own else None
@@ -77,11 +70,11 @@ def load_checkpoint(folder: Path, like: Like = lambda _, saved, __: saved) -> Lo
         shared, own, saved, wanted = agree(read)
         tensors = saved.load(wanted)
     except CheckpointError:
-        agree(require_the_same)  # what another process has removed is not damaged
+        agree(require_unchanged)  # what another process has removed is not damaged
         raise
 
     def decoded() -> Loaded:
-        require_the_same()
+        require_unchanged()
         mine = None if own is None else _decode(own, tensors, folder)
         return Loaded(manifest, _decode(shared, tensors, folder), mine)
 
@@ -97,7 +90,7 @@ def reading_state(folder: Path) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         why = f"its state cannot be read ({type(error).__name__}: {error})"
-        raise take_another(f"the checkpoint is damaged: {why}", folder) from None
+        raise unusable(f"the checkpoint is damaged: {why}", folder) from None
 
 
 class SavedWeights(NamedTuple):
@@ -123,7 +116,7 @@ def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
                 if models
                 else "export one that was saved with its weights",
             )
-        weights = under_own_names(models[number or 0])
+        weights = original_names(models[number or 0])
         tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
         return SavedWeights(tensors, sorted(weights.keys() - tensors.keys()))
 
@@ -139,4 +132,4 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], folder: Path) -> di
 
 
 def _unreadable(where: Path, why: str) -> CheckpointError:
-    return take_another(f"the checkpoint cannot be read: {why}", where)
+    return unusable(f"the checkpoint cannot be read: {why}", where)

@@ -46,10 +46,7 @@ class Manifest(NamedTuple):
 
 
 def describe_files(
-    folder: Path,
-    paths: Iterable[str],
-    *,
-    known: Mapping[str, int] = MappingProxyType({}),
+    folder: Path, paths: Iterable[str], *, known: Mapping[str, int] = MappingProxyType({})
 ) -> list[File]:
     """Return these files with their checksums, once they are flushed to disk.
 
@@ -157,7 +154,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_plain(path))
     except (ValueError, RecursionError, OSError) as error:
-        raise take_another(f"the checkpoint cannot be read: {error}", path) from None
+        raise unusable(f"the checkpoint cannot be read: {error}", path) from None
 
 
 def verify(folder: Path) -> Manifest:
@@ -230,10 +227,10 @@ def _closed(path: Path, error: PermissionError) -> CheckpointError:
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
-    return take_another(f"the checkpoint is damaged: {why}", path)
+    return unusable(f"the checkpoint is damaged: {why}", path)
 
 
-def take_another(what: str, where: Path) -> CheckpointError:
+def unusable(what: str, where: Path) -> CheckpointError:
     return CheckpointError(
         what,
         where=shown(str(where)),

@@ -20,11 +20,11 @@ from headway.checkpoint.folders import (
     Candidate,
     candidates,
     named_folder,
-    newest_whole,
+    newest_complete,
     remove_leftovers,
     resolve_checkpoint,
 )
-from headway.checkpoint.manifest import read_json, read_manifest, take_another
+from headway.checkpoint.manifest import read_json, read_manifest, unusable
 from headway.checkpoint.stopping import Agreement, StopRequest, StopSignals, log_stopped
 from headway.distributed.meeting import meet
 from headway.errors import CheckpointError, Problem, UsageError
@@ -107,7 +107,7 @@ class Schedule:
     def is_late(self, every: Interval, now: float) -> bool:
         return every.seconds is not None and now - self._saved_at >= every.seconds
 
-    def look_again(self, every: Interval, step: int, agree_at: int) -> None:
+    def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
         """Note the next step at which something may be due; at `agree_at` the ranks agree."""
         self.look_at = agree_at
         if every.steps is not None:
@@ -227,7 +227,7 @@ class Preemption:
         except CheckpointError as error:
             _explain_damage(error, path, project)
             raise
-        self._tracking.go_on_in(runs)
+        self._tracking.continue_runs(runs)
 
     def release(self) -> None:
         """Let signals do what they did before; the last checkpoint has been written."""
@@ -291,7 +291,7 @@ class Preemption:
             request, is_late = self._by_steps.agree(step, asked, is_due=is_late)
             self._note(request)
             is_due |= is_late
-        schedule.look_again(interval, step, self._by_steps.next_at)
+        schedule.schedule_check(interval, step, self._by_steps.next_at)
         return is_due
 
     def _save_step(self, project: Path, step: int, allow_pickle: bool, wait: bool) -> str:
@@ -456,7 +456,7 @@ def _select_checkpoint(
         return None, []
     if not fall_back:
         return str(found[-1].path), []
-    whole, faults = newest_whole(found)
+    whole, faults = newest_complete(found)
     if whole is None and candidates(project) != there:  # another run has removed these
         return _select_checkpoint(settings, project, fall_back)
     if whole is None:
@@ -473,7 +473,7 @@ def _tracked_runs(checkpoint: Path) -> dict[str, str]:
     """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified."""
     runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
     if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
-        raise take_another("the runs of trackers are not the names of runs, by tracker", path)
+        raise unusable("the runs of trackers are not the names of runs, by tracker", path)
     return runs
 
 
@@ -500,9 +500,9 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
 
     def look() -> tuple[bool, bool, Path | None]:
         others = [one for one in candidates(project) if one.path != path]
-        is_whole = newest_whole([Candidate(0.0, path)])[0] is not None
+        is_whole = newest_complete([Candidate(0.0, path)])[0] is not None
         is_there = not is_absent(path)
-        return is_there, is_whole, None if is_whole else newest_whole(others)[0]
+        return is_there, is_whole, None if is_whole else newest_complete(others)[0]
 
     is_there, is_whole, other = on_rank_0(look)
     if is_whole:

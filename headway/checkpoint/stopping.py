@@ -75,14 +75,14 @@ class StopSignals:
     def may_be_killed(self) -> bool:
         """Return whether SIGTERM calls nothing else, set before or since, and nothing is saved."""
         is_ours = signal.getsignal(signal.SIGTERM) == self._note
-        is_alone = is_ours and signals.is_usual(self._before[signal.SIGTERM])
+        is_alone = is_ours and signals.is_default_handler(self._before[signal.SIGTERM])
         return is_alone and not self._progress.is_saving
 
     def release(self) -> None:
         """Restore the earlier handlers, unless the script has set others since."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._note:
-                signals.put_back({number: before})
+                signals.restore_handlers({number: before})
         self._before = {}
         self._progress.send(WillSave(False))
 
@@ -91,7 +91,7 @@ class StopSignals:
         self._came = self.request or StopRequest.TIME_LIMIT
         before = self._before.pop(signal.SIGINT, None)
         if before is not None and signal.getsignal(signal.SIGINT) == self._note:
-            signals.put_back({signal.SIGINT: before})
+            signals.restore_handlers({signal.SIGINT: before})
         atexit.register(self._ignore)  # the last one to be registered is the first to be called
 
     def _ignore(self) -> None:
@@ -104,7 +104,7 @@ class StopSignals:
         """In a forked child, restore SIGTERM's handler; its parent handles all else."""
         before = self._before.get(signal.SIGTERM)
         if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
-            signals.put_back({signal.SIGTERM: before})
+            signals.restore_handlers({signal.SIGTERM: before})
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a loader's worker serves on until the rank leaves
@@ -119,7 +119,7 @@ class StopSignals:
             if_all = ", if all ranks complete it" if size > 1 else ""  # one may have failed
             if rank == 0:
                 log_in_handler(f"{came}: saving and stopping after this step{if_all}{again}")
-        is_called = before is not None and not signals.is_usual(before)
+        is_called = before is not None and not signals.is_default_handler(before)
         if is_called or (came is StopRequest.SIGINT and is_again):
             before(number, frame)
 

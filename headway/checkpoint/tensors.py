@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
-from headway.checkpoint.manifest import take_another
+from headway.checkpoint.manifest import unusable
 from headway.distributed.world import rank_and_size
 from headway.errors import CheckpointError
 from headway.ipc.typed import read
@@ -341,4 +341,4 @@ def _size_of(folder: Path, name: str) -> int:
 
 
 def _damaged(where: Path, why: str) -> CheckpointError:
-    return take_another(f"the tensors of the checkpoint cannot be read: {why}", where)
+    return unusable(f"the tensors of the checkpoint cannot be read: {why}", where)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 from torch.optim.swa_utils import AveragedModel
 
 from headway.checkpoint.loading import Like, Loaded, reading_state
-from headway.checkpoint.manifest import take_another
+from headway.checkpoint.manifest import unusable
 from headway.checkpoint.saving import Contents
 from headway.checkpoint.tensors import described, own_part
 from headway.checkpoint.values import encode
@@ -222,7 +222,7 @@ class _Objects(_Part):
     def _report_replaced(self, one: Any, before: Groups, loaded: Groups) -> None:
         """Report the script's hyperparameters that are replaced, and note those before them."""
         for line in replaced(one.hyperparameters, before, loaded, self.way):
-            self._training.run.tell(line)
+            self._training.run.report(line)
         one.hyperparameters = before
 
 
@@ -472,10 +472,10 @@ class OwnOfRank(_Part):
 
     def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
         training, has_gradients = self._training, self._training.accumulation.has_gradients
-        spread = map(training.strategy.spreads_buffers, training.models)
+        spread = map(training.strategy.broadcasts_buffers, training.models)
         parameters = _parameters(training) if has_gradients else []
         if training.strategy.shards and parameters and all(one.grad is None for one in parameters):
-            training.run.tell(_WITHHELD)
+            training.run.report(_WITHHELD)
         return {
             "generators": generator_states(training.world.device),
             "tokens": training.accumulation.tokens,
@@ -489,7 +489,7 @@ class OwnOfRank(_Part):
         own, models = checkpoint.own, self._training.inner_models
         if own["generators"] is not None and not are_generator_states(own["generators"]):
             why = "it has states of generators that are none"
-            raise take_another(f"the checkpoint is damaged: {why}", checkpoint.folder)
+            raise unusable(f"the checkpoint is damaged: {why}", checkpoint.folder)
         if own["gradients"]:
             parameters = [own_part(one) for one in _parameters(self._training)]
             _require_shapes(checkpoint, "gradients", own["gradients"], parameters)
@@ -512,7 +512,7 @@ class OwnOfRank(_Part):
             for one, saved in zip(saved_buffers(model), buffers, strict=False):
                 if saved is not None:
                     getattr(*one).copy_(saved)
-            training.strategy.set_spreads_buffers(prepared, are_spread)
+            training.strategy.set_broadcast_buffers(prepared, are_spread)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
         """Return for each model this rank's own buffers, and whether it gets rank 0's next."""
@@ -570,7 +570,7 @@ def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> li
     ]
 
 
-def spread_as(training: Training) -> Like:
+def shard_like(training: Training) -> Like:
     """Return what says how a tensor of a checkpoint is spread over the ranks: as in this training.
 
     A parameter that is a DTensor, the optimizer's states of its shape, and what a registered object

@@ -22,7 +22,7 @@ from headway.compat.samplers import SeedableRandomSampler as SeedableRandomSampl
 from headway.data.active_loader import GlobalBatch, LoaderLoop, TrainingLoader, open_loops
 from headway.data.loader import skip_first_batches as skip_first_batches
 from headway.data.script_loaders import SkipBatchSampler, changed, source_of
-from headway.data.workers import starting_workers, with_lasting_workers
+from headway.data.workers import starting_workers, with_shielded_workers
 from headway.devices.table import kind_of
 from headway.distributed import nested
 from headway.distributed.collectives import broadcast_object_list
@@ -79,7 +79,7 @@ class DataLoaderShard(TrainingLoader):
     ) -> None:
         # no super().__init__: the attributes are those of `base_dataloader`
         kind: Any = _stateful_class() if use_stateful_dataloader else DataLoader
-        self.base_dataloader = with_lasting_workers(kind(dataset, **kwargs))
+        self.base_dataloader = with_shielded_workers(kind(dataset, **kwargs))
         self.device, self.skip_batches, self.iteration = device, skip_batches, 0
         self.rng_types, self.synchronized_generator = rng_types or (), synchronized_generator
         self.use_stateful_dataloader, self.gradient_state = use_stateful_dataloader, GradientState()

@@ -146,9 +146,7 @@ def with_batches_of_ranks(
     )
 
 
-def refuse_what_cannot_be_shared(
-    loader: Any, config: DataLoaderConfiguration, num_ranks: int
-) -> None:
+def check_shardable(loader: Any, config: DataLoaderConfiguration, num_ranks: int) -> None:
     """Raise UsageError for a loader that ranks cannot share."""
     sampler = distributed_sampler_of(loader)
     if sampler is not None and max(sampler.num_replicas, num_ranks) > 1:

@@ -36,7 +36,7 @@ class Pass:
         self.generators: list[Any] | None = None
 
     @property
-    def left_out(self) -> Offset:
+    def reread(self) -> Offset:
         """What is read and dropped: nothing if the data set continues by its state."""
         return self.place.taken if self.place.stream is None else Offset()
 
@@ -78,7 +78,7 @@ class Epochs:
         if (taken and self._left_after) or not (one.is_exhausted or is_with_others):
             left_after = taken + one.rounds * self.num_batches
             if self._num_compared < 2 and self._left_after not in (0, left_after):
-                self.run.tell(_LEFT)  # the script counts batches by itself
+                self.run.report(_LEFT)  # the script counts batches by itself
             self._num_compared += 1
             self._left_after = left_after
 
@@ -133,16 +133,16 @@ class Epochs:
         current = self.current
         return self._samples + (0 if current is None else current.samples)
 
-    def taken_in(self, rounds: int) -> Offset:
+    def offset_after(self, rounds: int) -> Offset:
         """Return what global batches take of the script's loader."""
         batches = rounds * self.num_batches
         return Offset(batches, batches * self.batch_size)
 
-    def stand(self) -> dict[str, Any]:
+    def resume_place(self) -> dict[str, Any]:
         """Return where the next pass of a run that resumes from here begins."""
         current, place = self.current, self._standing
         if current is not None and not current.is_complete:
-            taken, since = place.taken, self.taken_in(current.rounds)
+            taken, since = place.taken, self.offset_after(current.rounds)
             given = Offset(taken.batches + since.batches, taken.samples + since.samples)
             sums = [0, *current.sums[given.batches - 1 : given.batches]]
             first = self.draws.first if place.is_new else place.first
@@ -151,7 +151,7 @@ class Epochs:
         elif self.stream is not None and place.stream is None:
             place = place._replace(stream=self.stream_state)
             if place.stream is None and not is_of_datasets(self.stream):
-                self.run.tell(_LEFT_STREAM)
+                self.run.report(_LEFT_STREAM)
         return {
             "place": [*place._replace(taken=[*place.taken])],  # type: ignore[arg-type]
             "samples": self.samples,

@@ -107,7 +107,7 @@ def seed_generators(number: int) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Put the main process's generators back after the block; those of a worker stay."""
     if get_worker_info() is not None:
         yield
@@ -140,7 +140,7 @@ def snapshot() -> list[Any]:
     ]  # numpy's without the normal number that it keeps
 
 
-def put_back(states: list[Any]) -> None:
+def restore_states(states: list[Any]) -> None:
     """Set the global generators to the states of a snapshot."""
     (raw, normal), *others = states
     position, *words = struct.unpack(f"{len(raw) // 4}I", raw)

@@ -20,7 +20,7 @@ from headway.data.active_loader import LoaderLoop, TrainingLoader
 from headway.data.configuration import (
     DataLoaderConfiguration,
     check_configuration,
-    refuse_what_cannot_be_shared,
+    check_shardable,
     with_batches_of_ranks,
 )
 from headway.data.division import Division, Offset, samples_in
@@ -41,7 +41,7 @@ from headway.data.script_loaders import (
 )
 from headway.data.seeds import SampleSeeds
 from headway.data.shares import Item, NoBatch, mark, share_of
-from headway.data.workers import LastingWorker, starting_workers, with_lasting_workers
+from headway.data.workers import ShieldedWorker, starting_workers, with_shielded_workers
 from headway.devices.table import kind_of
 from headway.distributed.collectives import broadcast_object_list
 from headway.distributed.handler import check_range, checked
@@ -106,7 +106,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         config = config or DataLoaderConfiguration()
         if device is not None and not kind_of(device.type).can_pin:
             loader.pin_memory = False
-        refuse_what_cannot_be_shared(loader, config, num_ranks)
+        check_shardable(loader, config, num_ranks)
         loader = with_batches_of_ranks(loader, micro_batch, config, num_ranks)
         whole, loader = loader, split_by_rank(loader, rank, num_ranks, config.split_streams)
         self._inside, self._data = loader, getattr(loader, "dataset", None)
@@ -131,7 +131,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             for one in self._sources[1:]
             if callable(getattr(one, "set_epoch", None))
         ]
-        self._read = with_lasting_workers(loader, notes_draws=self._is_map and seed is None)
+        self._read = with_shielded_workers(loader, notes_draws=self._is_map and seed is None)
         if self._seeds is not None and self._is_plain:
             self._read = self._seeds.seed_loader(self._read)
         self._share = share_of(self._read, self.draws, self._division)
@@ -231,7 +231,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _begin_pass(self, line: str) -> Pass:
         """Begin the next pass; all that depends on the epoch is told its number."""
-        skipped = self.epochs.taken_in(self._skipped) if self._skipped else None
+        skipped = self.epochs.offset_after(self._skipped) if self._skipped else None
         current = self.run.begin(self.epochs, skipped, line)
         place = current.place
         if not any(place.taken):  # a stream's state is that of the epoch before
@@ -242,11 +242,11 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         if not self._is_map and self.epochs.stream is None:
             current.generators = self._own.states()
             if current.depth and current.generators:  # which a pass that is open also draws from
-                self.run.tell(_STREAM_NOTE)
+                self.run.report(_STREAM_NOTE)
         if place.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
         if self._seeds is not None:
-            self._seeds.begin_pass(place.epoch, 0 if current.left_out.batches else max(place.taken))
+            self._seeds.begin_pass(place.epoch, 0 if current.reread.batches else max(place.taken))
         if self._is_plain and not place.is_new:
             number = mixed(self.draws.seed or 0, place.epoch, self._division.rank + 2)
             vars(self._share.loader)["generator"] = torch.Generator().manual_seed(number)
@@ -266,7 +266,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             if self._is_map:
                 current.checksum = current.sums[taken - 1] if len(current.sums) >= taken else 0
             if current.checksum != place.checksum and share.reads:
-                self.run.tell(_OTHER_ORDER.format(taken))
+                self.run.report(_OTHER_ORDER.format(taken))
         return items, share.ahead
 
     # ------------------------------------------------------------------ where its passes stand
@@ -298,15 +298,15 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             >>> [batch.tolist() for batch in loader]
             [[2, 3]]
         """
-        stands, current = self.epochs.stand(), self.epochs.current
+        stands, current = self.epochs.resume_place(), self.epochs.current
         at_begin = None if current is None or current.is_complete else current.generators
         init = getattr(self._read, "worker_init_fn", None)
         lasts = getattr(self._inside, "persistent_workers", False)
         is_within = lasts or _place(stands).taken.batches  # where workers would have gone on
-        if is_within and isinstance(init, LastingWorker) and init.has_drawn:
-            self.run.tell(_DRAWN_IN_WORKERS)
+        if is_within and isinstance(init, ShieldedWorker) and init.has_drawn:
+            self.run.report(_DRAWN_IN_WORKERS)
         if lasts and hasattr(self._data, "set_epoch") and not is_of_datasets(self._data):
-            self.run.tell(_EPOCH_OF_WORKERS)
+            self.run.report(_EPOCH_OF_WORKERS)
         return stands | {
             "order": self.draws.seed,
             "generators": at_begin or self._own.states(),
@@ -373,7 +373,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self._draw_again(place.epoch - 1, *place.before)
         is_read_again = not self._is_map and place.taken.batches and place.stream is None
         if is_read_again and position["together"] != self.epochs.num_batches:
-            self.run.tell(_STREAM_NOTE)
+            self.run.report(_STREAM_NOTE)
             self.epochs.place = place._replace(checksum=0)
 
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
@@ -383,7 +383,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         for _ in islice(self.draws.draw(Place(epoch, first=first), sums), batches):
             pass
         if not sums or sums[-1] != checksum:
-            self.run.tell(_OTHER_ORDER.format(batches))
+            self.run.report(_OTHER_ORDER.format(batches))
 
     def _has_no_rest(self, place: Place) -> bool:
         """Return whether what is left of an epoch is dropped, as it is less than a batch."""

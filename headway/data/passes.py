@@ -30,8 +30,8 @@ class DueCheckpoint:
     between two epochs is part of it.
     """
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell = tell  # reports what does not resume exactly
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report  # reports what does not resume exactly
         self.action: Callable[[], object] | None = None  # takes it, if one is due
         self.again: Callable[[], object] | None = None  # takes the latest one, until a training
         # whether it is taken as a pass begins, which may be a look at a batch; a run that resumes
@@ -53,7 +53,7 @@ class DueCheckpoint:
         if leader is None or leader.is_over:
             return False
         if not is_asked and leader.rounds < 2:  # several steps with one batch, and no loop so far
-            self._tell(_KEPT)
+            self._report(_KEPT)
             return False
         self._waiting = {leader, *(self._waiting if is_due else ())}
         self.action = action
@@ -69,7 +69,7 @@ class DueCheckpoint:
         same = [one for one in asked if before is not None and one.owner is before.owner]
         self._leader, self._step = (same or asked)[0], asked
         if any(one.has_led and one not in same for one in asked):
-            self._tell(_TURNS)
+            self._report(_TURNS)
         if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
             self._leader.has_led = self._leader.owner.leads = True
             self.lines.add(self._leader.line)
@@ -94,7 +94,7 @@ class DueCheckpoint:
             self.is_before_pass, self.again = False, action
         elif self.again is not None:
             if self.was_before_pass:
-                self._tell(_LOOKED)
+                self._report(_LOOKED)
             self.again()
 
     def take(self) -> None:
@@ -114,7 +114,7 @@ class LoaderSet:
         self.open: list[Pass] = []
         self.epoch: int | None = None  # that of `count_epochs`, if the script uses it
         self.keeps_batches = False  # whether it has trained with batches that it has kept
-        self.checkpoint = DueCheckpoint(self.tell)
+        self.checkpoint = DueCheckpoint(self.report)
         self._earlier: list[Pass] | None = None  # open ones, as the epoch of `count_epochs` began
         self._is_counting = False  # whether the script counts epochs
         self._closed: list[Pass] = []  # since something was trained
@@ -239,12 +239,12 @@ class LoaderSet:
         self.attribute()
         num_leaders = max(sum(one.leads for one in epochs), len(self.checkpoint.lines))
         if self.epoch is None and num_leaders > 1:
-            self.tell(_SEVERAL)
+            self.report(_SEVERAL)
         if self.keeps_batches and self.has_begun:
-            self.tell(_KEPT)
+            self.report(_KEPT)
         return [self.epoch, self.checkpoint.is_before_pass]
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report once, on rank 0, what cannot resume exactly."""
         if text not in self._is_told:
             self._is_told.add(text)

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from headway.data.generators import generators_kept, mixed, put_back, seed_generators, snapshot
+from headway.data.generators import (
+    mixed,
+    preserve_generators,
+    restore_states,
+    seed_generators,
+    snapshot,
+)
 from headway.data.script_loaders import StandIn, changed
 
 
@@ -85,16 +91,16 @@ class SeededSamples(_Inside, Dataset[Any]):
 
     def __getitem__(self, drawn: Drawn) -> Any:
         if not self._is_random:
-            with generators_kept() if self._is_random is None else nullcontext():
+            with preserve_generators() if self._is_random is None else nullcontext():
                 before = snapshot()
                 indices = [index for index, _ in drawn.samples]
                 batch = self._collated(self._load(indices, drawn.is_single), drawn)
                 is_random = vars(self)["_is_random"] = snapshot() != before
                 if is_random:
-                    put_back(before)
+                    restore_states(before)
             if not is_random:
                 return batch
-        with generators_kept():
+        with preserve_generators():
             return self._collated([*self._seeded(drawn)], drawn)
 
     __getitems__ = __getitem__
@@ -129,11 +135,11 @@ class SeededStream(_Inside, IterableDataset[Any]):
         worker = get_worker_info()
         key = mixed(self._seeds.key, 0 if worker is None else worker.id)
         numbers = count(self._seeds.first_item)
-        with generators_kept():
+        with preserve_generators():
             seed_generators(key)
             items = iter(self._inside)
         for number in numbers:
-            with generators_kept():
+            with preserve_generators():
                 seed_generators(mixed(key, number))
                 item = next(items, _END)
             if item is _END:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from headway.data.active_loader import GlobalBatch
 from headway.data.division import Division, Offset, ShardedBatch, samples_in
 from headway.data.epochs import Pass
-from headway.data.generators import generators_kept
+from headway.data.generators import preserve_generators
 from headway.data.order import Draws, SampleOrder
 from headway.data.script_loaders import batch_size_of, changed, is_plain, len_of, num_repeats
 from headway.data.seeds import Drawn
@@ -86,13 +86,13 @@ class Share:
         items = self.opened(start)
         if is_plain(self.loader) and self.loader.num_workers:
             return items
-        given = start.place.taken.batches - start.left_out.batches
+        given = start.place.taken.batches - start.reread.batches
         return start.owner.draws.each(items, start.place, given // num_batches)
 
 
 def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
     """Read the first rounds of a pass again, and compute their checksum if there is another."""
-    for parts, _ in islice(rounds, start.left_out.batches // start.owner.num_batches):
+    for parts, _ in islice(rounds, start.reread.batches // start.owner.num_batches):
         if start.place.checksum:
             start.checksum = crc32(b"%d" % mark(parts[0]), start.checksum)
     yield from rounds
@@ -138,7 +138,7 @@ class MapShare(Share):
         twice = [one for one in batches for _ in range(2)]
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
-        with generators_kept(), suppress(Exception):  # of a data set without such a last sample
+        with preserve_generators(), suppress(Exception):  # of a data set without such a last sample
             marks.extend(map(mark, changed(self.loader, **options, **own)))
         return str(marks) if marks[::2] == marks[1::2] else None
 

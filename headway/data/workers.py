@@ -25,7 +25,7 @@ _HAS_PROC = sys.platform == "linux"
 _CHILD_OF_RANK = ForkProcess, SpawnProcess  # and not of a server
 
 
-def with_lasting_workers(loader: Any, *, notes_draws: bool = False) -> Any:
+def with_shielded_workers(loader: Any, *, notes_draws: bool = False) -> Any:
     """Return `loader`, whose workers outlive requests to stop while their rank handles SIGTERM.
 
     Clusters send SIGTERM to every process of a job, and a terminal sends Ctrl-C to all of them: a
@@ -33,11 +33,11 @@ def with_lasting_workers(loader: Any, *, notes_draws: bool = False) -> Any:
     """
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
-    if isinstance(loader.worker_init_fn, LastingWorker):
+    if isinstance(loader.worker_init_fn, ShieldedWorker):
         return loader
     # before multiprocessing sends SIGTERM to workers that are left at the rank's exit
     Finalize(None, signals.ignore, (signal.SIGTERM,), exitpriority=0)
-    init = LastingWorker(loader.worker_init_fn)
+    init = ShieldedWorker(loader.worker_init_fn)
     if is_plain(loader):
         collate = init.noting(loader.collate_fn) if notes_draws else loader.collate_fn
         return changed(loader, worker_init_fn=init, collate_fn=collate)
@@ -60,7 +60,7 @@ def starting_workers(loader: Any) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class LastingWorker:
+class ShieldedWorker:
     """A `worker_init_fn` that handles requests to stop in the worker, and calls the script's."""
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
@@ -108,7 +108,7 @@ def _end_unless_rank_saves(*_: object) -> None:
         return
     if _has(rank.pid, "SigIgn"):
         os._exit(0)
-    signals.do_as_usual(signal.SIGTERM)
+    signals.reset_handlers(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

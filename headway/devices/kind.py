@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headway.machine.source import Source
 
 
-Lack = NamedTuple("Lack", [("reason", str), ("instead", str)])  # noqa: UP014  compiles no text
+Unsupported = NamedTuple("Unsupported", [("reason", str), ("instead", str)])  # noqa: UP014  compiles no text
 """Why a device does not have a precision, and what to use instead."""
 
 
@@ -72,7 +72,9 @@ class DeviceKind:
             return find_spec(self.module.partition(".")[0]) is not None
         return getattr(torch, self.name, None) is not None
 
-    def lack(self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]) -> Lack | None:
+    def unsupported(
+        self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]
+    ) -> Unsupported | None:
         """Return why one of the selected GPUs does not have a precision."""
         return None
 
@@ -129,7 +131,9 @@ class DeviceKind:
     def set_rng_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
         """Restore a state that `rng_state` returned."""
 
-    def lack_of(self, device: torch.device, precision: str, row: NumberFormat) -> Lack | None:
+    def unsupported_on(
+        self, device: torch.device, precision: str, row: NumberFormat
+    ) -> Unsupported | None:
         """Return why `device` does not have a precision."""
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from headway.devices.kind import DeviceKind, GpuKind, Lack, sm
+from headway.devices.kind import DeviceKind, GpuKind, Unsupported, sm
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,11 +49,13 @@ class Cuda(GpuKind):
     resource = "nvidia.com/gpu"
     tool = "nvidia-smi"
 
-    def lack(self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]) -> Lack | None:
+    def unsupported(
+        self, precision: str, row: NumberFormat, gpus: Sequence[Gpu]
+    ) -> Unsupported | None:
         for gpu in gpus:  # of one whose capability is unknown, the ranks ask torch
             if gpu.capability is not None and gpu.capability < row.capability:
                 what = f"{gpu.name} ({sm(gpu.capability)}) does not support {precision}"
-                return Lack(what, row.instead)
+                return Unsupported(what, row.instead)
         return None
 
     def event_recorder(self, device: torch.device) -> Callable[[Any], Any]:
@@ -67,16 +69,16 @@ class Cuda(GpuKind):
         event.record(self._part.current_stream(device))  # another device may be the current one
         return event
 
-    def lack_of(
+    def unsupported_on(
         self, device: torch.device, precision: str, row: NumberFormat
-    ) -> Lack | None:  # pragma: needs a GPU
+    ) -> Unsupported | None:  # pragma: needs a GPU
         import torch
 
         major, minor = self._part.get_device_capability(device)
         if torch.version.hip is not None or (major, minor) >= row.capability:
             return None
         name = self._part.get_device_name(device)
-        return Lack(f"this GPU ({name}, sm_{major}{minor}) has no {precision}", row.instead)
+        return Unsupported(f"this GPU ({name}, sm_{major}{minor}) has no {precision}", row.instead)
 
 
 class Xpu(GpuKind):
@@ -130,13 +132,14 @@ class Xpu(GpuKind):
             for tile in range(gpu["tiles"])
         ]
 
-    def lack_of(self, device: torch.device, precision: str, row: NumberFormat) -> Lack | None:
+    def unsupported_on(
+        self, device: torch.device, precision: str, row: NumberFormat
+    ) -> Unsupported | None:
         there = self._part.get_device_properties(device)
         if precision != "fp16" or there.has_fp64:
             return None
-        return Lack(
-            f"torch's GradScaler needs float64, which this GPU ({there.name}) does not have",
-            "bf16",
+        return Unsupported(
+            f"torch's GradScaler needs float64, which this GPU ({there.name}) does not have", "bf16"
         )
 
 

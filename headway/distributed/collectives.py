@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from headway.distributed.handler import check_range, checked
-from headway.distributed.meeting import barrier, meet, run_ahead
+from headway.distributed.meeting import barrier, meet, runs_ahead
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.distributed.world import group_device, rank_and_size
 from headway.errors import UsageError
@@ -299,7 +299,7 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
     if size == 1:
         return
     tensors = [one for one in leaves(data) if isinstance(one, torch.Tensor)]
-    if run_ahead(tensors):
+    if runs_ahead(tensors):
         return
     own = ", ".join(_described(one, but_dimension) for one in tensors) or "no tensor"
     everyones = meet(f"{operation}(...)", own)

@@ -24,14 +24,9 @@ import torch
 import torch.distributed as dist
 
 from headway.devices.table import kind_of
-from headway.distributed.world import (
-    before_leaving,
-    default_store,
-    group_timeout,
-    rank_and_size,
-)
+from headway.distributed.world import before_leaving, default_store, group_timeout, rank_and_size
 from headway.errors import UsageError
-from headway.ipc.process_groups import ended_here, place_of_process, read_groups
+from headway.ipc.process_groups import has_exited, place_of_process, read_groups
 from headway.ipc.progress import process_progress
 from headway.ipc.step_clock import SYNC
 
@@ -85,7 +80,7 @@ def meet(call: str, detail: str = "") -> list[str] | None:
     return [one.detail for one in everyone] if everyone else None
 
 
-def run_ahead(tensors: Iterable[torch.Tensor]) -> bool:
+def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether ranks run ahead of these tensors' GPUs, so that a meeting delays them.
 
     Not with TORCH_DISTRIBUTED_DEBUG=INFO, under which torch's own checks delay them, too.
@@ -94,7 +89,7 @@ def run_ahead(tensors: Iterable[torch.Tensor]) -> bool:
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
 
 
-def meet_to_end(call: str) -> bool:
+def final_barrier(call: str) -> bool:
     """Wait until every rank has called this or has left; not while an exception is handled.
 
     Return whether all have called it.
@@ -146,7 +141,7 @@ def last_meeting() -> tuple[int, str, bool] | None:
     return current.number + current.is_waiting, current.last.call, current.is_waiting
 
 
-def place_in_script(frame: FrameType | None = None) -> str:
+def script_location(frame: FrameType | None = None) -> str:
     """Return this thread's innermost line of the user's, or else of another package."""
     found = ""
     frame = frame or sys._getframe()
@@ -268,7 +263,7 @@ class _Meetings:
 
     def _everyone(self, mine: Where) -> list[Where]:
         """Report that this rank waits; return the reported places of all ranks."""
-        self._report(mine._replace(place=place_in_script()))
+        self._report(mine._replace(place=script_location()))
         self._has_reported = True
         self._store.set(f"{self.number}/awaited", "")
         keys = [f"where/{rank}" for rank in range(self._size)]
@@ -276,19 +271,19 @@ class _Meetings:
             return [Where()] * self._size
         found = [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
         # a rank of this machine may have ended without a report, as by os._exit()
-        left = [one.has_left or bool(ended_here(one.process)) for one in found]
+        left = [one.has_left or bool(has_exited(one.process)) for one in found]
         return [one._replace(has_left=is_so) for one, is_so in zip(found, left, strict=True)]
 
     def _exchange(self, mine: Where) -> list[Where]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], json.dumps(mine._replace(place=place_in_script())))
+        self._store.set(keys[self._rank], json.dumps(mine._replace(place=script_location())))
         return [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
 
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
         """Return the ranks that cannot come to this meeting before this rank leaves it."""
         entered = self._collectives("last_entered") if any(one.waits_in for one in everyone) else {}
 
-        def cannot_come(one: Where) -> bool:
+        def is_missing(one: Where) -> bool:
             if one.has_left or one.number > mine.number:
                 return True
             if one.number == mine.number and one.call:
@@ -296,7 +291,7 @@ class _Meetings:
             return any(number > entered.get(group, 0) for group, number in one.waits_in)
 
         others = (rank for rank in range(self._size) if rank != self._rank)
-        return [rank for rank in others if cannot_come(everyone[rank])]
+        return [rank for rank in others if is_missing(everyone[rank])]
 
     def _collectives(self, which: Literal["waits_for", "last_entered"]) -> dict[str, int]:
         """Return each group's number of one collective, from torch's flight recorder."""
@@ -310,7 +305,7 @@ class _Meetings:
             return dist.DistNetworkError(what)
         return UsageError(
             what,
-            where=everyone[self._rank].place or place_in_script(),
+            where=everyone[self._rank].place or script_location(),
             fix="let all ranks run this line, or none: move it out of conditions that differ"
             " between ranks, such as `if accelerator.is_main_process`; to leave a loop together,"
             " accelerator.set_trigger() on one, `if accelerator.check_trigger(): break` on all",
@@ -335,7 +330,7 @@ class _Meetings:
             with suppress(RuntimeError):  # the store has ended
                 if store.check([f"{self.number}/awaited"]):
                     waits_in = (*self._collectives("waits_for").items(),)
-                    place = place_in_script(sys._current_frames().get(self._caller))
+                    place = script_location(sys._current_frames().get(self._caller))
                     self._report(Where(self.number, waits_in=waits_in, place=place), store)
 
     def _leave(self) -> None:
@@ -349,4 +344,4 @@ class _Meetings:
         process_progress().own_threads.discard(self._thread.ident or 0)
         kind = getattr(sys, "last_type", None)
         error = "" if kind is None else kind.__name__
-        self._report(Where(self.number, place=place_in_script(), has_left=True, error=error))
+        self._report(Where(self.number, place=script_location(), has_left=True, error=error))

@@ -21,8 +21,8 @@ from headway.devices.kind import DeviceKind
 from headway.devices.table import CPU, KINDS, kind_of, outside_kinds
 from headway.distributed.handler import KwargsHandler
 from headway.errors import MORE_PROCESSES, LaunchError, MachineError, UsageError
-from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unjoined
-from headway.ipc.process_groups import keep_groups_apart
+from headway.ipc.numbering import ALONE, ALONE_VARIABLE, unknown_launcher
+from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.run_contract import Ranks, read_ranks
 from headway.ipc.stderr import log_once
 from headway.machine.detection import detect_machine
@@ -151,7 +151,7 @@ def join_world(
 
 def _require_alone(*, is_rank: bool) -> None:
     """Refuse to train alone in a process that its launcher counts as one of several."""
-    row = unjoined()
+    row = unknown_launcher()
     if row is None:
         return
     told = f"{row.by} has started several, and this {row.what} trains alone"
@@ -241,7 +241,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
         index = ranks.local_rank if gpu is None else gpu
         count = kind.count()
         if index >= count:
-            why = detect_machine().why_not(name) if not count else None
+            why = detect_machine().unavailable_reason(name) if not count else None
             raise MachineError(
                 f"local rank {ranks.local_rank} has no GPU of its own: torch sees {count} here"
                 + (f" ({why})" if why else ""),
@@ -251,7 +251,7 @@ def _device_of(ranks: Ranks, asked: str, gpu: int | None) -> torch.device:
         return torch.device(name, index)  # pragma: needs a GPU
     if not kind.is_available():
         machine = detect_machine()
-        why = machine.why_not(name)
+        why = machine.unavailable_reason(name)
         reason = f"torch finds no {kind.maker} GPU that it can use here{f': {why}' if why else ''}"
         raise MachineError(
             f"device is {name!r}, but {reason}",
@@ -290,15 +290,17 @@ def group_device() -> torch.device:
 def best_device(ranks: Ranks) -> str:
     """Return the best device that every rank can have."""
 
-    def suits(kind: DeviceKind) -> bool:
+    def is_usable(kind: DeviceKind) -> bool:
         if kind.most_ranks is None or not kind.is_available():
             return kind.is_available()
-        return ranks.world_size <= kind.most_ranks and not detect_machine().why_not(kind.name)
+        return ranks.world_size <= kind.most_ranks and not detect_machine().unavailable_reason(
+            kind.name
+        )
 
-    best = next(name for name, kind in KINDS.items() if suits(kind))
+    best = next(name for name, kind in KINDS.items() if is_usable(kind))
     if best != CPU.name:
         return best
-    return next((name for name, kind in outside_kinds().items() if suits(kind)), best)
+    return next((name for name, kind in outside_kinds().items() if is_usable(kind)), best)
 
 
 def group_backend(device: torch.device) -> str | None:
@@ -316,7 +318,7 @@ def _backends() -> dict[str, str]:
 def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     # DDP imports this later; imported while a group exists, it would hold that group for ever
     import_module("torch.distributed.nn.functional")
-    keep_groups_apart(import_module("torch.distributed.distributed_c10d"))
+    prefix_group_stores(import_module("torch.distributed.distributed_c10d"))
     device, own = world.device.type, kind_of(world.device.type).backend
     usual = "gloo" if own == "gloo" else f"cpu:gloo,{device}:{own}"
     backend = settings.named_backend or usual

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from headway.data.workers import with_lasting_workers
+from headway.data.workers import with_shielded_workers
 from headway.integrations.resuming import (
     TrainerPreemption,
     TrainingStart,
@@ -57,7 +57,7 @@ def join(module: ModuleType) -> None:
         def process_dataloader(process: Callable[[Any], Any], loader: Any) -> Any:
             loader = process(loader)
             seed_workers(loader, self.global_rank)  # if it has no `worker_init_fn`
-            return with_lasting_workers(loader)
+            return with_shielded_workers(loader)
 
         callback = callback_class(self, run, start)
         self.callbacks.append(callback)
@@ -98,7 +98,9 @@ class _Fit:
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         announce("Lightning's Trainer", self._start, self._folder)
         self._step = trainer.global_step
-        signals.put_back({signal.SIGTERM: self._handler})  # Lightning's ends a rank by itself
+        signals.restore_handlers(
+            {signal.SIGTERM: self._handler}
+        )  # Lightning's ends a rank by itself
         self.stopping.begin(self._step, self._total())
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from headway.data.workers import with_lasting_workers
+from headway.data.workers import with_shielded_workers
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
 from headway.integrations.resuming import (
@@ -160,4 +160,4 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 
 
 def _with_lasting_workers(get: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return with_lasting_workers(get(*args, **kwargs))
+    return with_shielded_workers(get(*args, **kwargs))

@@ -30,7 +30,7 @@ PRECISIONS: Mapping[str, NumberFormat] = {
 """By the names that profiles, flags and scripts use."""
 
 
-def precisions_besides(lacking: Sequence[str]) -> list[str]:
+def other_precisions(lacking: Sequence[str]) -> list[str]:
     """Return the precisions of a device that lacks these, other than that of the weights."""
     return [name for name in PRECISIONS if name not in ("no", *lacking)]
 

@@ -21,7 +21,7 @@ _monotonic, _sleep = time.monotonic, time.sleep  # a script may replace them
 _settles = False
 
 
-def settle_before_forks() -> None:
+def quiesce_before_fork() -> None:
     """Make each fork of this process wait until only its Python threads run.
 
     Another thread may start to call Python, as gloo's do to drop a tensor after a collective.
@@ -56,7 +56,7 @@ def _any_runs(threads: set[str]) -> bool:
     return False
 
 
-def become_new(parent: int, streams: Sequence[int]) -> None:
+def init_forked(parent: int, streams: Sequence[int]) -> None:
     """Set up a process that was just forked: it has its own session, and ends with its parent.
 
     `streams` become its stdin, stdout and stderr.
@@ -64,7 +64,7 @@ def become_new(parent: int, streams: Sequence[int]) -> None:
     die_with_parent(parent)
     os.setsid()
     signal.set_wakeup_fd(-1)
-    signals.do_as_usual(signal.SIGCHLD)
+    signals.reset_handlers(signal.SIGCHLD)
     for target, fd in enumerate(streams):
         os.dup2(fd, target)
         os.close(fd)
@@ -80,7 +80,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def resume_with_parents_end() -> None:
+def resume_on_parent_exit() -> None:
     """Make the kernel resume this process, if it is suspended, when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 

@@ -116,7 +116,7 @@ NUMBERINGS: Mapping[str, Numbering] = {
 """The first row that counts several holds. The names of those that are joined are clusters'."""
 
 
-def unjoined(environ: Environ = os.environ) -> Numbering | None:
+def unknown_launcher(environ: Environ = os.environ) -> Numbering | None:
     """Return what counts this process, which no launcher has given a rank, as one of several."""
     if RUN_VARIABLE in environ or environ.get(ALONE_VARIABLE, "").strip().lower() == ALONE:
         return None

@@ -61,7 +61,7 @@ class Origin(NamedTuple):
         """Whether the value was set for one launch, by a flag or a variable."""
         return self.layer in (Layer.ENVIRONMENT, Layer.FLAG)
 
-    def because(self, reason: str) -> "Origin":
+    def with_reason(self, reason: str) -> "Origin":
         return self._replace(reason=f"{self.reason}; {reason}" if self.reason else reason)
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from headway.errors import UsageError
-from headway.ipc.forking import settle_before_forks
+from headway.ipc.forking import quiesce_before_fork
 from headway.ipc.progress import process_progress
 from headway.ipc.records import Collective, Group
 from headway.ipc.run_contract import port_of_store
@@ -22,7 +22,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _MAX_COLLECTIVES = 16  # of each group
 
 
-def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
+def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
     """Give every default group after the first its own key prefix in the launcher's store.
 
     torch names them all `default_pg/0`, and the store outlives them: a rank that creates the second
@@ -61,7 +61,7 @@ def keep_groups_apart(c10d: ModuleType, port: str | None = None) -> None:
         process_progress().note_use(group=True)
         made = make(*args, **kwargs)
         formed, is_forming = formed + is_forming, False
-        settle_before_forks()
+        quiesce_before_fork()
         return made
 
     find_apart.keeps_groups_apart = True  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def _join_as(rank: int, store: Any) -> None:
     """Refuse to be a rank that another process is, such as the one that has started this one."""
     key, own = f"headway/process/{rank}", place_of_process()
     other = store.get(key).decode() if store.check([key]) else own
-    if other != own and ended_here(other) is False:
+    if other != own and has_exited(other) is False:
         raise UsageError(
             f"rank {rank} is process {other.rpartition(':')[2]}, and process {os.getpid()} has its"
             " RANK too, as a process that a rank starts",
@@ -93,7 +93,7 @@ def place_of_process() -> str:
     return f"{machine}:{os.getpid()}"
 
 
-def ended_here(place: str) -> bool | None:
+def has_exited(place: str) -> bool | None:
     """Return whether a process of this machine is known to have ended; None on another machine."""
     machine, _, number = place.rpartition(":")
     if machine != place_of_process().rpartition(":")[0]:

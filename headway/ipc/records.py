@@ -217,7 +217,7 @@ class Ended(NamedTuple):
     pid: int
     code: int  # negative for a signal, as `subprocess` gives it
     time: float  # seconds since the epoch
-    left_processes: bool  # no rank runs any more, but something that a rank has started does
+    leftovers: bool  # no rank runs any more, but something that a rank has started does
 
 
 Record = (RankReady | WillSave | Kept | Heartbeat | Figures | StatusReply | Crash | ScriptEnd) | (

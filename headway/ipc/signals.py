@@ -20,7 +20,7 @@ def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
     return {number: signal.signal(number, handler) for number in numbers}
 
 
-def put_back(before: Mapping[int, Handler]) -> None:
+def restore_handlers(before: Mapping[int, Handler]) -> None:
     """Restore handlers, except those in C, which Python does not know."""
     for number, handler in before.items():
         if handler is not None:
@@ -34,7 +34,7 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
     try:
         yield before
     finally:
-        put_back(before)
+        restore_handlers(before)
 
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # of a training
@@ -56,7 +56,7 @@ def held(*numbers: int) -> Iterator[list[int]]:
     try:
         yield came
     finally:
-        put_back(before)
+        restore_handlers(before)
 
 
 def ignore(*numbers: int) -> dict[int, Handler]:
@@ -72,15 +72,15 @@ def outlive(*numbers: int) -> None:
     trap(lambda *_: None, *numbers)
 
 
-def do_as_usual(*numbers: int) -> None:
+def reset_handlers(*numbers: int) -> None:
     """Restore Python's initial handlers of these signals."""
     for number in numbers:
         trap(signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL, number)
 
 
-def is_usual(handler: Handler) -> bool:
+def is_default_handler(handler: Handler) -> bool:
     """Return whether a handler is one that Python or the `headway` command starts with."""
-    return handler in (signal.SIG_DFL, signal.default_int_handler, exit_by)
+    return handler in (signal.SIG_DFL, signal.default_int_handler, exit_on_signal)
 
 
 class Bell:
@@ -106,7 +106,7 @@ class Bell:
         return self._silence.acquire(timeout=timeout_s)
 
 
-def exit_by(number: int, _: object = None) -> NoReturn:
+def exit_on_signal(number: int, _: object = None) -> NoReturn:
     """Report a stop signal and raise SystemExit, which ends child processes; a handler."""
     log_in_handler(f"stopped by {signal.Signals(number).name}")
     raise SystemExit(128 + number)

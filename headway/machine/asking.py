@@ -31,7 +31,7 @@ def ask_torch(source: Source, device: str, *words: str) -> TorchDevices:
         raise OSError((lines or ["no answer"])[-1]) from None
 
 
-def as_torch_answers(
+def with_torch_devices(
     machine: Machine, environ: Mapping[str, str], source: Source, device: str
 ) -> Machine:
     """Return the machine with the devices of this kind that torch finds, or with why it has none.

@@ -67,7 +67,7 @@ def _as_torch_decides(
     name = machine.gpu_kind if device in ("auto", "gpu") else device
     if device == "gpu" and machine.system == "Darwin":
         name = MPS.name
-    is_missing = machine.why_not(name) is not None
+    is_missing = machine.unavailable_reason(name) is not None
     if device == "auto":
         is_missing &= machine.has_driver and not machine.is_hidden
     if machine.driver_fault and name == machine.gpu_kind:  # a GPU may be lost
@@ -75,9 +75,9 @@ def _as_torch_decides(
         is_missing |= len(machine.gpus) < len(listed) or not all(gpu.uuid for gpu in machine.gpus)
     if not is_missing:
         return machine
-    from headway.machine.asking import as_torch_answers
+    from headway.machine.asking import with_torch_devices
 
-    return as_torch_answers(_with_torch(machine, source), environ, source, name)
+    return with_torch_devices(_with_torch(machine, source), environ, source, name)
 
 
 def _with_driver(

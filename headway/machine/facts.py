@@ -207,7 +207,7 @@ class Machine(NamedTuple):
         return ""
 
     @property
-    def why_no_gpu(self) -> str:
+    def no_gpu_reason(self) -> str:
         """Why `visible_gpus` is empty."""
         if self.mismatch is not None and not self.is_hidden:
             return self.mismatch
@@ -220,9 +220,9 @@ class Machine(NamedTuple):
                 reason += f": {'it names none that exists' if names_any else twice}"
         return "; ".join(filter(None, (reason, self.torch_refusal)))
 
-    def why_not(self, device: str) -> str | None:
+    def unavailable_reason(self, device: str) -> str | None:
         if device == self.gpu_kind:
-            return None if self.visible_gpus else self.why_no_gpu
+            return None if self.visible_gpus else self.no_gpu_reason
         if device == MPS.name:
             return None if self.mps else self.mps_reason
         kind, torch = kind_of(device), self.torch
@@ -254,7 +254,7 @@ class Machine(NamedTuple):
             return self.gpu_kind, self.describe_gpus()
         if self.mps:
             return MPS.name, self.mps_reason
-        reason = self.mps_reason if self.system == "Darwin" else self.why_no_gpu
+        reason = self.mps_reason if self.system == "Darwin" else self.no_gpu_reason
         if visible:
             reason = f"{self.describe_gpus()}, not usable: {visible[0].obstacle}"
         return self.gpu_kind if self.has_driver and not self.is_hidden else CPU.name, reason

@@ -16,7 +16,7 @@ from headway.devices.table import kind_of
 from headway.distributed.handler import KwargsHandler
 from headway.distributed.nested import for_each_tensor
 from headway.errors import MachineError, UsageError
-from headway.ipc.choices import PRECISIONS, NumberFormat, precisions_besides
+from headway.ipc.choices import PRECISIONS, NumberFormat, other_precisions
 
 
 @dataclass
@@ -353,7 +353,7 @@ def precision_for(
     """Return the precision for `device`, which must support it; messages name `where`."""
     precision = CLASSES[chosen]() if isinstance(chosen, str) else chosen
     name, kind = precision.name, kind_of(device.type)
-    fits = precisions_besides(kind.lacking)
+    fits = other_precisions(kind.lacking)
     if name in PRECISIONS and name not in ("no", *fits):
         raise UsageError(
             f"mixed_precision is {name!r}, but the device is the {kind.label}, where {name} gains"
@@ -361,11 +361,11 @@ def precision_for(
             where=where,
             fix=f"use {', '.join([*reversed(fits), 'or no'])}",
         )
-    lack = kind.lack_of(device, name, precision.number_format)
-    if lack is not None:
+    unsupported = kind.unsupported_on(device, name, precision.number_format)
+    if unsupported is not None:
         raise MachineError(
-            f"mixed_precision is {name!r}, but {lack.reason}",
+            f"mixed_precision is {name!r}, but {unsupported.reason}",
             where=where,
-            fix=f"use {lack.instead}, or no",
+            fix=f"use {unsupported.instead}, or no",
         )
     return precision.set_up(device, settings)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from headway.devices.table import KINDS, kind_of
 from headway.errors import Code, Problem
-from headway.ipc.choices import FSDP, HSDP, PRECISIONS, precisions_besides
+from headway.ipc.choices import FSDP, HSDP, PRECISIONS, other_precisions
 from headway.ipc.origin import Layer, Origin
 from headway.ipc.run_contract import ACCELERATE, RANK_VARIABLES
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
@@ -71,7 +71,7 @@ def _is_detected(settings: Settings, name: str) -> bool:
 def _of_devices(settings: Settings) -> Iterator[Problem]:
     device, processes = settings.device, settings.num_processes
     kind = kind_of(device)
-    fits = precisions_besides(kind.lacking)
+    fits = other_precisions(kind.lacking)
     if settings.mixed_precision not in ("no", *fits):
         yield from _problem(
             settings,
@@ -279,7 +279,7 @@ def _here(settings: Settings, machine: Machine) -> list[Problem]:
     kind = kind_of(settings.device)
     if kind.is_numbered:
         return _on_gpus(settings, machine)
-    reason = machine.why_not(settings.device)
+    reason = machine.unavailable_reason(settings.device)
     if reason is None:
         return _of_precision(settings, ())
     return _problem(
@@ -302,7 +302,7 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
         found = _problem(
             settings,
             Code.NO_GPU,
-            f"{asked}, but no GPU is visible: {machine.why_not(settings.device)}",
+            f"{asked}, but no GPU is visible: {machine.unavailable_reason(settings.device)}",
             [*how_to_use_gpus(machine, settings.device), _on_cpu(settings)],
             ["device", "num_processes"] if count > 1 else ["device"],
         )
@@ -394,14 +394,14 @@ def _too_many_processes(
 
 def _of_precision(settings: Settings, selected: Sequence[Gpu]) -> list[Problem]:
     name = settings.mixed_precision
-    lack = kind_of(settings.device).lack(name, PRECISIONS[name], selected)
-    if lack is None:
+    unsupported = kind_of(settings.device).unsupported(name, PRECISIONS[name], selected)
+    if unsupported is None:
         return []
     return _problem(
         settings,
         Code.NO_BF16,
-        f"mixed_precision is {settings.mixed_precision!r}, but {lack.reason}",
-        [change(settings, "mixed_precision", lack.instead)],
+        f"mixed_precision is {settings.mixed_precision!r}, but {unsupported.reason}",
+        [change(settings, "mixed_precision", unsupported.instead)],
         ["mixed_precision"],
     )
 

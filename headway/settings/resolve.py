@@ -21,13 +21,7 @@ from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.machine.facts import Machine
 from headway.settings.profile import Entries, Entry
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.setting import (
-    AUTO,
-    VARIABLE_PREFIX,
-    Machines,
-    Setting,
-    Value,
-)
+from headway.settings.setting import AUTO, VARIABLE_PREFIX, Machines, Setting, Value
 from headway.settings.table import NO_CLUSTER, TABLE, Settings
 
 _NO = ("", "0", "false", "f", "no", "n", "off")
@@ -82,7 +76,7 @@ def try_resolve(
             if _is_auto(answers[name]):
                 value, origin = detect(Settings(values), machine, environ)
             if asked.layer is not Layer.DEFAULT:
-                origin = origin.because(f"auto from {asked}")
+                origin = origin.with_reason(f"auto from {asked}")
             values[name] = Value(value, origin)
             if unread:  # it may depend on an invalid value
                 unread.add(name)
@@ -141,7 +135,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
 def _merged(old: Value, new: Value) -> Value:
     """Merge maps (`env`) across layers; any other value replaces the old one."""
     if isinstance(new.value, dict) and old.value:
-        origin = new.origin.because(f"and {old.origin}")
+        origin = new.origin.with_reason(f"and {old.origin}")
         return Value({**old.value, **new.value}, origin)
     return new
 
@@ -196,7 +190,7 @@ def _without_alias(device: Value, machine: Machine) -> Value:
     # on a Mac without MPS, the error for mps gives the reason
     is_mac = machine.mps or machine.system == "Darwin"
     name = MPS.name if is_mac and not machine.visible_gpus else machine.gpu_kind
-    return Value(name, device.origin.because("gpu"))
+    return Value(name, device.origin.with_reason("gpu"))
 
 
 Detect = Callable[[Settings, Machine, Mapping[str, str]], Value]
@@ -244,14 +238,14 @@ def _num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -
 def _threads(settings: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = "OMP_NUM_THREADS"
     for source, variables in (("env", settings.env), ("environment", environ)):
-        threads = threads_given_by(variables)
+        threads = omp_threads(variables)
         if threads is not None:
             return _from_variable(threads, name, variables[name], source)
     threads = max(1, machine.cores // settings.num_processes)
     return _detected(threads, f"{machine.cores_reason} / {settings.num_processes}")
 
 
-def threads_given_by(variables: Mapping[str, str]) -> int | None:
+def omp_threads(variables: Mapping[str, str]) -> int | None:
     """Return the value of OMP_NUM_THREADS; None if it is unset or not valid for OpenMP."""
     first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     # "4,2" is 4 threads, and 2 in a nested region

@@ -148,7 +148,7 @@ def read_text(raw: Raw) -> str:
 class Choice:
     """Parses one of `words` or of their aliases (`same`), ignoring case.
 
-    `others` returns whether an unlisted word is valid.
+    `accepts` returns whether an unlisted word is valid.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class Choice:
         *words: str,
         same: Mapping[str, str] | None = None,
         or_auto: bool = False,
-        others: Callable[[str], bool] | None = None,
+        accepts: Callable[[str], bool] | None = None,
     ) -> None:
         self.choices = (AUTO, *words) if or_auto else words
         self._possible = (*words, AUTO) if or_auto else words
         self._words = words
         self._same = same or {}
-        self._is_other = others or (lambda _: False)
+        self._is_other = accepts or (lambda _: False)
 
     def __call__(self, raw: Raw) -> str:
         word = read_text(raw).strip().lower()

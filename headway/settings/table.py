@@ -77,7 +77,7 @@ class Settings:
     """The table of all settings; an instance holds one resolved value for each."""
 
     device = Setting(
-        Choice(*DEVICES, or_auto=True, others=is_kind),
+        Choice(*DEVICES, or_auto=True, accepts=is_kind),
         AUTO,
         "device to run on; gpu is cuda, xpu, or mps on a Mac",
     )
@@ -105,11 +105,7 @@ class Settings:
         obeyed_by="accelerator",
     )
     gradient_accumulation_steps = Setting(
-        Count(1),
-        1,
-        "micro-batches for each optimizer step",
-        metavar="N",
-        obeyed_by="accelerator",
+        Count(1), 1, "micro-batches for each optimizer step", metavar="N", obeyed_by="accelerator"
     )
     strategy = Setting(
         Choice(*STRATEGIES, or_auto=True),
@@ -190,7 +186,7 @@ class Settings:
             NO_CLUSTER,
             *CLUSTERS,
             or_auto=True,
-            others=lambda name: name in extensions(OF_CLUSTERS),
+            accepts=lambda name: name in extensions(OF_CLUSTERS),
         ),
         AUTO,
         "whose variables say which machines belong to the run: of the scheduler or of mpirun, "

@@ -116,7 +116,7 @@ class DDP(Strategy):
         finally:
             model.require_backward_grad_sync = was_synced
 
-    def spreads_buffers(self, model: torch.nn.Module) -> bool:
+    def broadcasts_buffers(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks get rank 0's buffers before they compute with `model` again.
 
         DDP does not broadcast them after a forward pass without gradients or under `no_sync`.
@@ -126,7 +126,7 @@ class DDP(Strategy):
             return False
         return bool(model.broadcast_buffers and model.require_forward_param_sync)
 
-    def set_spreads_buffers(self, model: torch.nn.Module, value: bool) -> None:
+    def set_broadcast_buffers(self, model: torch.nn.Module, value: bool) -> None:
         model = uncompiled(model)
         if isinstance(model, DistributedDataParallel):
             model.require_forward_param_sync = value

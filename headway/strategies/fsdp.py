@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from headway.distributed.meeting import meet, run_ahead, watch
+from headway.distributed.meeting import meet, runs_ahead, watch
 from headway.distributed.world import World
 from headway.errors import UsageError
 from headway.ipc.stderr import log
@@ -236,7 +236,7 @@ class HSDP(FSDP):
         self._mesh = world.mesh_of_shards(_checked_shard_size(world, settings.shard_size))
         watch(*self._mesh.get_all_groups())
 
-    def reduce_over_copies(self, models: Models, is_due: bool) -> None:
+    def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
         for model in map(uncompiled, models()):
             if isinstance(model, FSDPModule):
                 model.set_requires_all_reduce(is_due)
@@ -329,7 +329,7 @@ def _refuse_state_dict(*_: Any) -> NoReturn:
 
 def _meet_to_clip(parameters: list[torch.Tensor]) -> None:
     require_sharded(parameters, "clip_grad_norm_")
-    if not run_ahead(parameters):
+    if not runs_ahead(parameters):
         meet("clip_grad_norm_(...)")
 
 

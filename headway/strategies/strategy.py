@@ -92,18 +92,18 @@ class Strategy:
         """Return a context whose backward pass exchanges gradients in spite of `no_sync`."""
         return NOTHING
 
-    def reduce_over_copies(self, models: Models, is_due: bool) -> None:
+    def reduce_over_replicas(self, models: Models, is_due: bool) -> None:
         """Reduce gradients over the copies of sharded models in the next backward pass, or later.
 
         Those of earlier passes of the optimizer step are then reduced with them.
         """
 
-    def spreads_buffers(self, model: torch.nn.Module) -> bool:
+    def broadcasts_buffers(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks get rank 0's buffers before they compute with `model` again."""
         return True
 
-    def set_spreads_buffers(self, model: torch.nn.Module, value: bool) -> None:
-        """Set what `spreads_buffers` returns, if it changes in training."""
+    def set_broadcast_buffers(self, model: torch.nn.Module, value: bool) -> None:
+        """Set what `broadcasts_buffers` returns, if it changes in training."""
 
     def clip_grad_norm_(
         self, parameters: list[torch.Tensor], max_norm: float, norm_type: float

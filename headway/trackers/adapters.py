@@ -151,7 +151,7 @@ class WandBTracker(PackageRunTracker):
     packages = ("wandb",)
 
     @classmethod
-    def going_on(cls, run_id: str) -> dict[str, Any]:
+    def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
         return {"id": run_id, "resume": "allow"}
 
     def begin(self) -> Any:
@@ -200,7 +200,7 @@ class MLflowTracker(PackageRunTracker):
     packages = ("mlflow",)
 
     @classmethod
-    def going_on(cls, run_id: str) -> dict[str, Any]:
+    def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
         return {"run_id": run_id}
 
     def begin(self) -> Any:

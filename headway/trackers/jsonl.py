@@ -61,7 +61,7 @@ class JsonlTracker(GeneralTracker):
         self._is_torn = False  # the file ends in the middle of a line
 
     @classmethod
-    def going_on(cls, run_id: str) -> dict[str, Any]:
+    def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
         return {"run_id": run_id}
 
     @on_main_process

@@ -66,7 +66,7 @@ class GeneralTracker:
         >>> tracker.store_init_configuration({"lr": 0.1})  # Printer has nothing to do in it
         >>> tracker.log({"loss": 0.5}, step=3)
         3 {'loss': 0.5}
-        >>> Printer.going_on("run 7")  # a run of Printer has no name
+        >>> Printer.resume_kwargs("run 7")  # a run of Printer has no name
         {}
         >>> tracker.finish()  # tracker.finish_after_error() where the script ends by an error
     """
@@ -92,7 +92,7 @@ class GeneralTracker:
             )
 
     @classmethod
-    def going_on(cls, run_id: str) -> dict[str, Any]:
+    def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
         """Return the constructor's keywords that continue the run with this `run_id`."""
         return {}
 

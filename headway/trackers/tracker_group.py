@@ -113,7 +113,7 @@ class Tracking:
         self._check_names(init_kwargs, "init_kwargs")
         for name, run_id in self._runs_before.items():
             if name in self.log_with:
-                keywords = LOGGER_TYPE_TO_CLASS[name].going_on(run_id)
+                keywords = LOGGER_TYPE_TO_CLASS[name].resume_kwargs(run_id)
                 init_kwargs[name] = keywords | init_kwargs.get(name, {})
         self.finish()
         made = make_trackers(self.log_with, project_name, self._project.logging_dir, init_kwargs)
@@ -175,7 +175,7 @@ class Tracking:
         named = {one.name: one.run_id for one in self.trackers if one.name in self.log_with}
         return {name: run_id for name, run_id in named.items() if run_id is not None}
 
-    def go_on_in(self, run_ids: dict[str, str]) -> None:
+    def continue_runs(self, run_ids: dict[str, str]) -> None:
         self._runs_before = run_ids
         own = self.run_ids()
         for name in run_ids.keys() & own.keys():

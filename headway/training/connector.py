@@ -141,7 +141,7 @@ def strategy_for(world: World, chosen: str | Strategy, settings: StrategySetting
     return strategy
 
 
-def tell(connected: Connected, strategy: str | Strategy | None) -> None:
+def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None:
     """Log on rank 0 what was overridden or has no effect, now and at the end of the script."""
     settings, world, progress = connected.settings, connected.world, connected.training.progress
     progress.note_use(accelerator=True)

@@ -9,7 +9,7 @@ import torch
 
 from headway.data.active_loader import LoaderLoop, current_loop
 from headway.distributed import collectives
-from headway.distributed.meeting import run_ahead
+from headway.distributed.meeting import runs_ahead
 from headway.distributed.nested import for_each_part, is_dataclass_object, leaves, only_tensors
 from headway.distributed.world import rank_and_size
 from headway.errors import UsageError
@@ -43,7 +43,7 @@ def gather_for_metrics(
         if num_ranks < size:
             return collectives.gather_among_first(part, num_ranks, False)
         tensors = [one for one in leaves(part) if isinstance(one, torch.Tensor)]
-        if (_are_even(loop, tensors) and run_ahead(tensors)) or not (
+        if (_are_even(loop, tensors) and runs_ahead(tensors)) or not (
             loop.batch.padded or loop.passed
         ):
             return collectives.gather(part)

@@ -11,11 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from headway.data.configuration import (
-    DataLoaderConfiguration,
-    check_configuration,
-    micro_batch_of,
-)
+from headway.data.configuration import DataLoaderConfiguration, check_configuration, micro_batch_of
 from headway.data.loader import PreparedDataLoader
 from headway.data.script_loaders import as_plain
 from headway.distributed.rng import RNGType, agreed_types, synchronize_rng_states
@@ -70,7 +66,7 @@ class Preparer:
                 where="the script's prepare(...)",
                 fix="give one entry for each object, or leave device_placement out",
             )
-        self.training.take_over(args)
+        self.training.adopt_prepared(args)
         self._require_methods([one for one in args if isinstance(one, torch.nn.Module)])
         # a strategy may replace the parameters of models: what holds them comes later
         for make in (self.make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
@@ -106,7 +102,7 @@ class Preparer:
                 )
 
     def prepare_one(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
-        self.training.take_over([obj])
+        self.training.adopt_prepared([obj])
         if self.training.find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement
             make(obj, self.training.world.device if place else None)

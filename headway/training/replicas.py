@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from headway.data.active_loader import open_loops
 from headway.devices.table import kind_of
 from headway.distributed.collectives import gather_alike
-from headway.distributed.meeting import has_real_ranks, meet, meet_to_end
+from headway.distributed.meeting import final_barrier, has_real_ranks, meet
 from headway.errors import UsageError
 from headway.ipc.stderr import log_once, named
 from headway.strategies.compilation import uncompiled
@@ -98,7 +98,7 @@ def compare_at_end(training: Training, *, has_split: bool) -> None:
 
     `has_split`: the script has divided work between them by itself.
     """
-    if meet_to_end("end_training()"):
+    if final_barrier("end_training()"):
         require_equal(training, "end_training()")
     ranks = training.world.ranks
     if ranks.world_size > 1 and ranks.rank == 0 and not (has_split or training.has_prepared):

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 
 from headway.distributed.collectives import reduce
 from headway.distributed.handler import check_entries, check_range
-from headway.distributed.meeting import meet, run_ahead
+from headway.distributed.meeting import meet, runs_ahead
 from headway.errors import UsageError
 from headway.ipc.progress import Progress
 from headway.ipc.step_clock import BACKWARD
@@ -43,7 +43,7 @@ class Steps:
         if num_tokens is not None or accumulation.steps > 1:
             kwargs["gradient"] = self._weight(loss, num_tokens, kwargs.get("gradient"))
             is_last = accumulation.sync_gradients or accumulation.exchanges_each_batch
-            training.strategy.reduce_over_copies(self._models, is_last or num_tokens is not None)
+            training.strategy.reduce_over_replicas(self._models, is_last or num_tokens is not None)
         is_watched = progress.is_watched
         if is_watched:
             progress.clock.enter(BACKWARD)
@@ -92,7 +92,7 @@ class Steps:
     def _by_tokens(self, loss: torch.Tensor, num_tokens: int | torch.Tensor) -> torch.Tensor:
         """Return the gradient with which the backward pass of a sum over tokens begins."""
         training = self.training
-        if training.strategy.shards and not run_ahead([loss]):
+        if training.strategy.shards and not runs_ahead([loss]):
             meet("backward(num_tokens=...)")
         accumulation = training.accumulation
         return accumulation.start_of_backward(
@@ -160,8 +160,7 @@ class Steps:
         return bool(reduce(is_triggered, "sum").item())
 
     def unscale_gradients(
-        self,
-        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+        self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None
     ) -> None:
         if optimizer is None:
             optimizer = self.training.optimizers

@@ -65,7 +65,7 @@ class Training:
             _PREPARED_MODELS.add(prepared)
         self.run.counts_training |= isinstance(prepared, PreparedOptimizer)
 
-    def take_over(self, objects: Iterable[Any]) -> None:
+    def adopt_prepared(self, objects: Iterable[Any]) -> None:
         """Remember those of these objects that another Accelerator has prepared, as they are."""
         for obj in objects:
             if self.find(obj) is not None:

@@ -37,7 +37,7 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
     return layer_of(environ, wanted, any("num_machines" in layer for layer in layers))
 
 
-def task_of(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
+def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     """Return this process's place where its cluster has started each rank by itself.
 
     Where the user has set which machine this is, the cluster has started one launch per machine.

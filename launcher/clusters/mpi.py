@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from headway.ipc.numbering import NUMBERINGS
 from headway.ipc.run_contract import Ranks
-from headway.launcher.clusters.row import Cluster, Environ, port_from, said_by, unreadable
+from headway.launcher.clusters.row import Cluster, Environ, origin_of, port_from, unreadable
 from headway.settings.profile import Entries, Entry
 
 _SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
@@ -37,27 +37,27 @@ def _derive(environ: Environ) -> Entries:
 def _place(environ: Environ) -> Entries:
     size = int(environ[_SIZE])
     if size == 1:
-        return {"num_machines": Entry("1", said_by(_SIZE))}
+        return {"num_machines": Entry("1", origin_of(_SIZE))}
     local_size = int(environ[_LOCAL_SIZE])
-    port = Entry(port_from(environ[_NAMESPACE]), said_by(_NAMESPACE, "a port from its text"))
+    port = Entry(port_from(environ[_NAMESPACE]), origin_of(_NAMESPACE, "a port from its text"))
     if size == local_size:
-        count = Entry(str(size), said_by(_LOCAL_SIZE))
+        count = Entry(str(size), origin_of(_LOCAL_SIZE))
         return {
-            "num_machines": Entry("1", said_by(_LOCAL_SIZE)),
+            "num_machines": Entry("1", origin_of(_LOCAL_SIZE)),
             "num_processes": count,
             "main_port": port,
         }
     job = ask_server()
     entries = {
         "main_port": port,
-        "num_machines": Entry(str(job.num_nodes), said_by(_NAMESPACE, "mpirun answers")),
-        "machine_rank": Entry(str(job.node), said_by(_NAMESPACE, "mpirun answers")),
-        "main_address": Entry(job.first_host, said_by(_NAMESPACE, "mpirun answers")),
+        "num_machines": Entry(str(job.num_nodes), origin_of(_NAMESPACE, "mpirun answers")),
+        "machine_rank": Entry(str(job.node), origin_of(_NAMESPACE, "mpirun answers")),
+        "main_address": Entry(job.first_host, origin_of(_NAMESPACE, "mpirun answers")),
     }
     if job.num_nodes == size:
-        entries["machine_rank"] = Entry(environ[_RANK], said_by(_RANK))
+        entries["machine_rank"] = Entry(environ[_RANK], origin_of(_RANK))
         return entries
-    return {**entries, "num_processes": Entry(str(local_size), said_by(_LOCAL_SIZE))}
+    return {**entries, "num_processes": Entry(str(local_size), origin_of(_LOCAL_SIZE))}
 
 
 def _task(environ: Environ) -> Ranks | None:

@@ -33,13 +33,13 @@ class Cluster(NamedTuple):
     hides: tuple[str, ...] = ()  # clusters whose variables mean something else beside this one's
 
 
-def said_by(variable: str, reason: str = "") -> Origin:
+def origin_of(variable: str, reason: str = "") -> Origin:
     return Origin(Layer.CLUSTER, variable=variable, reason=reason)
 
 
 def faulty(variable: str, what: str, fix: str = FIX) -> Entries:
     problem = Problem(what, variable, fix, code=Code.BAD_VALUE, names=("num_machines",))
-    return {"num_machines": Entry("1", said_by(variable), faults=(problem,))}
+    return {"num_machines": Entry("1", origin_of(variable), faults=(problem,))}
 
 
 def unreadable(variable: str, what: str, error: Exception) -> Entries:

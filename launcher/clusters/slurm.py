@@ -16,7 +16,7 @@ from headway.errors import ConfigError, LaunchError
 from headway.ipc.numbering import NUMBERINGS, STEP_VARIABLE, is_numbered_step, is_task
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, JOB_VARIABLE, KEY_VARIABLE, Ranks
 from headway.ipc.stderr import flush_streams
-from headway.launcher.clusters.row import Cluster, Environ, faulty, port_from, said_by, unreadable
+from headway.launcher.clusters.row import Cluster, Environ, faulty, origin_of, port_from, unreadable
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
@@ -110,20 +110,20 @@ def _derive(environ: Environ) -> Entries:
         has_one_node = not set(environ[_JOB_NODES]) & {*"[],"}
         is_alone = has_one_node and NUMBERINGS["slurm"].count(environ) <= 1
         if isinstance(error, KeyError) and is_alone:  # a container may lack the other variables
-            return {"num_machines": Entry("1", said_by(_JOB_NODES))}
+            return {"num_machines": Entry("1", origin_of(_JOB_NODES))}
         return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
 
 
 def _of_job(environ: Environ) -> Entries:
     """Return what is known before a step is made: one has to be, unless one machine is enough."""
     allocation = allocation_of(environ)
-    entries = {"num_machines": Entry(str(len(allocation.nodes)), said_by(_JOB_NODES))}
+    entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
     if len(allocation.nodes) > 1:
-        entries["main_address"] = Entry(allocation.nodes[0], said_by(_JOB_NODES))
-    return {**entries, **_processes(tasks_asked_for(environ), 0)}
+        entries["main_address"] = Entry(allocation.nodes[0], origin_of(_JOB_NODES))
+    return {**entries, **_processes(requested_tasks(environ), 0)}
 
 
-def tasks_asked_for(environ: Environ) -> str:
+def requested_tasks(environ: Environ) -> str:
     """Return how many tasks a job asks for on each machine, as SLURM writes it; empty: none."""
     return environ.get("SLURM_TASKS_PER_NODE", "") if "SLURM_NTASKS" in environ else ""
 
@@ -131,14 +131,14 @@ def tasks_asked_for(environ: Environ) -> str:
 def _of_step(environ: Environ) -> Entries:
     step = f"{environ[JOB_VARIABLE]}.{environ[STEP_VARIABLE]}"
     entries = {
-        "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], said_by("SLURM_STEP_NUM_NODES")),
-        "machine_rank": Entry(environ["SLURM_NODEID"], said_by("SLURM_NODEID")),
-        "main_address": Entry(read_nodelist(environ[_STEP_NODES])[0], said_by(_STEP_NODES)),
-        "main_port": Entry(port_from(step), said_by(STEP_VARIABLE, "a port from job and step")),
+        "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], origin_of("SLURM_STEP_NUM_NODES")),
+        "machine_rank": Entry(environ["SLURM_NODEID"], origin_of("SLURM_NODEID")),
+        "main_address": Entry(read_nodelist(environ[_STEP_NODES])[0], origin_of(_STEP_NODES)),
+        "main_port": Entry(port_from(step), origin_of(STEP_VARIABLE, "a port from job and step")),
     }
     task = _task(environ)
     if task is not None:
-        count = Entry(str(task.local_world_size), said_by(_STEP_TASKS))
+        count = Entry(str(task.local_world_size), origin_of(_STEP_TASKS))
         return {**entries, "num_processes": count}
     job, _, tasks = environ.get(ALLOCATION_VARIABLE, "").partition(":")
     asked = _processes(tasks, _index(environ)) if job == environ[JOB_VARIABLE] else {}
@@ -151,7 +151,7 @@ def _processes(tasks_per_node: str, index: int) -> Entries:
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}
-    return {"num_processes": Entry(str(counts[index]), said_by("SLURM_TASKS_PER_NODE"))}
+    return {"num_processes": Entry(str(counts[index]), origin_of("SLURM_TASKS_PER_NODE"))}
 
 
 def _task(environ: Environ) -> Ranks | None:
@@ -295,5 +295,5 @@ def _environment(environ: Environ) -> dict[str, str]:
     return {
         KEY_VARIABLE: secrets.token_hex(32),
         **inherited,
-        ALLOCATION_VARIABLE: f"{environ[JOB_VARIABLE]}:{tasks_asked_for(environ)}",
+        ALLOCATION_VARIABLE: f"{environ[JOB_VARIABLE]}:{requested_tasks(environ)}",
     }

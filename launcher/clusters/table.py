@@ -11,7 +11,7 @@ from headway.devices.table import OF_CLUSTERS, extensions
 from headway.errors import Code, Problem
 from headway.ipc.numbering import NUMBERINGS, PROCESS, UNKNOWN, Numbering
 from headway.launcher.clusters.mpi import MPI
-from headway.launcher.clusters.row import Cluster, Environ, faulty, said_by, unreadable
+from headway.launcher.clusters.row import Cluster, Environ, faulty, origin_of, unreadable
 from headway.launcher.clusters.slurm import SLURM
 from headway.settings.profile import Entries, Entry
 from headway.settings.resolve import NOTHING
@@ -26,9 +26,9 @@ _PROCESSES = "NPROC_PER_NODE"
 
 def _skypilot(environ: Environ) -> Entries:
     hosts = environ.get(_SKY_IPS, "").split()
-    address = {"main_address": Entry(hosts[0], said_by(_SKY_IPS))} if hosts else {}
+    address = {"main_address": Entry(hosts[0], origin_of(_SKY_IPS))} if hosts else {}
     gpus = environ.get(_SKY_GPUS, "0")
-    processes = {"num_processes": Entry(gpus, said_by(_SKY_GPUS))} if gpus != "0" else {}
+    processes = {"num_processes": Entry(gpus, origin_of(_SKY_GPUS))} if gpus != "0" else {}
     return {**address, **processes}
 
 
@@ -36,9 +36,9 @@ def _ranked(environ: Environ) -> Entries:
     """Read RANK as a machine's where NPROC_PER_NODE says so; otherwise it may be a process's."""
     if _PROCESSES in environ:
         return {
-            "num_machines": Entry(environ["WORLD_SIZE"], said_by("WORLD_SIZE")),
-            "machine_rank": Entry(environ["RANK"], said_by("RANK")),
-            "num_processes": Entry(environ[_PROCESSES], said_by(_PROCESSES)),
+            "num_machines": Entry(environ["WORLD_SIZE"], origin_of("WORLD_SIZE")),
+            "machine_rank": Entry(environ["RANK"], origin_of("RANK")),
+            "num_processes": Entry(environ[_PROCESSES], origin_of(_PROCESSES)),
         }
     rank, size = environ["RANK"], environ["WORLD_SIZE"]
     what = (
@@ -59,10 +59,7 @@ SKYPILOT = Cluster(
     _skypilot,
 )
 KUBERNETES = Cluster(  # the number and the address are in the manifest, as HEADWAY_*
-    "kubernetes",
-    lambda environ: _INDEX in environ,
-    {"machine_rank": _INDEX},
-    lambda _: {},
+    "kubernetes", lambda environ: _INDEX in environ, {"machine_rank": _INDEX}, lambda _: {}
 )
 RANKED = Cluster(
     "ranked",
@@ -86,9 +83,9 @@ def _derive(environ: Environ) -> Entries:
     """Read PET_NPROC_PER_NODE and PET_NNODES; words such as auto mean what is detected anyway."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
-    processes = {} if is_detected else {"num_processes": Entry(text, said_by(_NPROC))}
+    processes = {} if is_detected else {"num_processes": Entry(text, origin_of(_NPROC))}
     nodes = environ.get(_NNODES)
-    machines = {} if nodes is None else {"num_machines": Entry(nodes, said_by(_NNODES))}
+    machines = {} if nodes is None else {"num_machines": Entry(nodes, origin_of(_NNODES))}
     return {**processes, **machines, **_endpoint(environ)}
 
 
@@ -97,8 +94,8 @@ def _endpoint(environ: Environ) -> Entries:
     if _VARIABLES["main_address"] in environ or not environ.get(_ENDPOINT):
         return {}
     host, colon, port = environ[_ENDPOINT].rpartition(":")
-    entries = {"main_address": Entry(host if colon else port, said_by(_ENDPOINT))}
-    return {**entries, "main_port": Entry(port, said_by(_ENDPOINT))} if colon else entries
+    entries = {"main_address": Entry(host if colon else port, origin_of(_ENDPOINT))}
+    return {**entries, "main_port": Entry(port, origin_of(_ENDPOINT))} if colon else entries
 
 
 TORCHRUN = Cluster(
@@ -188,7 +185,7 @@ def _not_joined(row: Numbering, count: int, environ: Environ) -> Entries:
 
 def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:
     plain = {
-        setting: Entry(environ[variable], said_by(variable))
+        setting: Entry(environ[variable], origin_of(variable))
         for setting, variable in cluster.variables.items()
         if variable in environ
     }
@@ -203,7 +200,7 @@ def _missing(name: str) -> Entry:
         code=Code.NO_CLUSTER,
         names=("cluster",),
     )
-    return Entry(name, said_by(""), faults=(problem,))
+    return Entry(name, origin_of(""), faults=(problem,))
 
 
 def _disagreeing(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:

@@ -17,19 +17,10 @@ from headway.launcher.diagnosis.reasons import (
     described,
     find_reason,
     is_of_communication,
-    may_pass,
+    is_transient,
 )
-from headway.launcher.diagnosis.stacks import (
-    Stack,
-    describe_crash,
-    parse_traceback,
-    users_frame,
-)
-from headway.launcher.diagnosis.torch_messages import (
-    COMMUNICATION,
-    COMMUNICATION_ERRORS,
-    contains,
-)
+from headway.launcher.diagnosis.stacks import Stack, describe_crash, parse_traceback, users_frame
+from headway.launcher.diagnosis.torch_messages import COMMUNICATION, COMMUNICATION_ERRORS, contains
 
 _FOUND_DEAD_WITHIN_S = 5.0  # on a busy machine
 _MAX_LINES = 12  # of a failed rank's last output, in the report
@@ -73,7 +64,7 @@ class Failure(NamedTuple):
         return find_reason(self.evidence)
 
     @property
-    def doubt(self) -> int:
+    def suspicion(self) -> int:
         """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
         if not _may_be_a_victim(self.first):
             return 0
@@ -83,7 +74,7 @@ class Failure(NamedTuple):
     def site(self) -> CrashSite | None:
         """What its repetition would have in common with it; None where a restart may help."""
         crash = self.first.crash
-        if crash is None or crash.step < 1 or may_pass(self.evidence) or self.doubt:
+        if crash is None or crash.step < 1 or is_transient(self.evidence) or self.suspicion:
             return None
         frame = users_frame(parse_traceback(crash.traceback))
         message = sha256(_VARYING.sub("", crash.message).encode(errors="replace")).hexdigest()[:16]

@@ -151,11 +151,7 @@ REASONS = (
         "a relative path begins in the folder of the launch, not in the script's: pass an absolute "
         "one, or use `pathlib.Path(__file__).parent`",
     ),
-    _of_crash(
-        "no_process",
-        lambda crash: contains(crash.message, NO_THREAD),
-        MORE_PROCESSES,
-    ),
+    _of_crash("no_process", lambda crash: contains(crash.message, NO_THREAD), MORE_PROCESSES),
     _of_crash(
         "out_of_memory",
         lambda crash: crash.kind == "MemoryError" or contains(crash.message, OUT_OF_CPU_MEMORY),
@@ -255,7 +251,7 @@ _OF_CONNECTIONS = (  # exceptions of Python, requests, urllib3 and httpx, by the
 )
 
 
-def may_pass(evidence: Evidence) -> bool:
+def is_transient(evidence: Evidence) -> bool:
     """Return whether a restart may help: memory, a disk, a connection, or no exception at all."""
     crash = evidence.crash
     if crash is None or crash.code < 0 or find_reason(evidence).name in _PASSING:

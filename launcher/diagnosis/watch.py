@@ -119,7 +119,7 @@ class Watch:
         ends = known.ends if (known := self._ranks.get(rank)) else []
         return any(one.code not in (0, STOPPED_AND_SAVED) and one.time < since for one in ends)
 
-    def begin_to_stop(self) -> None:
+    def begin_stop(self) -> None:
         """Look for no hang any more, and ask the ranks whether they have anything left to do."""
         self._is_stopping = True
         with self._lock:

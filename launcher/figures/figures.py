@@ -71,7 +71,7 @@ class RunFigures:
     def __init__(self) -> None:
         self.listeners: list[Callable[[int, Figures], None]] = []
         """Called with each record, by the thread that notes it."""
-        self.tell: Callable[[str], None] = lambda _: None
+        self.report: Callable[[str], None] = lambda _: None
         """Called with a sentence on what has lasted long enough: a slow rank, waiting for data."""
         self._machine = 0
         self.hosts: dict[int, str] = {}  # by machine
@@ -117,7 +117,7 @@ class RunFigures:
         for listener in self.listeners:
             listener(rank, figures)
 
-    def lose(self, machine: int) -> None:
+    def drop_machine(self, machine: int) -> None:
         """Note that the channel to a machine has ended, before the run has."""
         with self._lock:
             self._lost.add(machine)
@@ -143,7 +143,7 @@ class RunFigures:
             sentence = self.advice()
         if sentence and about != self._told:
             self._told = about
-            self.tell(sentence)
+            self.report(sentence)
 
     # ------------------------------------------------------------------ what is known now
 

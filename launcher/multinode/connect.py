@@ -41,7 +41,7 @@ def plain_address(end: tuple[Any, ...]) -> str:
     return str(end[0]).removeprefix("::ffff:") + interface
 
 
-def as_reached_from(address: str, own_address: str) -> str:
+def reachable_address(address: str, own_address: str) -> str:
     """Return an address that another machine sees, with this machine's own interface to it."""
     interface = own_address.partition("%")[2]
     plain, has_interface, _ = address.partition("%")
@@ -57,7 +57,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def is_literally_local(host: str) -> bool:
+def names_this_machine(host: str) -> bool:
     """Return whether a host, as it was typed, means this machine alone, whoever says it."""
     try:
         return is_loopback(host)
@@ -134,7 +134,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def listening_host(address: str) -> str:
     """Return the main address if other machines reach this one by it, else all addresses."""
-    if is_literally_local(address):
+    if names_this_machine(address):
         return address
     try:
         addresses = resolved(address)
@@ -194,7 +194,7 @@ def result_of(called: futures.Future[T], look: Callable[[], None] = lambda: None
     return called.result()
 
 
-def try_to_reach(probe: Probe) -> str:
+def probe_machine(probe: Probe) -> str:
     """Connect to another machine; return what is wrong, or empty."""
     try:
         connect_to(probe.address, probe.port).close()

@@ -119,11 +119,11 @@ def ended(error: EOFError | OSError) -> str:
     return f"the connection to it broke: {error.strerror or error}"
 
 
-def silent_for(seconds: float) -> str:
+def silence(seconds: float) -> str:
     return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
 
 
-def unheard(message: messages.HeartbeatLost, of: str) -> str:
+def lost_link(message: messages.HeartbeatLost, of: str) -> str:
     return (
         f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "
         f"or {of} was suspended"

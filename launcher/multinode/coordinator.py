@@ -196,9 +196,9 @@ class Coordinator:
             self._settle_at = now + SETTLE_S
             if self._is_running:
                 missing = "the next restart of the run, which has begun"
-                self._tell([machine], messages.Missing(missing))
+                self._send([machine], messages.Missing(missing))
             elif self._are_told and (missing := self._missing()):
-                self._tell([machine], messages.Missing(missing))
+                self._send([machine], messages.Missing(missing))
         elif isinstance(message, messages.Probed):
             self._note_probe(machine, message)
         elif isinstance(message, messages.Failed):
@@ -214,7 +214,7 @@ class Coordinator:
         if isinstance(message, (messages.MachineReady, messages.Probed)):
             self._advance(now)
 
-    def lose(self, peer: int, reason: str, now: float) -> None:
+    def drop(self, peer: int, reason: str, now: float) -> None:
         machine = self.machines.pop(peer, None)
         if machine is None:
             return
@@ -252,7 +252,7 @@ class Coordinator:
             self._end(self._failed(cause, "machine 0", fix))
         elif now > self._notice_at and not self._are_told:
             self._are_told = True
-            self._tell(self.machines.values(), messages.Missing(missing))
+            self._send(self.machines.values(), messages.Missing(missing))
 
     def _failed(self, cause: str, where: str, fix: str, details: str = "") -> messages.Failed:
         host = next((one.join.host for one in self.machines.values() if one.rank == 0), "")
@@ -263,7 +263,7 @@ class Coordinator:
         self._notice_at = now + NOTICE_AFTER_S
         self._are_told = False
 
-    def _tell(self, machines: Iterable[MachineState], message: messages.Message) -> None:
+    def _send(self, machines: Iterable[MachineState], message: messages.Message) -> None:
         self.outbox += [(one.peer, message) for one in machines]
 
     def _missing(self) -> str:
@@ -378,8 +378,8 @@ class Coordinator:
         machine.failure = (now - failed.ago_s, failed)
         if self._asked_at is None:
             self._asked_at = now
-            if failed.doubt:
-                self._tell(self.machines.values(), messages.Beat(""))
+            if failed.suspicion:
+                self._send(self.machines.values(), messages.Beat(""))
         self._judge(now)
 
     def _judge(self, now: float) -> None:
@@ -390,9 +390,9 @@ class Coordinator:
             self._asked_at = None
             return
         failures += [one.left for one in self.machines.values() if one.left is not None]
-        _, first = min(failures, key=lambda failure: (failure[1].doubt, failure[0]))
+        _, first = min(failures, key=lambda failure: (failure[1].suspicion, failure[0]))
         have_answered = all(one.heard_at > self._asked_at for one in self.machines.values())
-        if first.doubt and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
+        if first.suspicion and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
             return
         self._asked_at = None
         first = first._replace(repeats=self.seen.failure(first.site))
@@ -410,7 +410,7 @@ class Coordinator:
         self._asked_at = None
         self.num_restarts += is_counted
         with_ranks = [one for one in self.machines.values() if one.has_ranks]
-        self._tell(with_ranks, messages.Restart(cause, self.num_restarts if is_counted else 0))
+        self._send(with_ranks, messages.Restart(cause, self.num_restarts if is_counted else 0))
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
@@ -434,10 +434,10 @@ class Coordinator:
         is_news = stopping.ends_grace or not self._is_stopping
         if is_end and is_news and not self.is_ended:
             self._is_stopping = True
-            self._tell([one for one in self.machines.values() if one is not machine], stopping)
+            self._send([one for one in self.machines.values() if one is not machine], stopping)
 
     def _look_whether_all_are_done(self) -> None:
         are_done = all(one.is_done for one in self.machines.values() if one.has_ranks)
         if self._is_running and not self.is_ended and are_done:
             self.is_ended = True
-            self._tell(self.machines.values(), messages.AllDone())
+            self._send(self.machines.values(), messages.AllDone())

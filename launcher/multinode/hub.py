@@ -11,13 +11,7 @@ from contextlib import suppress
 
 from headway.launcher.multinode import messages
 from headway.launcher.multinode.connect import plain_address
-from headway.launcher.multinode.connection import (
-    Connection,
-    ended,
-    silent_for,
-    time_of_day,
-    unheard,
-)
+from headway.launcher.multinode.connection import Connection, ended, lost_link, silence, time_of_day
 from headway.launcher.multinode.coordinator import Coordinator
 
 BEATS_PER_TIMEOUT = 3
@@ -170,18 +164,18 @@ class Hub:
                     self._take(number, message, now)
         except messages.Unacceptable as error:
             self._refuse(number, str(error), error.reason)
-            self._coordinator.lose(number, f"its connection broke: {error}", now)
+            self._coordinator.drop(number, f"its connection broke: {error}", now)
         except (EOFError, OSError) as error:
             self._drop(number)
-            self._coordinator.lose(number, ended(error), now)
+            self._coordinator.drop(number, ended(error), now)
         except _Left as why:
             self._drop(number)
-            self._coordinator.lose(number, str(why), now)
+            self._coordinator.drop(number, str(why), now)
 
     def _take(self, number: int, message: messages.Message, now: float) -> None:
         peer = self.peers[number]
         if peer.has_joined and isinstance(message, messages.HeartbeatLost):
-            raise _Left(unheard(message, "machine 0"))
+            raise _Left(lost_link(message, "machine 0"))
         if peer.has_joined:
             self._coordinator.take(number, message, now)
         elif isinstance(message, messages.Join):
@@ -206,7 +200,7 @@ class Hub:
                 with suppress(OSError):  # it has ended
                     peer.connection.flush()
                 self._drop(number)
-                self._coordinator.lose(number, silent_for(silent_s), now)
+                self._coordinator.drop(number, silence(silent_s), now)
             elif peer.has_joined or now < peer.began_at + _GREET_WITHIN_S or not peer.address:
                 continue
             elif peer.is_refused:

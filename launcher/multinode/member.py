@@ -13,13 +13,7 @@ from contextlib import suppress
 from headway.ipc.signals import Bell
 from headway.launcher.multinode import messages
 from headway.launcher.multinode.connect import CHECK_EVERY_S, plain_address
-from headway.launcher.multinode.connection import (
-    Connection,
-    ended,
-    silent_for,
-    time_of_day,
-    unheard,
-)
+from headway.launcher.multinode.connection import Connection, ended, lost_link, silence, time_of_day
 
 
 class Member:
@@ -131,7 +125,7 @@ class Member:
 
     def _leave_unheard(self, seconds: float) -> None:
         """Tell machine 0, which may still hear this one, why the connection will close."""
-        self.lost = silent_for(seconds)
+        self.lost = silence(seconds)
         self.is_silent = True
         self.connection.put(messages.HeartbeatLost(time_of_day(seconds)))
         self.connection.flush()
@@ -173,7 +167,7 @@ class Member:
         elif isinstance(message, messages.Missing):
             self.missing = message
         elif isinstance(message, messages.HeartbeatLost):
-            self.lost = unheard(message, "this machine")
+            self.lost = lost_link(message, "this machine")
         elif isinstance(message, messages.Probe):
             self.probe = message
         elif isinstance(message, messages.Signalled):

@@ -71,7 +71,7 @@ class MachinesRendezvous(Rendezvous):
         store_port = None
         if self._is_machine_0:
             main = self._membership.address
-            host = connect.listening_host(main) if connect.is_literally_local(main) else ""
+            host = connect.listening_host(main) if connect.names_this_machine(main) else ""
             self._store, store_port = open_store(host)
         member.send(messages.MachineReady(self._listen_to_probe(member), store_port))
         joined = self._wait_for_round(member, began, missing)
@@ -103,7 +103,7 @@ class MachinesRendezvous(Rendezvous):
         if not self._is_machine_0:
             return member.address_of_machine_0
         main = self._membership.address
-        return self._own_address or (main if connect.is_literally_local(main) else LOOPBACK)
+        return self._own_address or (main if connect.names_this_machine(main) else LOOPBACK)
 
     def _wait_for_round(
         self, member: Member, began: messages.StartRound | None, missing: messages.Missing | None
@@ -120,21 +120,21 @@ class MachinesRendezvous(Rendezvous):
                     return member.round
                 tried = member.probe
                 if tried is not None:
-                    address = connect.as_reached_from(tried.address, member.own_address)
+                    address = connect.reachable_address(tried.address, member.own_address)
                     to_try = tried._replace(address=address)
-                    member.send(messages.Probed(connect.try_to_reach(to_try)))
+                    member.send(messages.Probed(connect.probe_machine(to_try)))
                 continue
             self._look()
             if member.is_all_done:
                 log("the run has ended well, without ranks on this machine")
                 raise RunEnded
             if member.refused is not None:
-                raise self._membership.not_taken_in()
+                raise self._membership.join_error()
             if member.missing is not missing and member.missing is not None:
                 missing = member.missing
                 main = self._membership.address
                 only = f", at main_address {main}, which no other host reaches"
-                log(f"waiting for {missing.text}{only * connect.is_literally_local(main)}")
+                log(f"waiting for {missing.text}{only * connect.names_this_machine(main)}")
 
     def _look(self) -> None:
         member = self._member
@@ -154,7 +154,7 @@ class MachinesRendezvous(Rendezvous):
         reason = member.lost or str(member.unacceptable)
         return loss(f"machine 0 ({address})", 0, address, reason, "")
 
-    def failed_elsewhere(self) -> messages.Failed | None:
+    def remote_failure(self) -> messages.Failed | None:
         member = self._member
         if member is None or member.is_all_done:
             return None
@@ -186,10 +186,10 @@ class MachinesRendezvous(Rendezvous):
                 self._follow_stop(member)  # the ranks here have failed because of it
             failed = describe()
             assert failed is not None, "torch has seen it"
-            within_s = self._timeout_s * failed.doubt + _DECISION_WITHIN_S
+            within_s = self._timeout_s * failed.suspicion + _DECISION_WITHIN_S
             if member.is_over or time.monotonic() > began + within_s:
                 break
-            if told is None or (failed.cause, failed.doubt) != (told.cause, told.doubt):
+            if told is None or (failed.cause, failed.suspicion) != (told.cause, told.suspicion):
                 told = failed
                 member.send(failed._replace(machine=self.machine, host=socket.gethostname()))
         with suppress(RunEnded):
@@ -321,7 +321,7 @@ class Membership:
             if member.ended_by is not None or member.is_closed_unanswered:
                 return member
             if member.is_over:
-                raise self.not_taken_in()
+                raise self.join_error()
             if time.monotonic() > until:
                 raise self._not_machine_0("has not answered")
             if time.monotonic() > notice_at:
@@ -332,7 +332,7 @@ class Membership:
                 )
         return member
 
-    def not_taken_in(self) -> LaunchError:
+    def join_error(self) -> LaunchError:
         assert self.member is not None
         refused, unacceptable = self.member.refused, self.member.unacceptable
         if refused is not None:

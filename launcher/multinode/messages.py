@@ -73,7 +73,7 @@ class Failed(NamedTuple):
     details: str
     fix: str
     exit_code: int
-    doubt: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
+    suspicion: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
     ago_s: float = 0.0  # when it happened, before the message was sent
     is_final: bool = False  # a restart would not help
     site: CrashSite | None = None

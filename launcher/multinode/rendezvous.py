@@ -96,7 +96,7 @@ class Rendezvous(RendezvousHandler):
         """Return 1 when all machines restart their ranks, else 0; RunEnded if the run has."""
         return 0
 
-    def failed_elsewhere(self) -> Failed | None:
+    def remote_failure(self) -> Failed | None:
         """Return how the run has failed on another machine, which may be silent since; any time."""
         return None
 

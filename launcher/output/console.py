@@ -103,8 +103,8 @@ class Console:
         errors = [sink.error for sink in self._lost]
         return any(error and not isinstance(error, BrokenPipeError) for error in errors)
 
-    def pass_on(self, target: int, data: bytes) -> None:
-        self._sinks[target].pass_on(data)
+    def forward(self, target: int, data: bytes) -> None:
+        self._sinks[target].forward(data)
 
     def write(self, rank: int, target: int, text: bytes, *, is_new: bool = False) -> None:
         """Show lines of one rank's stdout (1) or stderr (2); the last one may be unfinished.
@@ -123,7 +123,7 @@ class Console:
                 if not isinstance(sink.error, BrokenPipeError):
                     cause = sink.error.strerror
                     self.warn(f"the ranks' output could not be written: {cause}; it is lost")
-            elif (since := sink.stuck_since) and time.monotonic() - since >= patience_s:
+            elif (since := sink.blocked_since) and time.monotonic() - since >= patience_s:
                 lost = sink.abandon()
                 self._lose(sink)
                 name = self._name(sink)
@@ -131,7 +131,7 @@ class Console:
 
     def wait_s(self, patience_s: float) -> float:
         """Return how long `give_up` has nothing to do, unless a stream fails."""
-        times = [sink.stuck_since for sink in self._sinks.values()]
+        times = [sink.blocked_since for sink in self._sinks.values()]
         now = time.monotonic()
         return min((since + patience_s - now for since in times if since), default=_NEVER)
 
@@ -157,7 +157,7 @@ class Console:
         """Print a line of the launcher's own on stderr, or on stdout where stderr is not read."""
         for target in (2, 1):
             sink = self._sinks[target]
-            since = sink.stuck_since
+            since = sink.blocked_since
             is_stuck = since is not None and time.monotonic() - since >= _NOTICE_S
             if sink not in self._lost and sink.error is None and not is_stuck:
                 sink.log(line_of(line))

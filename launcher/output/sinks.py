@@ -61,7 +61,7 @@ class Sink:
         return self._size >= MAX_QUEUED
 
     @property
-    def stuck_since(self) -> float | None:
+    def blocked_since(self) -> float | None:
         """When the stream last accepted a byte, on the monotonic clock; None: nothing waits."""
         with self._changed:
             return self._moved_at if self._size else None
@@ -78,7 +78,7 @@ class Sink:
             self.owner = None if text.endswith(b"\n") else owner
             self._add(text)
 
-    def pass_on(self, data: bytes) -> None:
+    def forward(self, data: bytes) -> None:
         with self._changed:
             self._add(data)
 

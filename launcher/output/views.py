@@ -43,7 +43,7 @@ class View:
         self._torchs_prefixes = re.compile(rb"(?m)^(?:%s ?)+" % re.escape(torchs_prefix))
 
     def take(self, data: bytes) -> None:
-        self._console.pass_on(self._target, data)
+        self._console.forward(self._target, data)
 
     @property
     def due(self) -> float:

@@ -52,7 +52,7 @@ class LaunchPlan(NamedTuple):
         return self.is_one_machine and self.settings.num_processes == 1
 
     @property
-    def is_told_elsewhere(self) -> bool:
+    def reports_elsewhere(self) -> bool:
         """Whether another process of the same cluster prints what holds for all of them."""
         is_in_cluster = self.task is not None or self.settings.cluster != NO_CLUSTER
         return is_in_cluster and not self.is_first
@@ -63,7 +63,7 @@ class LaunchPlan(NamedTuple):
         return not (self.settings.machine_rank if self.task is None else self.task.rank)
 
     @property
-    def is_world_of_one(self) -> bool:
+    def is_single_rank(self) -> bool:
         """Whether a script that replaces the launcher finds the variables of a rank.
 
         Only where the flag asks for one process. Otherwise the script is plain Python, and may make
@@ -75,7 +75,7 @@ class LaunchPlan(NamedTuple):
     @property
     def is_rank(self) -> bool:
         """Whether the script finds the variables of a rank, whoever sets them."""
-        return self.supervised is not None or self.task is not None or self.is_world_of_one
+        return self.supervised is not None or self.task is not None or self.is_single_rank
 
 
 def summary(plan: LaunchPlan) -> str:

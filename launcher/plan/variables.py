@@ -17,7 +17,7 @@ from headway.ipc.run_contract import (
 )
 from headway.launcher.plan.plan import LaunchPlan
 from headway.machine.facts import Machine
-from headway.settings.resolve import threads_given_by
+from headway.settings.resolve import omp_threads
 from headway.settings.setting import Value
 from headway.settings.table import TABLE, YES, Settings
 
@@ -73,7 +73,7 @@ def _accelerate(plan: LaunchPlan) -> Variables:
 
 def _threads(plan: LaunchPlan) -> Variables:
     settings, name = plan.settings, "threads_per_process"
-    threads = threads_given_by(settings.env) or threads_given_by(plan.inherited)
+    threads = omp_threads(settings.env) or omp_threads(plan.inherited)
     if threads is not None and settings.origin(name).layer is Layer.DETECTED:
         return {}
     return {"OMP_NUM_THREADS": _from(settings, name)}
@@ -175,7 +175,7 @@ def _env(plan: LaunchPlan) -> Variables:
 def _as_rank(plan: LaunchPlan) -> Variables:
     """Set the variables of the only rank, or of the one that the scheduler has started."""
     task, settings = plan.task, plan.settings
-    if plan.is_world_of_one:
+    if plan.is_single_rank:
         return {name: _from(settings, "num_processes", one) for name, one in WORLD_OF_ONE.items()}
     if task is None:
         return {}

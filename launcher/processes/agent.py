@@ -127,7 +127,7 @@ class Agent(LocalElasticAgent):
         self._environ = environ
         self.handler = handler
         handler.word = watch.last_word
-        handler.note_steps, handler.note_loss = figures.note, figures.lose
+        handler.note_steps, handler.note_loss = figures.note, figures.drop_machine
         figures.listeners += [handler.report_steps, self._note_cost]
         self.attempts = Attempts(plan.began_at)
         handler.end_grace_period = self.end_grace_period
@@ -153,9 +153,9 @@ class Agent(LocalElasticAgent):
         return list(self._ranks.exits.values()) if self._ranks else []
 
     @property
-    def failed_amid_stop(self) -> Failed | None:
+    def failure_during_stop(self) -> Failed | None:
         """How the run has failed on another machine while ranks here were to save and stop."""
-        return self._ranks.failed_amid_stop if self._ranks else None
+        return self._ranks.failure_during_stop if self._ranks else None
 
     @property
     def is_reported_by_machine_0(self) -> bool:
@@ -226,7 +226,7 @@ class Agent(LocalElasticAgent):
             details=failure.details[-MAX_DETAILS:],
             fix=failure.fix,
             exit_code=failure.exit_code,
-            doubt=of_rank.doubt if of_rank else 0,
+            suspicion=of_rank.suspicion if of_rank else 0,
             ago_s=max(time.time() - of_rank.first.time, 0.0) if of_rank else 0.0,
             site=of_rank.site if of_rank else None,
         )
@@ -261,7 +261,7 @@ class Agent(LocalElasticAgent):
             reports_its_end=self.plan.program.kind != "program",
             debug_rank=settings.debug_rank,
             grace=grace_of(settings, self._environ),
-            failed_elsewhere=self.handler.failed_elsewhere,
+            remote_failure=self.handler.remote_failure,
         )
         self.due = "", ""
         try:
@@ -309,7 +309,7 @@ class Agent(LocalElasticAgent):
         if failure is not None and not is_stopped:
             return self._repeated or self._repeats.judge(_site_of(failure))
         if self.handler.machine == 0:
-            self._repeats.pass_by(self.watch.step(), has_ended_well=not is_stopped)
+            self._repeats.note_success(self.watch.step(), has_ended_well=not is_stopped)
         return ""
 
     def _note_cost(self, rank: int, figures: Figures) -> None:

@@ -75,7 +75,7 @@ def ending_of(run: RunOutcome) -> Ending:
         is_saved = any(end.code == STOPPED_AND_SAVED for end in run.exits)
         return Ending(STOPPED_AND_SAVED if is_saved else 0)
     if stop is not None and not has_lost:
-        is_consequence = isinstance(failure, Failure) and failure.doubt > 1
+        is_consequence = isinstance(failure, Failure) and failure.suspicion > 1
         code = 128 + stop if is_consequence else failure.exit_code
         return Ending(code, f"stopped by {stop.name}{describe_killed(run.exits)}")
     line = "" if failure.fix else failure.cause

@@ -49,7 +49,7 @@ class RankProcesses(PContext):
     """All ranks of this machine, in one attempt.
 
     `envs` has, by local rank, the variables that differ from rank to rank, RANK among them. A
-    program of Python `reports_its_end` by a record. `failed_elsewhere` returns how the run has
+    program of Python `reports_its_end` by a record. `remote_failure` returns how the run has
     failed on another machine, as far as is known.
     """
 
@@ -63,7 +63,7 @@ class RankProcesses(PContext):
         reports_its_end: bool,
         debug_rank: int | None,
         grace: Grace,
-        failed_elsewhere: Callable[[], Failed | None],
+        remote_failure: Callable[[], Failed | None],
     ) -> None:
         super().__init__(
             name="headway",
@@ -79,8 +79,10 @@ class RankProcesses(PContext):
         self._reports_its_end = reports_its_end
         self._debug_rank = debug_rank
         self._grace = grace
-        self._failed_elsewhere = failed_elsewhere
-        self.failed_amid_stop: Failed | None = None  # on another machine, while ranks were to save
+        self._failed_elsewhere = remote_failure
+        self.failure_during_stop: Failed | None = (
+            None  # on another machine, while ranks were to save
+        )
         self._ranks = {one: int(env["RANK"]) for one, env in envs.items()}  # by local rank
         self.local_ranks: dict[int, int] = {}  # by pid
         self.handles: dict[int, ProcessHandle] = {}  # by local rank
@@ -218,7 +220,7 @@ class RankProcesses(PContext):
         is_failure = bool(failed or self._find_overdue()) or self._watch.hang is not None
         is_success = not is_failure and not self._alive()
         if self._shutdown is None:
-            self._watch.begin_to_stop()
+            self._watch.begin_stop()
             if any(end.crash and is_of_communication(end.crash) for end in failed):
                 self.statuses = self._watch.statuses()  # now, while the others still run
             if self._alive():  # what they print while they save must not hold them up
@@ -239,7 +241,7 @@ class RankProcesses(PContext):
         while self._terminals:
             os.close(self._terminals.pop().fd)
         if not is_success:
-            self._starter.end_left_processes()
+            self._starter.end_leftovers()
 
     def _stop(self, shutdown: Shutdown) -> None:
         """Send the signals of a shutdown until no rank runs, or those that do are given up."""
@@ -261,7 +263,7 @@ class RankProcesses(PContext):
             if now >= announced_at and self._is_awaited(now - announced_at):
                 log(f"waiting for {self._describe_stop(shutdown)}")
                 announced_at = float("inf")
-            if shutdown.is_given_up(now):
+            if shutdown.is_abandoned(now):
                 self._give_up(self._alive())
 
     def _is_idle(self, local_rank: int) -> bool:
@@ -275,16 +277,16 @@ class RankProcesses(PContext):
 
     def _has_failure(self) -> bool:
         """Return whether a rank has failed, on this machine or, as far as is known, another."""
-        self.failed_amid_stop = self.failed_amid_stop or self._failed_elsewhere()
+        self.failure_during_stop = self.failure_during_stop or self._failed_elsewhere()
         failed_here = any(end.is_failure for end in self.exits.values())
-        return failed_here or self.failed_amid_stop is not None
+        return failed_here or self.failure_during_stop is not None
 
     def _give_up(self, local_ranks: list[int]) -> None:
         """Treat killed ranks that the kernel does not remove as ended, and print their state."""
         for local_rank in local_ranks:
             pid, rank = self.pids()[local_rank], self._ranks[local_rank]
             log(f"rank {rank} (process {pid}) has been killed, but is {read_state(pid)}")
-            killed = Ended(pid, -signal.SIGKILL, time.time(), left_processes=False)
+            killed = Ended(pid, -signal.SIGKILL, time.time(), leftovers=False)
             self.exits[local_rank] = self._end_of(local_rank, killed)
 
     def _describe_stop(self, shutdown: Shutdown) -> str:

@@ -44,7 +44,7 @@ class Repeats:
         again = f"as in the failure before it{kept} with no new step in between"
         return f"{site.kind} at {site.frame} after step {site.step} {again}"
 
-    def pass_by(self, step: int, *, has_ended_well: bool = False) -> None:
+    def note_success(self, step: int, *, has_ended_well: bool = False) -> None:
         """Note how far a launch has come that ends by no failure."""
         before = self._last if self._has_failed else self._read()
         if before is not None and (has_ended_well or step > before.step):

@@ -37,10 +37,10 @@ from headway.devices.table import is_kind, kind_of
 from headway.ipc import signals
 from headway.ipc.forking import (
     adopt_orphans,
-    become_new,
     die_with_parent,
+    init_forked,
     reap,
-    resume_with_parents_end,
+    resume_on_parent_exit,
     set_title,
     wake_on_child_end,
 )
@@ -91,7 +91,7 @@ def main() -> None:
         os._exit(0)  # skips torch's finalization, which takes 0.25 s
     set_title(f"{os.path.basename(name)} rank {os.environ['RANK']}")
     rank_monitor.start(rank.fds[3])
-    import_hooks.hand_out_torch()
+    import_hooks.hide_torch()
     worker.run_program(kind, name, args, blocked=worker.STOP_SIGNALS)
 
 
@@ -117,7 +117,7 @@ def _fork_below_guardian(launcher: socket.socket, grace_s: float) -> None:
     if not adopt_orphans():
         return
     server = os.fork()
-    resume_with_parents_end()  # a suspended one could end nothing
+    resume_on_parent_exit()  # a suspended one could end nothing
     if server == 0:
         os.setsid()  # what is sent to the guardian's process group does not reach the server
         return
@@ -215,9 +215,9 @@ class _Server:
     def _end(self, pid: int, status: int) -> None:
         ended = time.time()
         self._ranks.remove(pid)
-        left_processes = not self._ranks and has_children()
+        leftovers = not self._ranks and has_children()
         code = os.waitstatus_to_exitcode(status)
-        _answer(self._launcher, Ended(pid, code, ended, left_processes))
+        _answer(self._launcher, Ended(pid, code, ended, leftovers))
 
     def _close(self) -> None:
         """Close in a forked child what is the server's."""
@@ -302,12 +302,12 @@ def _become_rank(server_pid: int, rank: Rank) -> None:
     """Set up the forked process like a new interpreter for this rank."""
     import torch
 
-    become_new(server_pid, rank.fds[:3])
+    init_forked(server_pid, rank.fds[:3])
     bind(rank.env.pop(CPUS_VARIABLE, ""))
     os.environ.update(rank.env)
-    signals.do_as_usual(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
+    signals.reset_handlers(*worker.STOP_SIGNALS, *worker.USER_SIGNALS)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signals.do_as_usual(signal.SIGHUP)
+        signals.reset_handlers(signal.SIGHUP)
     _reopen_streams()
     # the fork copied these generators; `random` reseeds itself
     torch.default_generator.seed()

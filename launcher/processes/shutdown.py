@@ -101,7 +101,7 @@ class Shutdown(NamedTuple):
                 found[process] = due
         return found
 
-    def is_given_up(self, now: float) -> bool:
+    def is_abandoned(self, now: float) -> bool:
         """Whether what still runs is not waited for: SIGKILL does not end it."""
         return now >= self.ends_at + KILL_MARGIN_S
 
@@ -140,7 +140,7 @@ def end_processes(find: Callable[[], Sequence[Process] | None], grace_s: float) 
     period_s = max(grace_s, _MIN_GRACE_S)
     shutdown = Shutdown(signal.SIGTERM, time.monotonic(), period_s, period_s, period_s)
     sent: dict[Process, int] = {}
-    while (found := find()) is not None and not shutdown.is_given_up(now := time.monotonic()):
+    while (found := find()) is not None and not shutdown.is_abandoned(now := time.monotonic()):
         for one, number in shutdown.signals(now, found, sent).items():
             sent[one] = number
             with suppress(psutil.Error):

@@ -141,7 +141,7 @@ class Starter:
             self.server_code = None
             self._start_server()
 
-    def left_processes(self) -> list[Process]:
+    def leftovers(self) -> list[Process]:
         """Return what ranks have started and left running; empty while a rank runs."""
         if not self._left_processes:
             return []
@@ -153,9 +153,9 @@ class Starter:
             return []  # its guardian or itself ends what is left
         return [one for one in below if is_running(one)]
 
-    def end_left_processes(self) -> None:
+    def end_leftovers(self) -> None:
         if self._left_processes:
-            end_processes(lambda: self.left_processes() or None, 0)
+            end_processes(lambda: self.leftovers() or None, 0)
 
     def resume_guardian(self) -> None:
         """Resume a suspended guardian, which has to end what a server leaves that was killed."""
@@ -199,14 +199,14 @@ class Starter:
                     self._answer(cannot_start(error))
                 elif isinstance(record, Ended):
                     alive.discard(record.pid)
-                    self._left_processes = record.left_processes
+                    self._left_processes = record.leftovers
                     self._note(record)
         if not self._is_closing:
             code = self._guardian.wait()
             self.server_code = code if code <= 128 else 128 - code  # as a shell gives it
         self._answer(None)
         for pid in alive:  # the server died, and all ranks with it
-            self._note(Ended(pid, -signal.SIGKILL, time.time(), left_processes=False))
+            self._note(Ended(pid, -signal.SIGKILL, time.time(), leftovers=False))
 
     def _answer(self, answer: int | LaunchError | None) -> None:
         self._answers.append(answer)
@@ -217,11 +217,11 @@ class Starter:
         self.bell.ring()
 
 
-def wait_for_left_processes(starter: Starter, grace_s: float) -> None:
+def wait_for_leftovers(starter: Starter, grace_s: float) -> None:
     """Return once they have all ended, or after `grace_s` seconds; print once which they are."""
     began = time.monotonic()
     notice = ""
-    while left := starter.left_processes():
+    while left := starter.leftovers():
         import psutil
 
         waited_s = time.monotonic() - began

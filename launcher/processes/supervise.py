@@ -30,8 +30,8 @@ from headway.launcher.plan.plan import LaunchPlan, counted
 from headway.launcher.processes.agent import Agent, place_of
 from headway.launcher.processes.ending import Ending, RunOutcome, ending_of
 from headway.launcher.processes.log_folder import create_log_folder
-from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_left_processes
-from headway.launcher.rank.debugging import lent_terminal
+from headway.launcher.processes.starter import ServerEnded, Starter, wait_for_leftovers
+from headway.launcher.rank.debugging import borrowed_terminal
 from headway.settings.table import OFF, RAW
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def supervise(
     status = None
     if settings.status != OFF and not is_debugged and not is_raw:
         status = StatusLine(console, figures.line)
-        figures.tell = console.warn
+        figures.report = console.warn
     output = Output(console, folder=folder, status=status)
     watch = Watch(
         None if is_debugged else settings.hang_timeout, lambda: output.last_output_at, figures.note
@@ -99,11 +99,11 @@ def supervise(
     try:
         with (
             console.takes_stderr(),
-            lent_terminal() if is_debugged else nullcontext(),
+            borrowed_terminal() if is_debugged else nullcontext(),
             _signals(agent),
         ):
             if not agent.run().is_failed():
-                wait_for_left_processes(starter, settings.grace_period_s)
+                wait_for_leftovers(starter, settings.grace_period_s)
     except SignalException as stop:
         stopped_by = signal.Signals(stop.sigval)
     except (ServerEnded, RunEnded):
@@ -130,7 +130,7 @@ def supervise(
         elsewhere=handler.ended_by,
         repeats=agent.repeats(failure, is_stopped=stopped_by is not None),
         restarts=f"{agent.attempts.rows[-1].num_restarts} of {settings.max_restarts} restarts used",
-        lost_amid_stop=agent.failed_amid_stop,
+        lost_amid_stop=agent.failure_during_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
         due=agent.due,
@@ -203,7 +203,7 @@ def _signals(agent: Agent) -> Iterator[None]:
     try:
         yield
     finally:  # a run that is being stopped ignores stop signals
-        signals.put_back(dict.fromkeys(before, signal.SIG_IGN) if is_stopped else before)
+        signals.restore_handlers(dict.fromkeys(before, signal.SIG_IGN) if is_stopped else before)
 
 
 def _report(agent: Agent, ending: Ending, folder: str | None) -> None:

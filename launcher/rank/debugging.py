@@ -26,7 +26,7 @@ def breakpoint_variables(rank: int, debug_rank: int | None) -> dict[str, str]:
 
 
 @contextmanager
-def lent_terminal() -> Iterator[None]:
+def borrowed_terminal() -> Iterator[None]:
     """Lend a rank the terminal, restore its modes, ignore Ctrl-Z, which would stop the launcher."""
     if not os.isatty(0):
         yield
@@ -41,7 +41,7 @@ def lent_terminal() -> Iterator[None]:
     finally:
         with suppress(termios.error):  # the terminal has been closed
             termios.tcsetattr(0, termios.TCSADRAIN, modes)
-        signals.put_back(before)
+        signals.restore_handlers(before)
 
 
 def skip_prompts() -> None:

@@ -30,7 +30,7 @@ READ_AT_IMPORT = (
 """Prefixes of the variables that `import torch` reads, found by logging calls of getenv."""
 
 
-def hand_out_torch() -> None:
+def hide_torch() -> None:
     """Remove torch from `sys.modules` until the script imports it."""
     if "torch" in sys.modules:
         sys.meta_path.insert(0, _Preloaded())
@@ -90,7 +90,7 @@ def hook_libraries() -> None:
         _join_after_import(hook.module, hook.joins, "it does not save when the job has to stop")
 
 
-def see_steps() -> None:
+def watch_steps() -> None:
     """Observe the steps of a script that trains by torch alone, after its import."""
     _join_after_import("torch", "headway.strategies.plain_steps", "its steps are not seen")
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from headway.ipc import process_groups
-from headway.ipc.process_groups import keep_groups_apart
+from headway.ipc.process_groups import prefix_group_stores
 from headway.ipc.progress import Channel, Progress, identity, process_progress
 from headway.ipc.records import OF_HEADWAY, Collective, Frame, Group, RankReady, StatusReply
 from headway.ipc.run_contract import port_of_store
@@ -49,7 +49,7 @@ def start(channel: int) -> None:
     helper.start()
     os.register_at_fork(before=helper.pause, after_in_parent=helper.resume)
     progress.send(RankReady())
-    keep_apart = partial(keep_groups_apart, port=port_of_store())
+    keep_apart = partial(prefix_group_stores, port=port_of_store())
     if _C10D in sys.modules:
         keep_apart(sys.modules[_C10D])
     else:

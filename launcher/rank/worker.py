@@ -113,7 +113,7 @@ def run_program(
 
         replace_accelerate()
     if process_progress().is_connected:
-        import_hooks.see_steps()
+        import_hooks.watch_steps()
     if run is not None and run.library_hooks:
         import_hooks.hook_libraries()
     sys.argv = [name, *args]
@@ -206,10 +206,10 @@ def _report_end(stop: SystemExit | None) -> None:
     )
     if stop is not None:
         end = _attempt(lambda: _with_exit(end, stop), end._replace(code=1))
-    _tell(end)
+    _send_end(end)
 
 
-def _tell(last_word: ScriptEnd | Crash) -> None:
+def _send_end(last_word: ScriptEnd | Crash) -> None:
     """Send how the program has ended, and keep it for a record of this process's own."""
     global _last_word
     _last_word = last_word
@@ -264,7 +264,7 @@ def _report_crash(error: BaseException, trace: TracebackType | None) -> NoReturn
     )
     if isinstance(error, HeadwayError):
         crash = _attempt(lambda: _with_fix(crash, error), crash)
-    _tell(crash)
+    _send_end(crash)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
     if isinstance(error, KeyboardInterrupt):
         global _ends_by_sigint
@@ -383,5 +383,5 @@ def finish_process() -> None:
     if _ends_by_sigint:
         sys.stdout.flush()
         sys.stderr.flush()
-        signals.put_back({signal.SIGINT: signal.SIG_DFL})
+        signals.restore_handlers({signal.SIGINT: signal.SIG_DFL})
         os.kill(os.getpid(), signal.SIGINT)

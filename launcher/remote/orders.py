@@ -68,7 +68,7 @@ class LaunchEnd(NamedTuple):
     report: str  # the error, as it is printed
 
 
-def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
+def forwarded_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a launch on another host gets from here."""
     return {
         name: value
@@ -77,9 +77,9 @@ def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def environment_there(own: Mapping[str, str], handed_on: Mapping[str, str]) -> dict[str, str]:
+def remote_env(own: Mapping[str, str], forwarded_env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a launch: the caller's, but the host's where it belongs to it."""
-    return {**{name: own[name] for name in own if _is_of_one_host(name)}, **handed_on}
+    return {**{name: own[name] for name in own if _is_of_one_host(name)}, **forwarded_env}
 
 
 def _is_of_one_host(name: str) -> bool:

@@ -133,11 +133,11 @@ class _Run:
     async def _telling_who_is_waited_for(
         self, is_awaited: Callable[[AgentLink], bool], text: str = ""
     ) -> AsyncIterator[None]:
-        def tell() -> None:
+        def log_waiting() -> None:
             if names := [machine.name for machine in self.machines if is_awaited(machine)]:
                 log(f"waiting for {', '.join(names)} {text}".rstrip())
 
-        timer = asyncio.get_running_loop().call_later(_NOTICE_AFTER_S, tell)
+        timer = asyncio.get_running_loop().call_later(_NOTICE_AFTER_S, log_waiting)
         try:
             yield
         finally:

@@ -35,13 +35,13 @@ NO_PROGRAMS |= {"write"}  # an answer
 
 def texts(code: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the strings in code that are no docstrings, with {} for what is filled in."""
-    left_out = {id(node.value) for node in ast.walk(code) if isinstance(node, ast.Expr)}
+    reread = {id(node.value) for node in ast.walk(code) if isinstance(node, ast.Expr)}
     for node in ast.walk(code):
         if isinstance(node, ast.JoinedStr):
-            left_out |= {id(part) for part in node.values}
+            reread |= {id(part) for part in node.values}
             parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
             yield node.lineno, "".join(map(str, parts))
-        elif isinstance(node, ast.Constant) and id(node) not in left_out:
+        elif isinstance(node, ast.Constant) and id(node) not in reread:
             yield node.lineno, node.value if isinstance(node.value, str) else ""
 
 

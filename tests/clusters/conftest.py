@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.slurm import NODES, SPARE, Slurm, why_not
+from tests.clusters.slurm import NODES, SPARE, Slurm, unavailable_reason
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def slurm_with_spare() -> Iterator[Slurm]:
 @contextmanager
 def running_slurm(nodes: Sequence[str] = NODES, node_timeout_s: int = 300) -> Iterator[Slurm]:
     """Run a SLURM with these nodes; skip where none can be started."""
-    if reason := why_not():
+    if reason := unavailable_reason():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="hwd-", ignore_cleanup_errors=True) as folder:
         started = Slurm(Path(folder), nodes, node_timeout_s)

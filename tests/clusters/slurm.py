@@ -25,7 +25,7 @@ _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL
 _CONFIG = Path(__file__).with_name("slurm.conf").read_text()
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Return why SLURM cannot be started here; empty if it may be."""
     if sys.platform != "linux":
         return "SLURM is for Linux"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.flag_aliases import torchruns_variables
+from headway.commands.flag_aliases import torchrun_note
 from headway.commands.launch import make_parser
 from headway.errors import ConfigError
 
@@ -71,7 +71,7 @@ def test_the_variables_of_torchrun_that_a_launch_does_not_read_are_named_with_ou
     usual = {"NNODES": "2", "STANDALONE": "1", "RDZV_BACKEND": "c10d", "REDIRECTS": "0"}
     named = {"LOG_DIR": "a", "LOCAL_RANKS_FILTER": "0,1", "RDZV_CONF": "a=b"}
     environ = {f"PET_{name}": text for name, text in {**usual, **named}.items()}
-    (note,) = torchruns_variables(environ)
+    (note,) = torchrun_note(environ)
     said = "PET_LOG_DIR (pass --log-dir), PET_LOCAL_RANKS_FILTER (pass --ranks 0,1), PET_RDZV_CONF"
     assert note.endswith(f": {said} (remove it)")
-    assert torchruns_variables({"PET_NNODES": "2"}) == []
+    assert torchrun_note({"PET_NNODES": "2"}) == []

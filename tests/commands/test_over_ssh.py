@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.commands.on_host import found_here
+from headway.commands.on_host import probe_host
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.launcher.remote.orders import (
     AgentSetup,
     LaunchEnd,
     StartLaunch,
-    environment_there,
-    handed_on,
+    forwarded_env,
+    remote_env,
 )
 from tests.commands.running import run
 
@@ -81,11 +81,11 @@ def test_a_host_has_to_have_the_folder_and_the_script(
     (tmp_path / "work" / "train.py").write_text("1")
     order = AgentSetup("", str(tmp_path / "work"), "train.py", {})
     sshd = {"SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 22"}
-    found = found_here(order, sshd)
+    found = probe_host(order, sshd)
     assert (found.caller, found.address, found.fault) == ("10.0.0.9", "10.0.0.1", "")
     assert found.port > 0
-    assert found_here(order._replace(folder=str(tmp_path / "missing")), sshd).fault
-    assert found_here(order._replace(script="missing.py"), sshd).fault
+    assert probe_host(order._replace(folder=str(tmp_path / "missing")), sshd).fault
+    assert probe_host(order._replace(script="missing.py"), sshd).fault
 
 
 def agent_of(code: str, orders: bytes = b"") -> subprocess.Popen[bytes]:
@@ -139,9 +139,9 @@ def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
 
 def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:
     caller = {"A": "1", "HOME": "/me", "SSH_AUTH_SOCK": "x", "HEADWAY_RUN_KEY": "k", "PATH": "p"}
-    assert handed_on(caller) == {"A": "1", "PATH": "p"}
+    assert forwarded_env(caller) == {"A": "1", "PATH": "p"}
     own = {"HOME": "/there", "PATH": "short", "B": "2"}
-    assert environment_there(own, handed_on(caller)) == {"HOME": "/there", "A": "1", "PATH": "p"}
+    assert remote_env(own, forwarded_env(caller)) == {"HOME": "/there", "A": "1", "PATH": "p"}
 
 
 def test_messages_are_lines_whatever_they_hold() -> None:

@@ -134,7 +134,7 @@ def test_the_live_screen_has_the_runs_the_ranks_and_the_sentences(launch: RunFig
     text = screen(150)
     assert "other.py" in text
     assert "rank 2 makes all others wait" in text
-    launch.lose(0)
+    launch.drop_machine(0)
     text = screen(150)
     assert text.count("(machine lost)") == 4
     assert "makes all others wait" not in text

@@ -24,7 +24,7 @@ from torch.utils.data import (  # noqa: E402
 
 from headway import Accelerator  # noqa: E402
 from headway.data.configuration import DataLoaderConfiguration  # noqa: E402
-from headway.data.generators import mixed, put_back, snapshot  # noqa: E402
+from headway.data.generators import mixed, restore_states, snapshot  # noqa: E402
 from headway.data.loader import PreparedDataLoader, skip_first_batches  # noqa: E402
 from headway.errors import CheckpointError, UsageError  # noqa: E402
 
@@ -172,7 +172,7 @@ def test_a_snapshot_has_the_words_of_pythons_generator_and_the_normal_number_tha
     random.gauss()
     assert snapshot() != before, "the number that was kept is gone"
     random.random()
-    put_back(before)
+    restore_states(before)
     assert (random.getstate(), snapshot()) == (drawn, before)
 
 

@@ -99,7 +99,7 @@ def terminal(*words: str) -> Iterator[tuple[fdspawn, subprocess.Popen[str]]]:
         os.close(follower)
 
 
-def is_usual(screen: fdspawn) -> bool:
+def is_default_handler(screen: fdspawn) -> bool:
     """Return whether the terminal echoes, and collects lines."""
     usual = termios.ECHO | termios.ICANON
     return bool(termios.tcgetattr(screen.child_fd)[3] & usual == usual)
@@ -122,7 +122,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
     with terminal(*WORDS, script(SCRIPT)) as (screen, process):
         screen.expect_exact("(Pdb) ")
-        assert not is_usual(screen)  # the prompt edits lines
+        assert not is_default_handler(screen)  # the prompt edits lines
         screen.send("p secret + 100\n")
         screen.expect_exact("142")
         screen.expect_exact("(Pdb) ")
@@ -140,7 +140,7 @@ def test_ctrl_c_at_the_prompt_interrupts_and_twice_it_ends_the_run() -> None:
             screen.send("\x03")
         screen.expect_exact("\nheadway: interrupted")
         assert process.wait(timeout=120) == 130
-        assert is_usual(screen)
+        assert is_default_handler(screen)
     wait_for_end(*(int(str(rank["pid"])) for rank in seen()))
 
 
@@ -151,15 +151,15 @@ def test_a_rank_killed_at_its_prompt_leaves_the_terminal_as_it_was() -> None:
         process_of_this_test(int(str(seen()[1]["pid"]))).kill()
         screen.expect_exact("\nerror: rank 1 of 3 was ended by SIGKILL")
         assert process.wait(timeout=120) == 137
-        assert is_usual(screen)
+        assert is_default_handler(screen)
 
 
 CLOSED = """
 import os, pty
-from headway.launcher.rank.debugging import lent_terminal
+from headway.launcher.rank.debugging import borrowed_terminal
 ours, theirs = pty.openpty()
 os.dup2(theirs, 0)
-with lent_terminal():
+with borrowed_terminal():
     os.close(ours)
 print("ended")
 """

@@ -303,7 +303,7 @@ def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
         set_seed(RANK)
         prepared = accelerator.prepare(loader)
         told: list[str] = []
-        prepared.run.tell = told.append
+        prepared.run.report = told.append
         for _ in range(2):
             own, counted = [], []
             for batch in prepared:
@@ -438,8 +438,7 @@ def require_exact_metrics_in(choice: str, seed: int) -> None:
 
 @each_world(1, 2, 3, long=(4,))
 @pytest.mark.parametrize(
-    "choice",
-    ["tenth", pytest.param("all", marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
+    "choice", ["tenth", pytest.param("all", marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
 def test_gather_for_metrics_gives_each_sample_once_in_order(
     world: int, choice: str, tmp_path: Path

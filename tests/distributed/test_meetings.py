@@ -148,7 +148,7 @@ def test_a_training_that_ends_by_an_error_waits_for_no_other_rank() -> None:
             raise KeyError
         finally:
             if RANK == 0:
-                meeting.meet_to_end("end_training()")
+                meeting.final_barrier("end_training()")
             accelerator.wait_for_everyone()
 
     with looking_often(), pytest.raises(KeyError) as ended:

@@ -154,7 +154,7 @@ def resumed_from(worlds: Sequence[int]) -> dict[tuple[int, str], Trained]:
     return seen
 
 
-def require_the_same(resumed: Trained, whole: Trained) -> None:
+def require_unchanged(resumed: Trained, whole: Trained) -> None:
     steps = resumed.steps
     assert len(steps) > 1
     assert steps == whole.steps[-len(steps) :]
@@ -193,7 +193,7 @@ def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: P
     ranks = run_in_ranks(2, tmp_path, again_and_whole, limit_s=400)
     for again, _ in ranks:
         for undisturbed, resumed in again.values():
-            require_the_same(resumed, undisturbed)
+            require_unchanged(resumed, undisturbed)
     begun = {2: ranks[0][1]}
     require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], begun, tmp_path)
 

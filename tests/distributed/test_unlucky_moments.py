@@ -331,7 +331,7 @@ def test_neither_the_time_until_a_rank_starts_nor_a_stop_is_a_hang() -> None:
         time.sleep(3.2)  # torch is being imported
         for watch, (reading, _) in zip((running, stopping), fds, strict=True):
             watch.add(0, os.getpid(), reading)
-        stopping.begin_to_stop()  # a rank may take its time to save
+        stopping.begin_stop()  # a rank may take its time to save
         time.sleep(0.5)
         assert running.hang is None
         wait_until(lambda: running.hang)

@@ -89,8 +89,8 @@ def test_pythons_in_which_a_forked_child_may_hang_wait_before_forks(
     monkeypatch.setattr(os, "register_at_fork", lambda before: registered.append(before))
     monkeypatch.setattr(forking, "_settles", False)
     monkeypatch.setattr(sys, "version_info", version)
-    forking.settle_before_forks()
-    forking.settle_before_forks()
+    forking.quiesce_before_fork()
+    forking.quiesce_before_fork()
     assert len(registered) == count
 
 

@@ -35,7 +35,7 @@ class Store(dict[str, bytes]):
         """Return torch's module whose ranks meet here, as it is once groups are kept apart."""
         meet: Any = SimpleNamespace(rendezvous=lambda url, *_: iter([(self, rank, 2)]))
         meet._new_process_group_helper = None
-        process_groups.keep_groups_apart(meet, *launcher_port)
+        process_groups.prefix_group_stores(meet, *launcher_port)
         return meet
 
 

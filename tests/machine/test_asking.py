@@ -90,7 +90,7 @@ def test_what_torch_finds_is_used_whatever_else_says(recording: Recording, devic
 def test_mps_is_used_where_torch_can_use_it() -> None:
     machine = looked(with_torch(MAC, {"name": "MPS"}), "mps")
     assert plan(machine, device="mps").settings.device == "mps"
-    assert "virtual" in str(looked(with_torch(MAC), "mps").why_not("mps"))
+    assert "virtual" in str(looked(with_torch(MAC), "mps").unavailable_reason("mps"))
 
 
 def test_a_gpu_that_nvidia_smi_has_lost_is_left_out_as_torch_leaves_it_out() -> None:

@@ -145,7 +145,7 @@ def test_what_nvidia_smi_gets_wrong_is_unknown_and_shown_as_text_and_a_cpu_needs
 def test_how_to_use_gpus_follows_what_hides_them_and_what_is_known() -> None:
     machine = load_machine(str(FOLDER / "cpu_torch_on_gpu_box.json"))
     hidden = machine._replace(mask="-1", torch_refusal="")  # it is not asked then
-    assert hidden.why_no_gpu == "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"
+    assert hidden.no_gpu_reason == "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"
     assert how_to_use_gpus(hidden) == ["`unset CUDA_VISIBLE_DEVICES`"]
 
 

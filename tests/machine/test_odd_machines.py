@@ -154,7 +154,7 @@ def test_of_500_odd_machines_none_trains_on_the_cpu_silently() -> None:
         outcomes[result] += 1
         assert result != "CPU, silently", seed
         if odd.usable and "python" not in odd.failures:
-            assert result == "GPUs", (seed, machine.why_no_gpu)
+            assert result == "GPUs", (seed, machine.no_gpu_reason)
         assert odd.absent not in machine.driver_fault  # it is asked for the others
         if machine.gpus_reason == "found by nvidia-smi":
             facts = ("uuid", "memory_bytes", "capability")

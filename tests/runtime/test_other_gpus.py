@@ -175,7 +175,7 @@ def test_without_one_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(world, "detect_machine", lambda: load("intel_laptop"))
     with pytest.raises(MachineError) as caught:
         world._device_of(Ranks(), "xpu", None)
-    assert str(load("intel_laptop").why_not("xpu")) in str(caught.value)
+    assert str(load("intel_laptop").unavailable_reason("xpu")) in str(caught.value)
 
 
 def test_ranks_exchange_tensors_by_xccl(xpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,14 +223,14 @@ def test_where_another_run_saves_and_removes_meanwhile_the_new_one_is_fallen_bac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Training().train_to(1, every=1)
-    newest_whole = folders.newest_whole
+    newest_complete = folders.newest_complete
 
     def removed(found: Any) -> Any:
         if found[-1].path.name == "step_00000001":
             found[-1].path.rename(CHECKPOINTS / "step_00000002")
-        return newest_whole(found)
+        return newest_complete(found)
 
-    monkeypatch.setattr(preemption, "newest_whole", removed)
+    monkeypatch.setattr(preemption, "newest_complete", removed)
     training = Training()
     run = training.accelerator.resume(fall_back=True)
     assert run.checkpoint == str(CHECKPOINTS / "step_00000002")

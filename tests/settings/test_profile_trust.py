@@ -35,7 +35,7 @@ def user_profile() -> Path:
 
 @pytest.mark.parametrize("kind", ["user", "project"])
 @pytest.mark.parametrize(
-    ("owner", "owner_of_home", "mode", "why_not"),
+    ("owner", "owner_of_home", "mode", "unavailable_reason"),
     [
         (0, 0, 0o644, None),
         (0, 0, 0o600, None),
@@ -50,7 +50,7 @@ def user_profile() -> Path:
     ],
 )
 def test_who_owns_and_may_write_a_profile_decides(
-    kind: str, owner: int, owner_of_home: int, mode: int, why_not: str | None
+    kind: str, owner: int, owner_of_home: int, mode: int, unavailable_reason: str | None
 ) -> None:
     path = user_profile() if kind == "user" else PROJECT
     path.chmod(mode)
@@ -59,10 +59,10 @@ def test_who_owns_and_may_write_a_profile_decides(
             pytest.skip("needs root to chown")
         os.chown(path, owner, owner)
         os.chown(Path.home(), owner_of_home, owner_of_home)
-    if why_not is None:
+    if unavailable_reason is None:
         assert profile_layers({})
         return
-    with pytest.raises(ConfigError, match=why_not) as caught:
+    with pytest.raises(ConfigError, match=unavailable_reason) as caught:
         profile_layers({})
     assert f"`--profile {path.resolve()}`" in caught.value.problems[0].fix
     assert profile_layers({}, profile=str(path))  # a path names it

@@ -30,7 +30,7 @@ class Diary(GeneralTracker):
         self.run_id = run_id
 
     @classmethod
-    def going_on(cls, run_id: str) -> dict[str, Any]:
+    def resume_kwargs(cls, run_id: str) -> dict[str, Any]:
         return {"run_id": run_id}
 
     def start(self) -> None:

@@ -160,7 +160,7 @@ def _load(
 ) -> SavedState:
     from headway.checkpoint.loading import load_checkpoint
     from headway.checkpoint.saving import agree
-    from headway.checkpoint.training_state import SavedState, spread_as
+    from headway.checkpoint.training_state import SavedState, shard_like
 
     if not folder.exists():
         raise CheckpointError(
@@ -169,7 +169,7 @@ def _load(
             fix="go on with the strategy that saved it, such as `--strategy ddp`, or begin anew",
         )
     meet("the loading of a sharded model or optimizer")
-    loaded = load_checkpoint(folder, spread_as(training))
+    loaded = load_checkpoint(folder, shard_like(training))
     checkpoint = SavedState(loaded, folder, parts, strict=strict)
     agree(checkpoint.check)
     agree(lambda: checkpoint.check_models(models))

@@ -67,7 +67,7 @@ class GpuNames(TorchFunctionMode):
         return device
 
 
-def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
+def replace_moves(observe: Callable[[torch.Tensor], None]) -> None:
     """Make `Module.to()` and its like change fake parameters in place.
 
     torch swaps them, which fails while a weak reference exists, such as the count of live tensors.
@@ -81,9 +81,9 @@ def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
                 child._apply(fn)  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():
             if parameter is not None:
-                _change(parameter, fn, see)
+                _change(parameter, fn, observe)
                 if parameter.grad is not None:
-                    _change(parameter.grad, fn, see)
+                    _change(parameter.grad, fn, observe)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = fn(buffer)
@@ -93,7 +93,7 @@ def replace_moves(see: Callable[[torch.Tensor], None]) -> None:
 
 
 def _change(
-    tensor: Any, fn: Callable[[torch.Tensor], torch.Tensor], see: Callable[[torch.Tensor], None]
+    tensor: Any, fn: Callable[[torch.Tensor], torch.Tensor], observe: Callable[[torch.Tensor], None]
 ) -> None:
     with torch.no_grad():
         changed = fn(tensor)
@@ -106,7 +106,7 @@ def _change(
             tensor.fake_device = device
         elif changed is not tensor:
             tensor.data = changed
-    see(tensor)
+    observe(tensor)
 
 
 def replace_places_of_loaded(device: torch.device) -> None:

@@ -72,10 +72,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if active_fake_mode() is self._fake_mode:  # DTensor has one of its own, for shapes
             for one in tree_iter(result):
                 if isinstance(one, torch.Tensor):
-                    self.see(one)
+                    self.observe(one)
         return result
 
-    def see(self, tensor: torch.Tensor) -> None:
+    def observe(self, tensor: torch.Tensor) -> None:
         is_counted = tensor.device == self._device
         for storage in _storages(tensor):
             entry = self._entries.get(storage) or self._new_entry(storage)
@@ -83,7 +83,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def classify(self, tensor: torch.Tensor, category: str) -> None:
         """Set the category of a tensor's storages, unless it is known."""
-        self.see(tensor)
+        self.observe(tensor)
         for storage in _storages(tensor):
             entry = self._entries[storage]
             if entry.category in (_ACTIVATIONS, _OTHER):
@@ -94,7 +94,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if entry is not None and entry.is_counted:
             self._count(entry, storage.nbytes())
 
-    def start_anew(self) -> None:
+    def reset_peak(self) -> None:
         """Forget the peak so far: a real run does the steps so far differently."""
         self.peak_bytes, self._peak_at = self._current, len(self._changes)
 

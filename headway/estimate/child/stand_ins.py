@@ -49,7 +49,7 @@ _FIRST_RANK = {
 }
 
 
-def replace_loaders(mode: ScriptMode, see: Callable[[torch.Tensor], None]) -> None:
+def replace_loaders(mode: ScriptMode, observe: Callable[[torch.Tensor], None]) -> None:
     """Make data loaders read for real, without workers, and yield batches of fake tensors.
 
     Relies on `_SingleProcessDataLoaderIter` and `DataLoader._get_iterator`, which are private.
@@ -65,7 +65,7 @@ def replace_loaders(mode: ScriptMode, see: Callable[[torch.Tensor], None]) -> No
             with _disable_current_modes():
                 data = super()._next_data()
             data = tree_map_only(torch.Tensor, mode.faked, data)
-            tree_map_only(torch.Tensor, see, data)
+            tree_map_only(torch.Tensor, observe, data)
             return data
 
     def get_iterator(self: Any) -> Any:

@@ -34,7 +34,7 @@ from headway.estimate.child.ledger import Ledger, Models
 from headway.estimate.child.patching import line_in, line_now, line_of
 from headway.estimate.planner import Trial, TrialResult
 from headway.ipc import signals
-from headway.ipc.forking import become_new, wake_on_child_end
+from headway.ipc.forking import init_forked, wake_on_child_end
 from headway.ipc.stderr import log
 from headway.ipc.typed import decode, encode, kinds_of
 from headway.strategies.units import checkpoint_activations, units_of
@@ -79,11 +79,13 @@ def _outcome(
     if child == 0:
         try:
             printed = output.fileno()
-            become_new(server, [os.open(os.devnull, os.O_RDONLY), os.dup(printed), os.dup(printed)])
+            init_forked(
+                server, [os.open(os.devnull, os.O_RDONLY), os.dup(printed), os.dup(printed)]
+            )
             for fd in wake_fds:
                 os.close(fd)
-            signals.do_as_usual(signal.SIGINT)
-            TrialRunner(attempt, scratch).to_the_end()
+            signals.reset_handlers(signal.SIGINT)
+            TrialRunner(attempt, scratch).run_script()
         finally:
             os._exit(1)
     where = os.path.join(scratch, _PROGRESS)
@@ -160,7 +162,7 @@ class TrialRunner:
         line = line_now()
         self._notes[f"{what} ({line})" if line else what] = None
 
-    def to_the_end(self) -> NoReturn:
+    def run_script(self) -> NoReturn:
         attempt = self._attempt
         faulthandler.enable()
         stand_ins.join(attempt.world_size, attempt.local_world_size)
@@ -190,14 +192,14 @@ class TrialRunner:
             fake_cuda.replace_cuda(attempt.device_name, attempt.device_bytes, count)
             fake_cuda.replace_autocast()
             fake_cuda.replace_choice_of_optimizers()
-        fake_cuda.replace_moves(ledger.see)
+        fake_cuda.replace_moves(ledger.observe)
         fake_cuda.replace_places_of_loaded(self._device)
         stand_ins.replace_reading(self._mode)
         stand_ins.replace_addresses()
         stand_ins.replace_skipped_steps()
         stand_ins.replace_files_of_tensors(self._mode)
         stand_ins.replace_resizing(ledger.resized)
-        stand_ins.replace_loaders(self._mode, ledger.see)
+        stand_ins.replace_loaders(self._mode, ledger.observe)
         stand_ins.replace_saving(self.note)
         stand_ins.replace_loading(self.note)
         stand_ins.replace_compilation(self.note)
@@ -219,7 +221,7 @@ class TrialRunner:
             self._models.classify()
             stand_ins.shard(model, units, self._models.optimizers(), self._mesh)
             gc.collect()  # whole parameters may be in cycles; a launch frees them as it shards
-            self._ledger.start_anew()
+            self._ledger.reset_peak()
 
     def _after_step(self) -> None:
         steps = self._models.steps()

@@ -230,14 +230,16 @@ FILES = {
     "toy_cluster-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
     "toy_cluster-1.0.dist-info/entry_points.txt": "[headway.clusters]\ntoy = toy_cluster:TOY\n",
     "toy_cluster.py": """
-from headway.launcher.clusters.row import Cluster, said_by
+from headway.launcher.clusters.row import Cluster, origin_of
 from headway.settings.profile import Entry
 
 TOY = Cluster(
     "toy",
     lambda environ: "TOY_JOB" in environ,
     {"num_machines": "TOY_MACHINES", "machine_rank": "TOY_INDEX", "main_port": "TOY_PORT"},
-    lambda environ: {"main_address": Entry(environ["TOY_HOSTS"].split()[0], said_by("TOY_HOSTS"))},
+    lambda environ: {
+        "main_address": Entry(environ["TOY_HOSTS"].split()[0], origin_of("TOY_HOSTS"))
+    },
     job_variable="TOY_JOB",
 )
 """,

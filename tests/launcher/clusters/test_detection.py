@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from headway.errors import Code, ConfigError
-from headway.ipc.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unjoined
+from headway.ipc.numbering import ALONE, ALONE_VARIABLE, NUMBERINGS, unknown_launcher
 from headway.ipc.run_contract import ALLOCATION_VARIABLE, Ranks
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.launcher.clusters import mpi
-from headway.launcher.clusters.cluster import cluster_layer, task_of
+from headway.launcher.clusters.cluster import assigned_rank, cluster_layer
 from headway.launcher.clusters.mpi import MpiJob, PmixError
 from headway.settings.resolve import NOTHING
 from headway.settings.table import TABLE
@@ -59,7 +59,7 @@ Environ = dict[str, str]
 
 
 def task(environ: Environ) -> Ranks | None:
-    return task_of(environ, settings_in(environ))
+    return assigned_rank(environ, settings_in(environ))
 
 
 def test_one_task_on_each_node_is_one_machine_each() -> None:
@@ -91,7 +91,7 @@ def test_several_tasks_on_a_node_are_the_ranks() -> None:
 def test_who_says_which_machine_this_is_has_started_it_as_one() -> None:
     environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
     typed = settings_in(environ, machine_rank="0", num_machines="2")
-    assert task_of(environ, typed) is None
+    assert assigned_rank(environ, typed) is None
 
 
 def test_a_heterogeneous_job_is_refused_with_the_fix() -> None:
@@ -146,7 +146,7 @@ def test_variables_of_slurm_that_cannot_be_read_are_refused(environ: Environ) ->
         settings_in(environ)
     assert caught.value.problems[0].names == ("num_machines",)
     typed = settings_in(environ, num_machines="2", machine_rank="1", main_address="a")
-    assert task_of(environ, typed) is None
+    assert assigned_rank(environ, typed) is None
 
 
 def test_a_containers_variables_of_a_rank_change_nothing_where_slurm_speaks() -> None:
@@ -278,7 +278,7 @@ def test_each_row_is_joined_or_refused_with_the_way_to_join_and_the_one_to_be_al
     if row.rank and name != "sagemaker":
         with pytest.raises(ConfigError, match="is 'abc', not a whole number"):
             settings_in({**environ, row.size: "abc"})
-        assert unjoined({**environ, row.size: "abc"}) is row
+        assert unknown_launcher({**environ, row.size: "abc"}) is row
         with pytest.raises(ConfigError, match=f"as one of {environ[row.size]} "):
             settings_in({row.size: environ[row.size]})
 
@@ -289,18 +289,18 @@ def test_a_process_without_a_rank_knows_what_counts_it_unless_somebody_calls_it_
 ) -> None:
     row, environ = NUMBERINGS[name], COUNTED[name]
     is_numbered = bool(row.rank)
-    assert (unjoined(environ) is row) == is_numbered
-    assert unjoined({**environ, RUN_VARIABLE: "{}"}) is None
-    assert unjoined({**environ, ALONE_VARIABLE: ALONE}) is None
-    assert unjoined({**environ, row.size: "1"}) is not row
+    assert (unknown_launcher(environ) is row) == is_numbered
+    assert unknown_launcher({**environ, RUN_VARIABLE: "{}"}) is None
+    assert unknown_launcher({**environ, ALONE_VARIABLE: ALONE}) is None
+    assert unknown_launcher({**environ, row.size: "1"}) is not row
     assert TABLE["cluster"].variable == ALONE_VARIABLE
 
 
 @pytest.mark.parametrize("shell", ["4294967291", "4294967290", ""])
 def test_a_shell_in_a_job_of_several_tasks_is_no_task(shell: str) -> None:
     tasks = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": shell}
-    assert unjoined({**BATCH, **tasks}) is None
-    assert unjoined({**STEP, "SLURM_PTY_PORT": "4000"}) is None
+    assert unknown_launcher({**BATCH, **tasks}) is None
+    assert unknown_launcher({**STEP, "SLURM_PTY_PORT": "4000"}) is None
 
 
 def test_a_container_with_some_of_slurms_variables_is_one_machine_of_a_job_on_one() -> None:

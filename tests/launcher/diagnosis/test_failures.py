@@ -115,7 +115,7 @@ def test_a_rank_that_left_silently_is_blamed_before_those_it_left_alone() -> Non
     assert found.cause == "rank 2 of 4 left by os._exit(0) while the others went on"
     assert found.exit_code == 1
     elsewhere = failure(ended(2, 0, 1.5), ended(1, 0, 1.0, left_silently=False), is_left=True)
-    assert (elsewhere.cause, elsewhere.doubt) == (found.cause, 1)
+    assert (elsewhere.cause, elsewhere.suspicion) == (found.cause, 1)
 
 
 @pytest.mark.parametrize("code", [0, -6, -9, -11])
@@ -258,6 +258,6 @@ def test_ranks_that_the_launcher_killed_are_named() -> None:
 
 
 def test_an_abort_that_nothing_explains_is_no_other_machines_fault() -> None:
-    assert failure(ended(0, -6, 1.0)).doubt == 1
+    assert failure(ended(0, -6, 1.0)).suspicion == 1
     said = {0: ("terminate called after throwing an instance of", "[.../gloo/pair.cc] closed")}
-    assert failure(ended(0, -6, 1.0), last_lines=said).doubt == 2
+    assert failure(ended(0, -6, 1.0), last_lines=said).suspicion == 2

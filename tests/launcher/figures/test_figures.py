@@ -28,7 +28,7 @@ SLOW = USUAL._replace(seconds=2.6, data_s=0.8)
 
 def run_of(num_ranks: int) -> tuple[RunFigures, list[str]]:
     figures, told = RunFigures(), list[str]()
-    figures.tell = told.append
+    figures.report = told.append
     figures.begin_attempt(num_ranks)
     return figures, told
 
@@ -91,7 +91,7 @@ def test_a_lost_machine_is_shown_has_no_rate_and_holds_up_nobody_until_the_next_
         figures.note(0, WAITING)
         figures.note(1, SLOW, 1, "n2")
     assert figures.slowest is not None
-    figures.lose(1)
+    figures.drop_machine(1)
     assert [(row.is_lost, row.samples_per_s is None) for row in figures.rows()] == [
         *((False, False), (True, True))
     ]

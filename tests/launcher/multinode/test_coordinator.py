@@ -96,8 +96,8 @@ class Run:
         return self
 
 
-def failed(doubt: int = 0, cause: str = "rank 1 failed", ago_s: float = 0.0) -> Failed:
-    return Failed(9, "x", cause, "", "", "", 7, doubt, ago_s)
+def failed(suspicion: int = 0, cause: str = "rank 1 failed", ago_s: float = 0.0) -> Failed:
+    return Failed(9, "x", cause, "", "", "", 7, suspicion, ago_s)
 
 
 def kinds(sent: list[tuple[int, Message]]) -> list[tuple[int, str]]:
@@ -184,7 +184,7 @@ def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait
     run.take(2, Signalled(15, "n2"))
     assert not run.sent()  # that machine may come again
     run.take(1, Signalled(15, "n1"))
-    run.coordinator.lose(1, "its launcher has ended", run.now)
+    run.coordinator.drop(1, "its launcher has ended", run.now)
     assert run.sent() == [(2, Signalled(15, "n1"))]
     assert not run.lines
 
@@ -255,10 +255,10 @@ def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> Non
 
 def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
     run = Run(2, 2).begun(2)
-    run.take(1, failed(doubt=2, cause="victim"))
+    run.take(1, failed(suspicion=2, cause="victim"))
     run.wait(1)
     assert not run.sent()
-    run.take(2, failed(doubt=1, cause="killed"))
+    run.take(2, failed(suspicion=1, cause="killed"))
     run.take(1, Beat(""))
     run.wait(2)
     run.take(1, Beat(""))
@@ -268,11 +268,11 @@ def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
 
 
 def test_a_rank_that_left_silently_is_blamed_once_a_rank_elsewhere_fails() -> None:
-    for doubt, blamed in ((2, "left"), (0, "its own")):
+    for suspicion, blamed in ((2, "left"), (0, "its own")):
         run = Run(2, 2).begun(2)
-        run.take(2, Done(failed(doubt=1, cause="left")))
+        run.take(2, Done(failed(suspicion=1, cause="left")))
         assert not run.sent()
-        run.take(1, failed(doubt=doubt, cause="its own"))
+        run.take(1, failed(suspicion=suspicion, cause="its own"))
         run.wait(3)
         run.take(1, Beat(""))
         run.take(2, Beat(""))
@@ -285,10 +285,10 @@ def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to
     run = Run(2, 2).begun(2)
     run.take(2, Beat("rank 1 at optimizer step 7"))
     run.wait(1)
-    run.take(1, failed(doubt=2, cause="victim"))
+    run.take(1, failed(suspicion=2, cause="victim"))
     run.wait(5)  # machine 1 has not answered
     assert not run.sent()
-    run.coordinator.lose(2, "nothing was heard from it", run.now)
+    run.coordinator.drop(2, "nothing was heard from it", run.now)
     ((_, end),) = run.sent()
     assert isinstance(end, Failed)
     assert "machine 1 (n2) was lost" in end.cause
@@ -348,8 +348,8 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
 
 def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
     run = Run(2, 3).begun(3)
-    run.take(1, failed(doubt=2))
-    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.take(1, failed(suspicion=2))
+    run.coordinator.drop(2, "its launcher has ended", run.now)
     sent = run.sent()
     assert [(peer, message.number) for peer, message in sent if isinstance(message, Restart)] == [
         (1, 0),
@@ -381,14 +381,14 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
     figures = Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
     run.take(3, Timing(5, figures))
     assert seen == [(5, figures, 2, "n3")]
-    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher has ended", run.now)
     assert lost == [1]
 
 
 @pytest.mark.parametrize("stops_for_long", [False, True])
 def test_a_range_waits_for_another_machine_when_too_few_are_left(stops_for_long: bool) -> None:
     run = Run(2, 3).begun(2)
-    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher has ended", run.now)
     if stops_for_long:
         run.wait(SETTLE_S + 1)
     run.ready(1)
@@ -406,7 +406,7 @@ def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -
     run = Run(2, 3).begun(2)
     run.join(3, None)
     run.take(2, Done())
-    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher has ended", run.now)
     assert not run.sent()
     run.take(1, Done())
     assert run.sent() == [(1, AllDone()), (3, AllDone())]
@@ -418,7 +418,7 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
     assert run.sent() == [(1, Signalled(15, "n2")), (3, Signalled(15, "n2"))]
     run.take(1, failed())
     run.take(2, Leave())
-    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher has ended", run.now)
     assert not run.sent()
 
 
@@ -426,7 +426,7 @@ def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_f
     run = Run(3, 3).begun(3)
     run.take(2, Signalled(15, "n2"))
     run.sent()
-    run.coordinator.lose(2, "nothing was heard from it for 15 s", run.now)
+    run.coordinator.drop(2, "nothing was heard from it for 15 s", run.now)
     assert kinds(run.sent()) == [(1, "Failed"), (3, "Failed")]
 
 
@@ -443,7 +443,7 @@ def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> N
 def test_a_machine_that_leaves_before_ranks_start_can_come_again() -> None:
     run = Run(2, 2).joined(2)
     run.ready(1)
-    run.coordinator.lose(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher has ended", run.now)
     assert run.join(3, 1)
     run.ready(3)
     assert kinds(run.sent()) == [(1, "Probe"), (3, "Probe")]

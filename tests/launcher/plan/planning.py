@@ -10,7 +10,7 @@ import pytest
 
 from headway.errors import HeadwayError, MachineError
 from headway.ipc.origin import Layer, Origin
-from headway.launcher.clusters.cluster import cluster_layer, job_in, task_of
+from headway.launcher.clusters.cluster import assigned_rank, cluster_layer, job_in
 from headway.launcher.plan.build import build_plan
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.program import Program
@@ -57,7 +57,7 @@ def plan(
         environ=environ,
         supervise=supervise,
         in_process=in_process,
-        task=task_of(environ, settings),
+        task=assigned_rank(environ, settings),
         job=job_in(environ, settings),
     )
 

@@ -33,9 +33,9 @@ class Run:
             bell=Bell(),
             resume_guardian=nothing,
             resume_server=nothing,
-            end_left_processes=nothing,
+            end_leftovers=nothing,
         )
-        quiet: dict[str, Any] = {"end": lambda *_: [], "hang": None, "begin_to_stop": nothing}
+        quiet: dict[str, Any] = {"end": lambda *_: [], "hang": None, "begin_stop": nothing}
         quiet |= {"has_ended": lambda _: False}
         made = RankProcesses(
             starter,
@@ -46,7 +46,7 @@ class Run:
             reports_its_end=True,
             debug_rank=None,
             grace=grace,
-            failed_elsewhere=lambda: self.elsewhere,
+            remote_failure=lambda: self.elsewhere,
         )
         made.local_ranks[7] = 0
         made.handles[0] = SimpleNamespace(send=self.send, close=nothing)  # type: ignore[assignment]
@@ -55,7 +55,7 @@ class Run:
     def send(self, number: int) -> None:
         self.sent.append(number)
         if number == signal.SIGKILL:
-            self.ended[7] = Ended(7, -number, time.time(), left_processes=False)
+            self.ended[7] = Ended(7, -number, time.time(), leftovers=False)
 
 
 def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None:
@@ -67,7 +67,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
         return []
 
     run = Run(Grace(30, 5, 600), end=end)
-    run.ended[7] = Ended(7, 3, 1.0, left_processes=False)
+    run.ended[7] = Ended(7, 3, 1.0, leftovers=False)
     with pytest.raises(KeyboardInterrupt):
         run.ranks.collect()
     run.ranks.collect()
@@ -76,7 +76,7 @@ def test_an_end_that_is_being_taken_in_when_a_signal_comes_is_not_lost() -> None
 
 def test_the_end_of_a_run_signals_no_rank_whose_number_another_process_may_have() -> None:
     run = Run(Grace(0, 0, 0), will_save=lambda: False)
-    run.ended[7] = Ended(7, 1, 1.0, left_processes=False)
+    run.ended[7] = Ended(7, 1, 1.0, leftovers=False)
     run.ranks.close()
     assert not run.sent
 
@@ -107,4 +107,4 @@ def test_ranks_that_save_before_they_stop_are_not_waited_for_once_a_machine_is_l
     run.ranks.close()
     assert run.sent == [signal.SIGTERM, signal.SIGKILL]
     assert run.ranks.exits[0].killed_after_s is not None
-    assert run.ranks.failed_amid_stop is run.elsewhere
+    assert run.ranks.failure_during_stop is run.elsewhere

@@ -118,9 +118,9 @@ def test_a_failure_is_repeated_if_the_one_before_it_was_the_same_without_a_new_s
         if event == "launch":
             launch = Repeats(lambda: folder)
         elif event == "success":
-            launch.pass_by(0, has_ended_well=True)
+            launch.note_success(0, has_ended_well=True)
         elif isinstance(event, int):
-            launch.pass_by(event)
+            launch.note_success(event)
         else:
             assert event is None or isinstance(event, CrashSite)
             found.append(bool(launch.judge(event)))

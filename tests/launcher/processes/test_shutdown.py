@@ -91,4 +91,4 @@ def test_a_victim_that_has_nothing_to_do_is_killed_once_it_has_said_so() -> None
 
 def test_ranks_that_sigkill_does_not_end_are_given_up() -> None:
     stop = Shutdown(TERM, 100, 30, 5, 600)
-    assert [stop.is_given_up(now) for now in (139, 140)] == [False, True]
+    assert [stop.is_abandoned(now) for now in (139, 140)] == [False, True]
