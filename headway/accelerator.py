@@ -549,7 +549,7 @@ class Accelerator(Process):
             >>> from headway import ProfileKwargs
             >>> with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
             ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
-            >>> "aten::mm" in {one.key for one in profiler.key_averages()}
+            >>> "aten::mm" in {event.key for event in profiler.key_averages()}
             True
         """
         handler = profile_handler or self.parts.handlers.or_default(ProfileKwargs)
@@ -570,7 +570,7 @@ class Accelerator(Process):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether an optimizer skipped its last step, because fp16 gradients overflowed."""
-        return any(one.step_was_skipped for one in self.parts.training.optimizers)
+        return any(optimizer.step_was_skipped for optimizer in self.parts.training.optimizers)
 
     @property
     def gradient_accumulation_steps(self) -> int:

@@ -181,7 +181,7 @@ def _check_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Non
             where=f"the script's {CALL}",
             fix=f"write `def {function.__name__}(batch_size):`",
         )
-    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     if len(parameters) > len(args) or takes_any:
         return
     named = zip(list(parameters)[1:], args[1:], strict=False)

@@ -193,7 +193,7 @@ def _be_rank(
     for number in (1, 2):
         path = folder / f"{rank}.{number}"
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(one), "w", buffering=1) for one in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(fd), "w", buffering=1) for fd in (1, 2))
     # OpenMP's threads are not forked, and a parallel region would wait for them
     torch.set_num_threads(1)
     AcceleratorState._reset_state(reset_partial_state=True)  # that of the launching process

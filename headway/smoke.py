@@ -43,8 +43,8 @@ def main(results: str) -> None:
     for name, check in CHECKS.items():
         began = time.perf_counter()
         mine = check(accelerator)
-        outcomes = [Verdict(*one) for one in gather_object([tuple(mine)])]
-        wrong = [f"rank {rank}: {one.what}" for rank, one in enumerate(outcomes) if not one[0]]
+        outcomes = [Verdict(*fields) for fields in gather_object([tuple(mine)])]
+        wrong = [f"rank {rank}: {item.what}" for rank, item in enumerate(outcomes) if not item[0]]
         rows.append(_row(name, Verdict(not wrong, "; ".join(wrong) or outcomes[0].what), began))
     if accelerator.is_main_process:
         with open(results, "w", encoding="utf-8") as file:
@@ -126,7 +126,7 @@ def check_step(accelerator: Accelerator) -> Verdict:
         if not accelerator.optimizer_step_was_skipped:
             break
     pairs = zip(together.parameters(), alone.parameters(), strict=True)
-    difference = max(float((one - other).detach().abs().max()) for one, other in pairs)
+    difference = max(float((ours - other).detach().abs().max()) for ours, other in pairs)
     accelerator.free_memory()
     return Verdict(
         difference <= PRECISIONS[accelerator.mixed_precision].tolerance,

@@ -233,7 +233,7 @@ class Checkpointer:
                 hook(models, weights, str(folder))
 
         def require_same_names() -> None:
-            if [[*one] for one in weights] != saved:
+            if [[*weight] for weight in weights] != saved:
                 raise UsageError(
                     "a hook of save_state() has left other weights than on rank 0, and each rank"
                     " has a part of a sharded model",
@@ -247,7 +247,7 @@ class Checkpointer:
         training = self.training
         if not (training.strategy.shards or any(map(model_has_dtensor, training.models))):
             return weights if self.training.world.is_main else []
-        saved = on_rank_0(lambda: [[*one] for one in weights])
+        saved = on_rank_0(lambda: [[*weight] for weight in weights])
         agree(require_same_names)
         return weights
 

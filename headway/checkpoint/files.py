@@ -117,7 +117,7 @@ def without_shared_memory(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 def original_names(state_dict: Any) -> Any:
     """Return a state dict without the parts that `torch.compile` adds to names of weights."""
-    renamed = {re.sub(r"\b_orig_mod\.", "", name): one for name, one in state_dict.items()}
+    renamed = {re.sub(r"\b_orig_mod\.", "", name): value for name, value in state_dict.items()}
     return renamed if renamed.keys() != state_dict.keys() else state_dict  # with its _metadata
 
 
@@ -126,7 +126,7 @@ def replacing(targets: Sequence[Path]) -> Iterator[list[Path]]:
     """Yield a file of the same name for each target, which it replaces unless the block fails."""
     parent, name = targets[0].parent, targets[0].name
     with TemporaryDirectory(".tmp", f".{name}.", parent, ignore_cleanup_errors=True) as folder:
-        partials = [Path(folder, one.name) for one in targets]
+        partials = [Path(folder, target.name) for target in targets]
         yield partials
         for partial, target in zip(partials, targets, strict=True):
             partial.replace(target)
@@ -185,7 +185,7 @@ def save_weights(
                     read_whole(state[key])
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing([folder / one for one in (*names, *index)]) as partials:
+    with replacing([folder / file for file in (*names, *index)]) as partials:
         for shard, partial in zip(shards, partials, strict=False):
             entries = {
                 key: read_whole(state[key]) if isinstance(state[key], torch.Tensor) else state[key]

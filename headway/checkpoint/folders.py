@@ -249,14 +249,14 @@ def prune(folder: Path, keep: int, start: str | None = None) -> dict[Path, bool]
     With `start`, only names that Headway has made with it count. A link is not a checkpoint: it is
     neither counted nor removed.
     """
-    paths = [one.path for one in own_checkpoints_in(folder)]
-    own = [one for one in paths if start is None or _number(one.name, start) is not None]
-    return {one: remove(one) for one in own[: -max(keep, 1)]}
+    paths = [checkpoint.path for checkpoint in own_checkpoints_in(folder)]
+    own = [path for path in paths if start is None or _number(path.name, start) is not None]
+    return {path: remove(path) for path in own[: -max(keep, 1)]}
 
 
 def leftovers_in(folder: Path) -> list[Path]:
     """Return what interrupted saves have left in a folder, sorted."""
-    return sorted(one for one in paths_in(folder) if _LEFT.fullmatch(one.name))
+    return sorted(path for path in paths_in(folder) if _LEFT.fullmatch(path.name))
 
 
 # ---------------------------------------------------------------------- look
@@ -270,24 +270,24 @@ def named_folder(project: Path, start: str, number: int) -> Path:
 def next_number(project: Path) -> int:
     """Return the number after all used ones, including those of damaged checkpoints."""
     numbers = (_number(path.name, NUMBERED) for path in paths_in(project / FOLDER))
-    return 1 + max((one for one in numbers if one is not None), default=-1)
+    return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints in a folder, the newest last; not damaged ones."""
     found = candidates_in(folder)
-    return [Checkpoint(one.path, one.manifest) for one in found if one.manifest is not None]
+    return [Checkpoint(item.path, item.manifest) for item in found if item.manifest is not None]
 
 
 def own_checkpoints_in(folder: Path) -> list[Checkpoint]:
     """Return the committed checkpoints in a folder, without links."""
-    return [one for one in checkpoints_in(folder) if not one.path.is_symlink()]
+    return [checkpoint for checkpoint in checkpoints_in(folder) if not checkpoint.path.is_symlink()]
 
 
 def next_time(folder: Path) -> float:
     """Return now, or a time after all manifests of the project: clocks may be set back."""
     beside = (folder, folder / FOLDER) if folder.name != FOLDER else (folder, folder.parent)
-    found = [one.manifest.saved_at for place in beside for one in checkpoints_in(place)]
+    found = [item.manifest.saved_at for place in beside for item in checkpoints_in(place)]
     return max(time.time(), max(found, default=0.0) + 1e-3)
 
 
@@ -324,13 +324,13 @@ def candidates(project: Path) -> list[Candidate]:
     folders = (project, project / FOLDER)
     for folder in folders:
         _finish_commits(folder)
-    return sorted(one for folder in folders for one in candidates_in(folder))
+    return sorted(candidate for folder in folders for candidate in candidates_in(folder))
 
 
 def newest_in(folder: Path) -> Path | None:
     """Return the newest checkpoint in a folder, maybe a damaged one; None if it has none."""
     _finish_commits(folder)
-    return next((one.path for one in reversed(candidates_in(folder))), None)
+    return next((candidate.path for candidate in reversed(candidates_in(folder))), None)
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -379,13 +379,13 @@ def _finish_commits(folder: Path) -> None:
 def newest_complete(found: list[Candidate]) -> tuple[Path | None, list[CheckpointError]]:
     """Return the newest undamaged checkpoint, and the errors of those after it."""
     faults = []
-    for one in reversed(found):
+    for candidate in reversed(found):
         try:
-            verify(one.path)
+            verify(candidate.path)
         except CheckpointError as error:
             faults.append(error)
         else:
-            return one.path, faults
+            return candidate.path, faults
     return None, faults
 
 
@@ -437,7 +437,7 @@ def remove_leftovers(project: Path) -> None:
     What cannot be removed is reported: no run fails for it.
     """
     try:
-        left = [one for one in leftovers_in(project / FOLDER) if not remove(one)]
+        left = [path for path in leftovers_in(project / FOLDER) if not remove(path)]
     except CheckpointError as error:
         left = [Path(error.problems[0].where)]
     if left:
@@ -467,7 +467,7 @@ class ListedCheckpoint(NamedTuple):
 def listed_in(folder: Path) -> list[ListedCheckpoint]:
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [
-        *(_look_at(one.path) for one in candidates_in(folder)),
+        *(_look_at(candidate.path) for candidate in candidates_in(folder)),
         *(ListedCheckpoint(path, SaveStatus.INCOMPLETE, None) for path in left),
     ]
 
@@ -498,7 +498,7 @@ def _beside(target: Path, kind: str) -> Path:
 
 def _siblings(target: Path, kind: str) -> list[Path]:
     start = f".{kind}-{target.name}"
-    return [one for one in leftovers_in(target.parent) if one.name.rpartition("-")[0] == start]
+    return [path for path in leftovers_in(target.parent) if path.name.rpartition("-")[0] == start]
 
 
 def _flush(folder: Path) -> None:

@@ -117,7 +117,7 @@ def weights_in(folder: Path, number: int | None = None) -> SavedWeights:
                 else "export one that was saved with its weights",
             )
         weights = original_names(models[number or 0])
-        tensors = {name: one for name, one in weights.items() if isinstance(one, torch.Tensor)}
+        tensors = {name: t for name, t in weights.items() if isinstance(t, torch.Tensor)}
         return SavedWeights(tensors, sorted(weights.keys() - tensors.keys()))
 
 

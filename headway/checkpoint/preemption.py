@@ -364,7 +364,7 @@ class Preemption:
         if folder is None or self._checkpoints.has_state:
             return
         project = Path(folder).expanduser()
-        found = on_rank_0(lambda: [str(one.path) for one in candidates(project)[-1:]])
+        found = on_rank_0(lambda: [str(candidate.path) for candidate in candidates(project)[-1:]])
         if found:
             raise CheckpointError(
                 "the project folder has checkpoints of an earlier run, which this run does not go"
@@ -462,17 +462,17 @@ def _select_checkpoint(
     if whole is None:
         raise CheckpointError(
             f"none of the {len(found)} checkpoints is whole: "
-            + "; ".join(f"{one.what} ({one.where})" for one in _problems(faults)),
+            + "; ".join(f"{problem.what} ({problem.where})" for problem in _problems(faults)),
             where=str(project),
             fix="move them away to start from the beginning",
         )
-    return str(whole), [f"left out: {one.what} ({one.where})" for one in _problems(faults)]
+    return str(whole), [f"left out: {fault.what} ({fault.where})" for fault in _problems(faults)]
 
 
 def _tracked_runs(checkpoint: Path) -> dict[str, str]:
     """Return the runs of trackers that a checkpoint names, by tracker; it need not be verified."""
     runs: dict[str, str] = read_json(path := checkpoint / RUNS_FILE)
-    if not isinstance(runs, dict) or not all(isinstance(one, str) for one in runs.values()):
+    if not isinstance(runs, dict) or not all(isinstance(run, str) for run in runs.values()):
         raise unusable("the runs of trackers are not the names of runs, by tracker", path)
     return runs
 
@@ -490,8 +490,8 @@ def _saved_before_restart(settings: EffectiveSettings, found: list[Candidate]) -
     if not is_restart() or not settings.run.began_at:
         return []
     began_at = settings.run.began_at
-    saved = [one for one in found if not one.manifest or one.manifest.launched_at == began_at]
-    return [*dropwhile(lambda one: one.manifest is None, saved)]
+    saved = [item for item in found if not item.manifest or item.manifest.launched_at == began_at]
+    return [*dropwhile(lambda item: item.manifest is None, saved)]
 
 
 def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
@@ -499,7 +499,7 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     from headway.checkpoint.saving import on_rank_0
 
     def look() -> tuple[bool, bool, Path | None]:
-        others = [one for one in candidates(project) if one.path != path]
+        others = [candidate for candidate in candidates(project) if candidate.path != path]
         is_whole = newest_complete([Candidate(0.0, path)])[0] is not None
         is_there = not is_absent(path)
         return is_there, is_whole, None if is_whole else newest_complete(others)[0]

@@ -107,7 +107,7 @@ def prepare_checkpoint(
     with removed_on_failure(pending):
         agree(lambda: require_shared(pending))
         shared, own = agree(encoded)
-    written = {name: one for name, one in tensors.items() if _is_written_by(rank, name, one)}
+    written = {name: t for name, t in tensors.items() if _is_written_by(rank, name, t)}
     return Prepared(target, pending, shared, own, written, progress, then)
 
 

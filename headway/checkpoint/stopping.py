@@ -65,8 +65,8 @@ class StopSignals:
 
     def trap(self) -> None:
         """Start to note signals; Python allows this in the main thread only."""
-        before = {one: signal.getsignal(one) for one in signals.STOPS}
-        self._before = {one: before[one] for one in before if before[one] != signal.SIG_IGN}
+        before = {stop: signal.getsignal(stop) for stop in signals.STOPS}
+        self._before = {stop: before[stop] for stop in before if before[stop] != signal.SIG_IGN}
         signals.trap(self._note, *self._before)
         os.register_at_fork(after_in_child=self._leave_child)
         self._progress.note_use(stopping=True)

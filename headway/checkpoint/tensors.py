@@ -201,10 +201,10 @@ class SavedTensors:
         for name, tensor in wanted.items():
             _require_match(name, tensor, self.facts.get(name), self._folder)
         loaded = {
-            name: torch.empty_like(one)
-            if isinstance(one, DTensor)
-            else torch.empty(one.shape, dtype=one.dtype)
-            for name, one in wanted.items()
+            name: torch.empty_like(like)
+            if isinstance(like, DTensor)
+            else torch.empty(like.shape, dtype=like.dtype)
+            for name, like in wanted.items()
         }
         try:
             with _alone_without_a_word():
@@ -264,7 +264,7 @@ class _Reader(FileSystemReader):
 
 
 def _index_of(metadata: Metadata, results: list[list[WriteResult]]) -> Index:
-    places = {one.index: one.storage_data for of_rank in results for one in of_rank}
+    places = {result.index: result.storage_data for of_rank in results for result in of_rank}
     tensors = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata)
@@ -312,7 +312,7 @@ def _index_in(folder: Path) -> tuple[Index, dict[str, torch.Tensor]]:
         facts = {name: _fact(name, entry) for name, entry in index.tensors.items()}
         files = {part.file for entry in index.tensors.values() for part in entry.parts}
         size = sum(_size_of(folder, name) for name in files)
-        if (needed := sum(one.nbytes for one in facts.values())) > size:
+        if (needed := sum(fact.nbytes for fact in facts.values())) > size:
             raise ValueError(f"its tensors need {needed} bytes, and its files have {size}")
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]

@@ -128,7 +128,7 @@ class SavedState:
 
     def check_models(self, models: Sequence[torch.nn.Module]) -> None:
         """Raise CheckpointError unless the weights fit these models, which stay as they are."""
-        all_live = [one.state_dict() for one in models]
+        all_live = [model.state_dict() for model in models]
         with reading_state(self.folder):
             saved = self.shared["models"]
             self.require_equal("number of models", len(saved), len(models))
@@ -239,14 +239,14 @@ class Optimizers(_Objects):
         names = _names_of_parameters(self._training)
         return [
             {
-                "kind": kind_of(one),
-                "parameters": _parameters_of(one, names),
-                "state": one.state_dict(),
-                "steps": one.step_count,
-                "skipped": one.step_was_skipped,
-                "hyperparameters": one.hyperparameters,
+                "kind": kind_of(live),
+                "parameters": _parameters_of(live, names),
+                "state": live.state_dict(),
+                "steps": live.step_count,
+                "skipped": live.step_was_skipped,
+                "hyperparameters": live.hyperparameters,
             }
-            for one in self.live()
+            for live in self.live()
         ]
 
     def check(self, checkpoint: SavedState) -> None:
@@ -257,10 +257,10 @@ class Optimizers(_Objects):
             sizes = ([len(group) for group in each] for each in groups)
             checkpoint.require_equal(f"sizes of the parameter groups of {name}", *sizes)
             pairs = zip(*map(chain.from_iterable, groups), strict=True)
-            for number, (one, other) in enumerate(pairs):
-                if not checkpoint.strict or None in (one[0], other[0]):
-                    one, other = one[1:], other[1:]  # parameters of no model have no names
-                checkpoint.require_equal(f"parameter {number} of {name}", one, other)
+            for number, (ours, other) in enumerate(pairs):
+                if not checkpoint.strict or None in (ours[0], other[0]):
+                    ours, other = ours[1:], other[1:]  # parameters of no model have no names
+                checkpoint.require_equal(f"parameter {number} of {name}", ours, other)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
         for name, saved, optimizer in self.pairs(checkpoint):
@@ -283,12 +283,12 @@ class Schedulers(_Objects):
     def state_dict(self) -> list[Any]:
         return [
             {
-                "kind": kind_of(one),
-                "state": one.scheduler.state_dict(),
-                "seen_steps": one.seen_steps,
-                "hyperparameters": one.hyperparameters,
+                "kind": kind_of(live),
+                "state": live.scheduler.state_dict(),
+                "seen_steps": live.seen_steps,
+                "hyperparameters": live.hyperparameters,
             }
-            for one in self.live()
+            for live in self.live()
         ]
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -309,7 +309,7 @@ class RegisteredObjects(_Objects):
         return self._training.registered
 
     def states(self, allow_pickle: bool) -> list[Any]:
-        return [_state_of_object(one, allow_pickle) for one in self.live()]
+        return [_state_of_object(live, allow_pickle) for live in self.live()]
 
     def check(self, checkpoint: SavedState) -> None:
         self._states = [
@@ -352,7 +352,7 @@ class LossScale(_Part):
         name = saved["name"]
         fix = f"pass --mixed-precision {name}, or Accelerator(mixed_precision={name!r})"
         checkpoint.require_equal("mixed_precision", name, live.name, fix=fix)
-        parts = (sorted(one) for one in (saved["state"], live.state_dict()))
+        parts = (sorted(state) for state in (saved["state"], live.state_dict()))
         checkpoint.require_equal("parts of the loss scale", *parts)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -396,8 +396,8 @@ class Positions(_Part):
     def state_dict(self) -> dict[str, Any]:
         training = self._training
         return {
-            "positions": [one.state_dict() for one in training.loaders],
-            "epochs": training.run.counted_epochs([one.epochs for one in training.loaders]),
+            "positions": [loader.state_dict() for loader in training.loaders],
+            "epochs": training.run.counted_epochs([loader.epochs for loader in training.loaders]),
         }
 
     def check(self, checkpoint: SavedState) -> None:
@@ -424,7 +424,7 @@ class Positions(_Part):
             if states is not None:
                 set_generator_states(states, device)
 
-        has_led = any(one.epochs.has_trained for one in training.loaders)
+        has_led = any(loader.epochs.has_trained for loader in training.loaders)
         has_trained = has_led or training.steps_done > 0
         training.run.resume(restore, saved["epochs"], has_trained=has_trained)
 
@@ -432,7 +432,7 @@ class Positions(_Part):
         """Return where loaders stood: this rank's own where each rank reads its own data."""
         shared = checkpoint.shared[self.name]["positions"]
         own = checkpoint.own["positions"] or [None] * len(shared)
-        return [mine or one for mine, one in zip(own, shared, strict=True)]
+        return [mine or theirs for mine, theirs in zip(own, shared, strict=True)]
 
 
 class OtherLoaders(_Part):
@@ -443,16 +443,16 @@ class OtherLoaders(_Part):
     @property
     def _loaders(self) -> list[Any]:
         loaders = self._training.all_loaders
-        return [one for one in loaders if one not in self._training.loaders]
+        return [loader for loader in loaders if loader not in self._training.loaders]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [one.position() for one in self._loaders]
+        return [loader.position() for loader in self._loaders]
 
     def check(self, checkpoint: SavedState) -> None:
         saved, live = checkpoint.shared[self.name], self._loaders
         what, fix = "number of loaders of headway.compat", "use the same Accelerator, and as many"
         checkpoint.require_equal(what, len(saved), len(live), fix=fix)
-        if any(one["state"] for one in saved):
+        if any(loader["state"] for loader in saved):
             ranks = checkpoint.saved_by, rank_and_size()[1]
             checkpoint.require_equal("ranks, with use_stateful_dataloader", *ranks)
 
@@ -474,14 +474,16 @@ class OwnOfRank(_Part):
         training, has_gradients = self._training, self._training.accumulation.has_gradients
         spread = map(training.strategy.broadcasts_buffers, training.models)
         parameters = _parameters(training) if has_gradients else []
-        if training.strategy.shards and parameters and all(one.grad is None for one in parameters):
+        if training.strategy.shards and parameters and all(p.grad is None for p in parameters):
             training.run.report(_WITHHELD)
         return {
             "generators": generator_states(training.world.device),
             "tokens": training.accumulation.tokens,
             "buffers": [*zip(own_buffers, spread, strict=True)] if own_buffers else [],
-            "gradients": [None if one.grad is None else own_part(one.grad) for one in parameters],
-            "positions": [one.state_dict() if one.num_shares else None for one in training.loaders],
+            "gradients": [None if p.grad is None else own_part(p.grad) for p in parameters],
+            "positions": [
+                loader.state_dict() if loader.num_shares else None for loader in training.loaders
+            ],
         }
 
     def check(self, checkpoint: SavedState) -> None:
@@ -491,11 +493,11 @@ class OwnOfRank(_Part):
             why = "it has states of generators that are none"
             raise unusable(f"the checkpoint is damaged: {why}", checkpoint.folder)
         if own["gradients"]:
-            parameters = [own_part(one) for one in _parameters(self._training)]
+            parameters = [own_part(p) for p in _parameters(self._training)]
             _require_shapes(checkpoint, "gradients", own["gradients"], parameters)
         for model, (buffers, _) in zip(models, self._buffers(checkpoint), strict=True):
             if buffers:
-                live = [getattr(*one) for one in saved_buffers(model)]
+                live = [getattr(*buffer) for buffer in saved_buffers(model)]
                 _require_shapes(checkpoint, "buffers", buffers, live)
 
     def load_state_dict(self, checkpoint: SavedState) -> Iterator[str]:
@@ -509,9 +511,9 @@ class OwnOfRank(_Part):
             parameter.grad = None if gradient is None else _as_gradient(gradient, parameter)
         models = training.inner_models, training.models, self._buffers(checkpoint)
         for model, prepared, (buffers, are_spread) in zip(*models, strict=True):
-            for one, saved in zip(saved_buffers(model), buffers, strict=False):
+            for buffer, saved in zip(saved_buffers(model), buffers, strict=False):
                 if saved is not None:
-                    getattr(*one).copy_(saved)
+                    getattr(*buffer).copy_(saved)
             training.strategy.set_broadcast_buffers(prepared, are_spread)
 
     def _buffers(self, checkpoint: SavedState) -> Sequence[tuple[Sequence[Any], bool]]:
@@ -526,7 +528,7 @@ def _require_shapes(
     live: Sequence[torch.Tensor],
 ) -> None:
     pairs = zip(saved, live, strict=False)
-    have_shapes = all(one is None or one.shape == other.shape for one, other in pairs)
+    have_shapes = all(ours is None or ours.shape == other.shape for ours, other in pairs)
     if len(saved) != len(live) or not have_shapes:
         raise checkpoint.misfit(f"the {what} are those of other models, or of another strategy")
 
@@ -565,7 +567,7 @@ def _names_of_parameters(training: Training) -> dict[int, str]:
 def _parameters_of(optimizer: PreparedOptimizer, names: Mapping[int, str]) -> list[Any]:
     """Return the name and the shape of each parameter, by group."""
     return [
-        [[names.get(id(one)), [*one.shape]] for one in group["params"]]
+        [[names.get(id(p)), [*p.shape]] for p in group["params"]]
         for group in optimizer.param_groups
     ]
 
@@ -578,9 +580,9 @@ def shard_like(training: Training) -> Like:
     """
     sharded: dict[str, DTensor] = {}  # by the names that `encode` gives
     for number, model in enumerate(training.inner_models):
-        for name, one in model.state_dict().items():
-            if isinstance(one, DTensor):
-                sharded[f"shared.models.{number}.{name}"] = one
+        for name, value in model.state_dict().items():
+            if isinstance(value, DTensor):
+                sharded[f"shared.models.{number}.{name}"] = value
     for number, optimizer in enumerate(training.optimizers):
         groups = (group["params"] for group in optimizer.param_groups)
         for index, parameter in enumerate(chain.from_iterable(groups)):
@@ -591,7 +593,7 @@ def shard_like(training: Training) -> Like:
         tensors: dict[str, torch.Tensor] = {}
         with suppress(Exception):  # it may have no state yet
             encode(obj.state_dict(), f"shared.objects.{number}.state", tensors)
-        sharded |= {name: one for name, one in tensors.items() if isinstance(one, DTensor)}
+        sharded |= {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
     def like(name: str, saved: torch.Tensor, was_sharded: bool) -> torch.Tensor:
         live = sharded.get(name, sharded.get(name.rpartition(".")[0]))
@@ -610,7 +612,7 @@ def shard_like(training: Training) -> Like:
 
 
 def _parameters(training: Training) -> list[torch.nn.Parameter]:
-    return [*chain.from_iterable(one.parameters() for one in training.inner_models)]
+    return [*chain.from_iterable(model.parameters() for model in training.inner_models)]
 
 
 def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor | None]]:
@@ -621,17 +623,17 @@ def own_buffers_of(models: Sequence[torch.nn.Module]) -> list[list[torch.Tensor 
     """
     if rank_and_size()[1] == 1:
         return []
-    live = [[getattr(*one) for one in saved_buffers(model)] for model in models]
-    facts = gather_object([[[_facts(one) for one in each] for each in live]])
-    if any(one != facts[0] for one in facts):
+    live = [[getattr(*buffer) for buffer in saved_buffers(model)] for model in models]
+    facts = gather_object([[[_facts(tensor) for tensor in each] for each in live]])
+    if any(fact != facts[0] for fact in facts):
         return []
     own = []
     for buffers in live:
-        of_rank_0 = [one.detach().clone() for one in buffers]
-        for work in [dist.broadcast(one, src=0, async_op=True) for one in of_rank_0]:
+        of_rank_0 = [buffer.detach().clone() for buffer in buffers]
+        for work in [dist.broadcast(tensor, src=0, async_op=True) for tensor in of_rank_0]:
             work.wait()
         pairs = zip(buffers, of_rank_0, strict=True)
-        own.append([None if torch.equal(one, other) else one for one, other in pairs])
+        own.append([None if torch.equal(ours, other) else ours for ours, other in pairs])
     return own
 
 

@@ -101,9 +101,9 @@ def _encode_dict(
     return [
         [
             _encode(key, f"{name}.key{index}", tensors, depth + 1),
-            _encode(one, f"{name}.{key}", tensors, depth + 1),
+            _encode(pair, f"{name}.{key}", tensors, depth + 1),
         ]
-        for index, (key, one) in enumerate(value.items())
+        for index, (key, pair) in enumerate(value.items())
     ]
 
 
@@ -111,7 +111,7 @@ def _encode_many(
     value: Any, name: str, tensors: MutableMapping[str, torch.Tensor], depth: int
 ) -> list[Json]:
     parts = enumerate(value)
-    return [_encode(one, f"{name}.{index}", tensors, depth + 1) for index, one in parts]
+    return [_encode(part, f"{name}.{index}", tensors, depth + 1) for index, part in parts]
 
 
 def _too_deep(name: str) -> CheckpointError:
@@ -151,7 +151,7 @@ def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [decode(one, tensors) for one in value]
+        return [decode(part, tensors) for part in value]
     if not isinstance(value, dict) or len(value) != 1:
         raise ValueError("it is not a value of a checkpoint")
     ((tag, content),) = value.items()
@@ -162,14 +162,14 @@ def decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _decode_dict(content: Json, tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
-    return {decode(key, tensors): decode(one, tensors) for key, one in content}
+    return {decode(key, tensors): decode(part, tensors) for key, part in content}
 
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     "dict": _decode_dict,
     "counter": lambda content, tensors: Counter(_decode_dict(content, tensors)),
-    "tuple": lambda content, tensors: tuple(decode(one, tensors) for one in content),
-    "set": lambda content, tensors: {decode(one, tensors) for one in content},
+    "tuple": lambda content, tensors: tuple(decode(part, tensors) for part in content),
+    "set": lambda content, tensors: {decode(part, tensors) for part in content},
     "bytes": lambda content, _: base64.b64decode(content, validate=True),
     "complex": lambda content, _: complex(*content),
     "number": lambda content, _: _NOT_FINITE[content],
@@ -182,8 +182,8 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
 def tensor_names(value: Json, tags: Collection[str] = ("tensor", "sharded", "array")) -> set[str]:
     """Return the names of the tensors of these kinds in an encoded value."""
     if isinstance(value, list):
-        return set().union(*(tensor_names(one, tags) for one in value))
+        return set().union(*(tensor_names(part, tags) for part in value))
     if not isinstance(value, dict):
         return set()
     names = {value[tag] for tag in tags if isinstance(value.get(tag), str)}
-    return names.union(*(tensor_names(one, tags) for one in value.values()))
+    return names.union(*(tensor_names(part, tags) for part in value.values()))

@@ -62,7 +62,7 @@ class AcceleratedScheduler(PreparedScheduler):
         """Step once for each rank, if the optimizers stepped; arguments go to the scheduler."""
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
-        elif not any(one.is_withheld for one in self.optimizers):
+        elif not any(optimizer.is_withheld for optimizer in self.optimizers):
             for _ in range(1 if self.split_batches else rank_and_size()[1]):
                 if not self._is_at_its_end():
                     self.scheduler.step(*args, **kwargs)
@@ -197,4 +197,4 @@ class Accelerator(native.Accelerator):
         own = leaves(tensor)  # in the same order
         if reduction == "mean":
             return total
-        return for_each_tensor(lambda one: one.to(next(own).dtype), total)
+        return for_each_tensor(lambda t: t.to(next(own).dtype), total)

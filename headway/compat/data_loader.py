@@ -103,7 +103,7 @@ class DataLoaderShard(TrainingLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress, loop, given = process_progress(), LoaderLoop(self), 0
-        kinds = [one for one in self.rng_types if self.synchronized_generator or one != "generator"]
+        kinds = [rng for rng in self.rng_types if self.synchronized_generator or rng != "generator"]
         with named(_LOOP):
             synchronize_rng_states(kinds, self.synchronized_generator)
         self.end_of_dataloader, self.remainder = False, -1
@@ -161,7 +161,7 @@ class DataLoaderShard(TrainingLoader):
 
     @property
     def epoch(self) -> int:
-        is_complete = any(one.loader is self and one.is_last for one in open_loops())
+        is_complete = any(loop.loader is self and loop.is_last for loop in open_loops())
         return self.iteration + is_complete
 
     def position(self) -> dict[str, Any]:
@@ -178,8 +178,8 @@ class DataLoaderShard(TrainingLoader):
     def set_epoch(self, epoch: int) -> None:
         """Number the next pass `epoch`, for all that draw or order samples."""
         self.iteration, batches = epoch, _batches_of(self)
-        for one in (batches, getattr(batches, "sampler", None), self.sampler, self.dataset):
-            if callable(set_epoch := getattr(one, "set_epoch", None)):
+        for part in (batches, getattr(batches, "sampler", None), self.sampler, self.dataset):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
 
     # ------------------------------------------------------------------ other forms of it
@@ -443,5 +443,5 @@ def _stateful_class() -> Any:
 
 
 def _samples_in(batch: Any) -> int:
-    tensors = (one for one in nested.leaves(batch) if isinstance(one, torch.Tensor) and one.ndim)
+    tensors = (t for t in nested.leaves(batch) if isinstance(t, torch.Tensor) and t.ndim)
     return next(map(len, tensors), 0)

@@ -96,7 +96,7 @@ def replace_accelerate() -> None:
         >>> issubclass(Accelerator, headway.Accelerator)
         True
     """
-    if any(isinstance(one, _Replacement) for one in sys.meta_path):
+    if any(isinstance(finder, _Replacement) for finder in sys.meta_path):
         return
     if ORIGINAL in sys.modules:
         raise UsageError(

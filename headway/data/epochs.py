@@ -68,15 +68,15 @@ class Epochs:
         self._left_after = 0  # batches, where the latest epoch that was left early was left
         self._num_compared = 2  # epochs that were left early, since a run resumed within one
 
-    def end(self, one: Pass, *, is_with_others: bool) -> None:
+    def end(self, pass_: Pass, *, is_with_others: bool) -> None:
         """Count a pass that is an epoch and gives no more."""
-        self.place, self._is_left_within = one.following, not one.is_complete
-        self._samples += one.samples
-        if one.ordinal:
-            self.over.append(one.ordinal)
-        taken = one.place.taken.batches
-        if (taken and self._left_after) or not (one.is_exhausted or is_with_others):
-            left_after = taken + one.rounds * self.num_batches
+        self.place, self._is_left_within = pass_.following, not pass_.is_complete
+        self._samples += pass_.samples
+        if pass_.ordinal:
+            self.over.append(pass_.ordinal)
+        taken = pass_.place.taken.batches
+        if (taken and self._left_after) or not (pass_.is_exhausted or is_with_others):
+            left_after = taken + pass_.rounds * self.num_batches
             if self._num_compared < 2 and self._left_after not in (0, left_after):
                 self.run.report(_LEFT)  # the script counts batches by itself
             self._num_compared += 1
@@ -112,8 +112,8 @@ class Epochs:
         """The epoch that is under way."""
         self.run.attribute()
         is_any = not self.run.counts_training
-        passes = [one for one in self.run.open if one.owner is self]
-        return next((one for one in reversed(passes) if one.has_trained or is_any), None)
+        passes = [pass_ for pass_ in self.run.open if pass_.owner is self]
+        return next((pass_ for pass_ in reversed(passes) if pass_.has_trained or is_any), None)
 
     @property
     def number(self) -> int:

@@ -31,35 +31,35 @@ class Generators:
 
     def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:
         values = chain.from_iterable(
-            vars(one).values() for one in owners if hasattr(one, "__dict__")
+            vars(owner).values() for owner in owners if hasattr(owner, "__dict__")
         )
         kinds = torch.Generator if only_torch else _KINDS
-        found = [*_GLOBAL[2 * only_torch :], *(one for one in values if isinstance(one, kinds))]
-        self.all: list[Any] = [*{id(one): one for one in found}.values()]
+        found = [*_GLOBAL[2 * only_torch :], *(rng for rng in values if isinstance(rng, kinds))]
+        self.all: list[Any] = [*{id(rng): rng for rng in found}.values()]
         self._spare, self._leaves_numpys = np.random.RandomState(0), False
 
     def states(self) -> list[Any]:
         """Return what `restore` puts back."""
-        return [_state(one) for one in self.all]
+        return [_state(rng) for rng in self.all]
 
     def restore(self, states: Iterable[Any]) -> None:
         """Set those of which there is a state."""
-        for one, state in zip(self.all, states, strict=False):
-            _set_state(one, state)
+        for rng, state in zip(self.all, states, strict=False):
+            _set_state(rng, state)
 
     @contextmanager
     def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
         """Seed each by the seed, its place and these numbers in the block; then put all back."""
         is_brief, seeded = self._leaves_numpys, b""
-        before = [_bytes(one) if is_brief and one is _NUMPYS else _state(one) for one in self.all]
-        for place, one in enumerate(self.all):
+        before = [_bytes(rng) if is_brief and rng is _NUMPYS else _state(rng) for rng in self.all]
+        for place, rng in enumerate(self.all):
             number = mixed(mixed(seed, place), *numbers)
-            if one is _NUMPYS:
+            if rng is _NUMPYS:
                 self._spare.seed(number & 0xFFFFFFFF)
                 seeded = _bytes(self._spare)
-                _set_state(one, seeded if is_brief else self._spare.get_state())
+                _set_state(rng, seeded if is_brief else self._spare.get_state())
             else:
-                _seed(one, number)
+                _seed(rng, number)
         try:
             yield
         finally:
@@ -67,35 +67,35 @@ class Generators:
             self.restore(before)
 
 
-def _state(one: Any) -> Any:
-    if isinstance(one, (torch.Generator, np.random.RandomState)):
-        return one.get_state()
-    return one.getstate() if isinstance(one, random.Random) else one.bit_generator.state
+def _state(rng: Any) -> Any:
+    if isinstance(rng, (torch.Generator, np.random.RandomState)):
+        return rng.get_state()
+    return rng.getstate() if isinstance(rng, random.Random) else rng.bit_generator.state
 
 
-def _set_state(one: Any, state: Any) -> None:
-    if isinstance(one, torch.Generator):
+def _set_state(rng: Any, state: Any) -> None:
+    if isinstance(rng, torch.Generator):
         is_raw = isinstance(state, bytes)
-        one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8) if is_raw else state)
+        rng.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8) if is_raw else state)
     elif isinstance(state, bytes):
-        ctypes.memmove(_address(one), state, len(state))
-    elif isinstance(one, np.random.RandomState):
-        one.set_state(state)
-    elif isinstance(one, random.Random):
-        one.setstate(state)
+        ctypes.memmove(_address(rng), state, len(state))
+    elif isinstance(rng, np.random.RandomState):
+        rng.set_state(state)
+    elif isinstance(rng, random.Random):
+        rng.setstate(state)
     else:
-        one.bit_generator.state = state
+        rng.bit_generator.state = state
 
 
-def _seed(one: Any, number: int) -> None:
-    if isinstance(one, torch.Generator):
-        one.manual_seed(number)
-    elif isinstance(one, random.Random):
-        one.seed(number)
-    elif isinstance(one, np.random.RandomState):
-        one.seed(number & 0xFFFFFFFF)
+def _seed(rng: Any, number: int) -> None:
+    if isinstance(rng, torch.Generator):
+        rng.manual_seed(number)
+    elif isinstance(rng, random.Random):
+        rng.seed(number)
+    elif isinstance(rng, np.random.RandomState):
+        rng.seed(number & 0xFFFFFFFF)
     else:
-        one.bit_generator.state = type(one.bit_generator)(number).state
+        rng.bit_generator.state = type(rng.bit_generator)(number).state
 
 
 def seed_generators(number: int) -> None:
@@ -116,8 +116,8 @@ def preserve_generators() -> Iterator[None]:
     try:
         yield
     finally:
-        for one, state in zip(_GLOBAL, states, strict=True):
-            _set_state(one, state)
+        for rng, state in zip(_GLOBAL, states, strict=True):
+            _set_state(rng, state)
 
 
 def mixed(*numbers: int) -> int:
@@ -145,24 +145,24 @@ def restore_states(states: list[Any]) -> None:
     (raw, normal), *others = states
     position, *words = struct.unpack(f"{len(raw) // 4}I", raw)
     _PYTHONS.setstate((_PYTHONS.VERSION, (*words, position), normal))
-    for one, state in zip(_GLOBAL[1:], others, strict=True):
-        _set_state(one, state)
+    for rng, state in zip(_GLOBAL[1:], others, strict=True):
+        _set_state(rng, state)
 
 
-def _bytes(one: Any) -> bytes:
-    if isinstance(one, torch.Generator):
-        return one.get_state().numpy().tobytes()
-    if one is _NUMPYS and type(one._bit_generator) is not np.random.MT19937:
+def _bytes(rng: Any) -> bytes:
+    if isinstance(rng, torch.Generator):
+        return rng.get_state().numpy().tobytes()
+    if rng is _NUMPYS and type(rng._bit_generator) is not np.random.MT19937:
         return b""  # the script has replaced it
-    return ctypes.string_at(_address(one), _MT19937_BYTES)
+    return ctypes.string_at(_address(rng), _MT19937_BYTES)
 
 
-def _address(one: random.Random | np.random.RandomState) -> int:
+def _address(rng: random.Random | np.random.RandomState) -> int:
     """Return where a generator's 624 words and position are, by numpy's `BitGenerator.ctypes`.
 
     Relies for Python's on CPython, where they are all that a `_random.Random` has, the position
     first; they are only read there, as `getstate()` takes 17 us.
     """
-    if isinstance(one, random.Random):
-        return id(one) + object.__basicsize__
-    return int(one._bit_generator.ctypes.state_address)
+    if isinstance(rng, random.Random):
+        return id(rng) + object.__basicsize__
+    return int(rng._bit_generator.ctypes.state_address)

@@ -127,9 +127,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         num_batches = 1 if is_own else num_ranks  # of the script's in one of all ranks
         self.epochs = Epochs(self.run, self.draws, num_batches, batch_size_of(loader))
         self._set_epochs = [
-            _noted_epoch(one, self.epochs)
-            for one in self._sources[1:]
-            if callable(getattr(one, "set_epoch", None))
+            _noted_epoch(source, self.epochs)
+            for source in self._sources[1:]
+            if callable(getattr(source, "set_epoch", None))
         ]
         self._read = with_shielded_workers(loader, notes_draws=self._is_map and seed is None)
         if self._seeds is not None and self._is_plain:
@@ -447,10 +447,10 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
 def _sources_of(loader: Any) -> list[Any]:
     """Return a loader, its samplers and its data set, each once."""
-    samplers = [getattr(loader, one, None) for one in ("sampler", "batch_sampler")]
-    samplers += [getattr(one, "sampler", None) for one in samplers]
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
     found = [loader, *samplers, getattr(loader, "dataset", None)]
-    return [*{id(one): one for one in found if one is not None}.values()]
+    return [*{id(source): source for source in found if source is not None}.values()]
 
 
 class _NotedEpoch:
@@ -462,8 +462,8 @@ class _NotedEpoch:
 
     def __call__(self, epoch: int) -> None:
         self.set_epoch(epoch)
-        for one in self.loaders:
-            one.set(epoch)
+        for loader in self.loaders:
+            loader.set(epoch)
 
     def __reduce__(self) -> tuple[Any, ...]:  # loader workers and copies have the script's own
         return getattr, (self.owner, "set_epoch")

@@ -39,9 +39,9 @@ class Place(NamedTuple):
 def _number_of(states: Iterable[Any]) -> int:
     """Return a number of 64 bits for the states of generators."""
     number = blake2b(digest_size=8)
-    for one in states:
-        is_tensor = isinstance(one, torch.Tensor)
-        number.update(one.numpy().tobytes() if is_tensor else repr(one).encode())
+    for state in states:
+        is_tensor = isinstance(state, torch.Tensor)
+        number.update(state.numpy().tobytes() if is_tensor else repr(state).encode())
     return int.from_bytes(number.digest(), "big")
 
 
@@ -113,12 +113,12 @@ class SampleOrder(Draws):
         self.source: Any = source_of(loader)  # the batch sampler, or else the sampler
         inner = getattr(self.source, "sampler", None)
         samplers = [self.source] if inner is None else [self.source, inner]
-        modules = [type(one).__module__ for one in samplers]
-        self.is_torchs = all(one.startswith("torch.utils.data") for one in modules)
+        modules = [type(sampler).__module__ for sampler in samplers]
+        self.is_torchs = all(module.startswith("torch.utils.data") for module in modules)
         super().__init__(samplers, agree, only_torch=self.is_torchs, seed=seed)
-        own = (getattr(one, "generator", None) for one in samplers)
+        own = (getattr(sampler, "generator", None) for sampler in samplers)
         # with one of their own, torch's samplers also draw while they go on
-        self._draws_on = self.is_torchs and any(isinstance(one, torch.Generator) for one in own)
+        self._draws_on = self.is_torchs and any(isinstance(rng, torch.Generator) for rng in own)
         is_batched = self.is_batched = loader.batch_sampler is not None
         # without a batch sampler each of the sampler's items is a batch
         self.gives_lists = is_batched or isinstance(self.source, BatchSampler)
@@ -152,7 +152,7 @@ class SampleOrder(Draws):
         if self.is_batched:
             return lambda drawn: Drawn(drawn, key)
         if self.gives_lists:  # each is one index of the data set
-            return lambda drawn: Drawn([([one for one, _ in drawn], drawn[0][1])], key, True)
+            return lambda drawn: Drawn([([index for index, _ in drawn], drawn[0][1])], key, True)
         return lambda drawn: Drawn([drawn], key, True)
 
     def _drawn(self, source: Iterable[Any], place: Place) -> Iterator[Any]:

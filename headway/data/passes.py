@@ -61,23 +61,23 @@ class DueCheckpoint:
 
     def note_leader(self) -> None:
         """Note which loop was the first to ask; one over the loader that has led leads on."""
-        asked = [one for one in self.asked.values() if one.rounds and not one.is_over]
+        asked = [pass_ for pass_ in self.asked.values() if pass_.rounds and not pass_.is_over]
         self.asked.clear()
         if not asked:
             return
         before = self._leader
-        same = [one for one in asked if before is not None and one.owner is before.owner]
+        same = [pass_ for pass_ in asked if before is not None and pass_.owner is before.owner]
         self._leader, self._step = (same or asked)[0], asked
-        if any(one.has_led and one not in same for one in asked):
+        if any(pass_.has_led and pass_ not in same for pass_ in asked):
             self._report(_TURNS)
         if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
             self._leader.has_led = self._leader.owner.leads = True
             self.lines.add(self._leader.line)
 
-    def ask(self, one: Pass) -> None:
+    def ask(self, pass_: Pass) -> None:
         """Take it if it waits for this pass, which wants a batch."""
-        steps = (one, *self._step)  # of which one may be at its end, as the shorter one of a zip
-        if one in self._waiting and all(each.is_over or not each.is_complete for each in steps):
+        steps = (pass_, *self._step)  # of which one may be at its end, as the shorter one of a zip
+        if pass_ in self._waiting and all(each.is_over or not each.is_complete for each in steps):
             self.take()
 
     def begin_pass(self, owner: Epochs, *, is_in_epoch: bool) -> None:
@@ -86,7 +86,7 @@ class DueCheckpoint:
         A run that resumes in an epoch of `run.epochs` does what follows a look in any case.
         """
         is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
-        if not is_over or all(one.owner is not owner for one in self._waiting):
+        if not is_over or all(pass_.owner is not owner for pass_ in self._waiting):
             return
         if (action := self.action) is not None:
             self.is_before_pass = not is_in_epoch
@@ -133,7 +133,7 @@ class LoaderSet:
         self.attribute()
         self.checkpoint.begin_pass(owner, is_in_epoch=self.epoch is not None)
         place = owner.place
-        outer = [one for one in self.open if one.owner is owner]
+        outer = [pass_ for pass_ in self.open if pass_.owner is owner]
         if len(outer) > place.depth:  # within the loop whose epoch began at the place
             place = Place(outer[-1].place.epoch)
         elif len(outer) == len(self.open) and not self.has_trained:
@@ -149,24 +149,24 @@ class LoaderSet:
             owner.num_begun += 1
             new.ordinal = owner.num_begun
         self.open.append(new)
-        is_within = any(not one.is_complete for one in outer)
+        is_within = any(not pass_.is_complete for pass_ in outer)
         if owner.stream is not None and owner.place.stream is None and not is_within:
             owner.place = owner.place._replace(stream=owner.stream_state)  # after a look, too
         return new
 
-    def end(self, one: Pass) -> None:
+    def end(self, pass_: Pass) -> None:
         """End a pass that gives no more."""
         self.attribute()
-        owner, one.is_over = one.owner, True
-        self.open.remove(one)
-        self._closed.append(one)
+        owner, pass_.is_over = pass_.owner, True
+        self.open.remove(pass_)
+        self._closed.append(pass_)
         loops = [other for other in self.open if other.owner is owner and other.has_trained]
-        if loops and self.checkpoint.asked.get(owner) is one:  # a look within the loop
+        if loops and self.checkpoint.asked.get(owner) is pass_:  # a look within the loop
             self.checkpoint.asked[owner] = loops[-1]
-        if one.has_trained or (one.rounds and not self.counts_training):
-            owner.end(one, is_with_others=any(other.is_exhausted for other in self._closed))
-        elif one.is_exhausted and self.has_trained and not owner.has_trained:
-            owner.place = one.following
+        if pass_.has_trained or (pass_.rounds and not self.counts_training):
+            owner.end(pass_, is_with_others=any(other.is_exhausted for other in self._closed))
+        elif pass_.is_exhausted and self.has_trained and not owner.has_trained:
+            owner.place = pass_.following
 
     @property
     def has_trained(self) -> bool:
@@ -177,7 +177,7 @@ class LoaderSet:
     def is_outermost(self) -> bool:
         """Whether a pass that begins now is in no other of the epoch of `count_epochs`."""
         earlier = self._earlier
-        return earlier is not None and all(one in earlier for one in self.open)
+        return earlier is not None and all(pass_ in earlier for pass_ in self.open)
 
     def attribute(self) -> None:
         """Note in which passes was trained what was trained since the last call.
@@ -187,15 +187,15 @@ class LoaderSet:
         """
         if self._trained == self.progress.num_trained:
             return
-        passes = [one for one in (*self._closed, *self.open) if one.seen >= self._trained]
-        open_ = [one for one in passes if not one.is_over]
-        if not (open_ or any(one.has_trained for one in self.open)):
-            self.keeps_batches |= not passes or max(one.rounds for one in passes) > 1
-        for one in {one.owner: one for one in open_ or passes}.values():
-            one.has_trained = one.owner.has_trained = True
-            one.owner.place = one.following
-            if one.is_over and self.counts_training:
-                one.owner.end(one, is_with_others=True)
+        passes = [pass_ for pass_ in (*self._closed, *self.open) if pass_.seen >= self._trained]
+        open_ = [pass_ for pass_ in passes if not pass_.is_over]
+        if not (open_ or any(pass_.has_trained for pass_ in self.open)):
+            self.keeps_batches |= not passes or max(pass_.rounds for pass_ in passes) > 1
+        for pass_ in {pass_.owner: pass_ for pass_ in open_ or passes}.values():
+            pass_.has_trained = pass_.owner.has_trained = True
+            pass_.owner.place = pass_.following
+            if pass_.is_over and self.counts_training:
+                pass_.owner.end(pass_, is_with_others=True)
         self._trained, self.checkpoint.again = self.progress.num_trained, None
         self._closed.clear()
 
@@ -224,20 +224,20 @@ class LoaderSet:
         self._is_counting = True
         for number in range(self.epoch or 0, total):
             self.epoch, self._earlier = number, [*self.open]
-            for one in epochs:
-                one.num_begun = 0
+            for loader in epochs:
+                loader.num_begun = 0
             yield number
             self.attribute()
             self.epoch, self._earlier = number + 1, None
-            for one in epochs:
-                one.over = []
+            for epoch in epochs:
+                epoch.over = []
             for open_ in self.open:
                 open_.ordinal = 0  # which are not over in the next epoch
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
         """Return the epoch of `count_epochs`, and whether a pass begins that may be a look."""
         self.attribute()
-        num_leaders = max(sum(one.leads for one in epochs), len(self.checkpoint.lines))
+        num_leaders = max(sum(loader.leads for loader in epochs), len(self.checkpoint.lines))
         if self.epoch is None and num_leaders > 1:
             self.report(_SEVERAL)
         if self.keeps_batches and self.has_begun:

@@ -103,7 +103,7 @@ def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
     """Return torch's sampler that gives one rank its samples, if the loader has one."""
     batches = getattr(loader, "batch_sampler", None)
     samplers = (getattr(loader, "sampler", None), getattr(batches, "sampler", None))
-    return next((one for one in samplers if isinstance(one, DistributedSampler)), None)
+    return next((sampler for sampler in samplers if isinstance(sampler, DistributedSampler)), None)
 
 
 def num_repeats(loader: Any) -> int:

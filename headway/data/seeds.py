@@ -62,7 +62,7 @@ def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
     numbers = count()
     if not is_batched:
         return zip(drawn, numbers, strict=False)
-    return ([*zip(one, numbers, strict=False)] for one in drawn)
+    return ([*zip(indices, numbers, strict=False)] for indices in drawn)
 
 
 class _Inside(StandIn):
@@ -108,7 +108,7 @@ class SeededSamples(_Inside, Dataset[Any]):
     def _load(self, indices: list[Any], is_single: bool) -> Any:
         """Load as torch does."""
         getitems = None if is_single else getattr(self._inside, "__getitems__", None)
-        return getitems(indices) if getitems else [self._inside[one] for one in indices]
+        return getitems(indices) if getitems else [self._inside[index] for index in indices]
 
     def _seeded(self, drawn: Drawn) -> Iterator[Any]:
         for index, number in drawn.samples:

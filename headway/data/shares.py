@@ -123,7 +123,7 @@ class MapShare(Share):
         items = self.begin(start)
         for part, batch in items:
             others = islice(items, (len(batch.shares) or self._division.num_ranks) - 1)
-            yield [part, *(one for one, _ in others)], batch
+            yield [part, *(other for other, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield items, once the ranks have compared their data sets."""
@@ -135,7 +135,7 @@ class MapShare(Share):
 
     def _marks_of(self, *batches: Any) -> str | None:
         """Return numbers for batches of these indices; None if one is random."""
-        twice = [one for one in batches for _ in range(2)]
+        twice = [batch for batch in batches for _ in range(2)]
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
         with preserve_generators(), suppress(Exception):  # of a data set without such a last sample
@@ -227,7 +227,7 @@ class Indices:
         if self._order.counts_samples:
             yield from map(partial(self._division.of_samples, full=num_ranks * self._size), drawn)
             return
-        source = drawn if self._is_batched else ([one] for one in drawn)
+        source = drawn if self._is_batched else ([index] for index in drawn)
         while batches := [*islice(source, num_ranks)]:
             if self._drop_last and len(batches) < num_ranks:
                 return
@@ -282,14 +282,14 @@ class StreamRounds(IterableDataset[_Read]):
             if self.drop_last and len(read) < self.full:
                 return
             samples, slices, batch = self._division.of_samples(read, self.full)
-            parts = [samples[one] for one in self._division.read(slices)]
+            parts = [samples[part] for part in self._division.read(slices)]
             yield parts or [NoBatch], batch, mark(read[:num_marked])
             num_marked = 1  # of later rounds the first sample
 
 
 def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) -> _Read:
     parts, batch, number = read
-    ready = [one if one is NoBatch else collate(one[0] if is_single else one) for one in parts]
+    ready = [part if part is NoBatch else collate(part[0] if is_single else part) for part in parts]
     return ready, batch, number
 
 
@@ -321,7 +321,7 @@ class OwnShare(Share):
                 new -= self._repeats
             has_more = getattr(self._source.ahead, "has_more", False)
             own = f"{new} {batch is not NoBatch:d} {has_more:d}"
-            told = [map(int, one.split()) for one in meet(LOOP, own) or [own] * self._num_ranks]
+            told = [map(int, line.split()) for line in meet(LOOP, own) or [own] * self._num_ranks]
             shares, have_batches, have_more = zip(*told, strict=True)
             self.has_more = any(have_more)
             if not any(have_batches):
@@ -361,10 +361,10 @@ class DispatchedShare(Share):
             sent: Any = None
             if self.reads:
                 parts, batch = next(rounds, ([], None))
-                ready = [for_each_tensor(torch.Tensor.cpu, one) for one in parts]
+                ready = [for_each_tensor(torch.Tensor.cpu, part) for part in parts]
                 ready += [NoBatch] * (self._num_ranks - len(ready))
                 has_more = getattr(self._source.ahead, "has_more", False)
-                sent = [(one, batch, has_more) for one in ready]
+                sent = [(part, batch, has_more) for part in ready]
             meet(LOOP)
             received: list[Any] = [None]
             dist.scatter_object_list(received, sent)
@@ -401,7 +401,7 @@ def require_same(**facts: object) -> None:
     texts = meet(LOOP, "\n".join(map(str, facts.values())))
     if texts is None:
         return
-    columns = zip(facts, zip(*(one.split("\n") for one in texts), strict=True), strict=True)
+    columns = zip(facts, zip(*(text.split("\n") for text in texts), strict=True), strict=True)
     differ = [name for name, values in columns if "None" not in values and len({*values}) > 1]
     if differ:
         raise UsageError(

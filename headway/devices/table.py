@@ -209,7 +209,7 @@ def outside_kinds() -> dict[str, DeviceKind]:
 
     A launch calls it only if a name is unknown or `device: auto` finds nothing.
     """
-    return {name: one.load()() for name, one in extensions(OF_DEVICES).items() if name not in KINDS}
+    return {name: ext.load()() for name, ext in extensions(OF_DEVICES).items() if name not in KINDS}
 
 
 @cache

@@ -46,12 +46,12 @@ def gather(tensor: Any) -> Any:
 
 
 def gather_uneven(tensor: Any) -> Any:
-    def gather_one(one: torch.Tensor) -> torch.Tensor:
-        if one.ndim == 0:
-            return gather_alike(one)
-        lengths = gather_alike(torch.tensor(len(one), device=one.device)).tolist()
+    def gather_one(t: torch.Tensor) -> torch.Tensor:
+        if t.ndim == 0:
+            return gather_alike(t)
+        lengths = gather_alike(torch.tensor(len(t), device=t.device)).tolist()
         longest = max(lengths)
-        gathered = gather_alike(_padded(one, longest))
+        gathered = gather_alike(_padded(t, longest))
         return torch.cat(
             [gathered[rank * longest :][:length] for rank, length in enumerate(lengths)]
         )
@@ -78,7 +78,7 @@ def gather_object(object: list[Any]) -> Any:
     meet("gather_object(...)")
     lists: list[Any] = [None] * size
     dist.all_gather_object(lists, object)
-    return [element for one in lists for element in one]
+    return [element for items in lists for element in items]
 
 
 def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
@@ -87,11 +87,11 @@ def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
     Only these ranks call it, so it sends messages: torch needs all ranks to form a group.
     """
     if as_objects:
-        return [element for one in _held_by_first(data, num_ranks) for element in one]
+        return [element for items in _held_by_first(data, num_ranks) for element in items]
 
-    def gather_one(one: torch.Tensor) -> torch.Tensor:
-        rows = one.detach().reshape(1) if one.ndim == 0 else one.detach()
-        return torch.cat(_held_by_first(rows.cpu(), num_ranks)).to(one.device)
+    def gather_one(t: torch.Tensor) -> torch.Tensor:
+        rows = t.detach().reshape(1) if t.ndim == 0 else t.detach()
+        return torch.cat(_held_by_first(rows.cpu(), num_ranks)).to(t.device)
 
     return for_each_tensor(gather_one, data)
 
@@ -135,17 +135,17 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
         tensor([0.5000, 1.0000])
     """
 
-    def reduce_one(one: torch.Tensor) -> torch.Tensor:
+    def reduce_one(t: torch.Tensor) -> torch.Tensor:
         _, size = rank_and_size()
-        is_whole = not (one.is_floating_point() or one.is_complex())
-        result = one.detach().clone(memory_format=torch.contiguous_format)
+        is_whole = not (t.is_floating_point() or t.is_complex())
+        result = t.detach().clone(memory_format=torch.contiguous_format)
         if reduction == "sum" or (reduction == "mean" and size > 1):
-            is_half = one.dtype.itemsize < 4
+            is_half = t.dtype.itemsize < 4
             result = result.long() if is_whole else result.float() if is_half else result
         if size > 1 and reduction != "none":
             dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
             result = result / size if reduction == "mean" else result
-        result = result if is_whole else result.to(one.dtype)
+        result = result if is_whole else result.to(t.dtype)
         return result if scale == 1.0 else result * scale
 
     if reduction != "none":
@@ -170,10 +170,10 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         tensor([1, 2])
     """
 
-    def broadcast_one(one: torch.Tensor) -> torch.Tensor:
+    def broadcast_one(t: torch.Tensor) -> torch.Tensor:
         if rank_and_size()[1] > 1:
-            dist.broadcast(one, src=from_process)
-        return one
+            dist.broadcast(t, src=from_process)
+        return t
 
     check_range("broadcast", 0, rank_and_size()[1] - 1, from_process=from_process)
     require_same_tensors(tensor, "broadcast")
@@ -226,18 +226,18 @@ def pad_across_processes(
         tensor([1, 2])
     """
 
-    def pad_one(one: torch.Tensor) -> torch.Tensor:
-        fitted = torch.tensor(pad_index).to(one.dtype).item()
-        if fitted != pad_index and not one.is_floating_point():
+    def pad_one(t: torch.Tensor) -> torch.Tensor:
+        fitted = torch.tensor(pad_index).to(t.dtype).item()
+        if fitted != pad_index and not t.is_floating_point():
             raise UsageError(
-                f"pad_index is {pad_index}, which {one.dtype} cannot hold",
+                f"pad_index is {pad_index}, which {t.dtype} cannot hold",
                 where="the script's pad_across_processes(...)",
                 fix="pass another pad_index, or convert the tensor first: tensor.long()",
             )
-        if not -one.ndim <= dim < one.ndim or rank_and_size()[1] == 1:
-            return one
-        sizes = gather_alike(torch.tensor(one.shape[dim], device=one.device))
-        return _padded(one, int(sizes.max()), dim, pad_index, pad_first)
+        if not -t.ndim <= dim < t.ndim or rank_and_size()[1] == 1:
+            return t
+        sizes = gather_alike(torch.tensor(t.shape[dim], device=t.device))
+        return _padded(t, int(sizes.max()), dim, pad_index, pad_first)
 
     require_same_tensors(tensor, "pad_across_processes", but_dimension=dim)
     return for_each_tensor(pad_one, tensor, strict="pad_across_processes")
@@ -298,10 +298,10 @@ def require_same_tensors(data: Any, operation: str, *, but_dimension: int | None
     _, size = rank_and_size()
     if size == 1:
         return
-    tensors = [one for one in leaves(data) if isinstance(one, torch.Tensor)]
+    tensors = [leaf for leaf in leaves(data) if isinstance(leaf, torch.Tensor)]
     if runs_ahead(tensors):
         return
-    own = ", ".join(_described(one, but_dimension) for one in tensors) or "no tensor"
+    own = ", ".join(_described(tensor, but_dimension) for tensor in tensors) or "no tensor"
     everyones = meet(f"{operation}(...)", own)
     if everyones is None:
         return

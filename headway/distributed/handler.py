@@ -63,8 +63,8 @@ def check_call(
 
 def check_entries(name: str, values: Sequence[Any], kind: type, called: str) -> None:
     """Raise WrongType if one of the values that an argument holds is of another class."""
-    for wrong in [one for one in {*map(type, values)} if not issubclass(one, kind)]:
-        value = next(one for one in values if type(one) is wrong)
+    for wrong in [found for found in {*map(type, values)} if not issubclass(found, kind)]:
+        value = next(value for value in values if type(value) is wrong)
         raise _wrong_type(name, value, kind, called)
 
 
@@ -110,8 +110,8 @@ def _wrong_type(name: str, value: object, hint: Any, called: str) -> WrongType:
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], dict[str, tuple[Any, Fits]]]:
     """Return the positional parameters, and what each parameter with a name may be."""
     found = signature(function).parameters.values()
-    names = [one.name for one in found if one.kind is one.POSITIONAL_OR_KEYWORD]
-    named = {*names, *(one.name for one in found if one.kind is one.KEYWORD_ONLY)}
+    names = [p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {*names, *(p.name for p in found if p.kind is p.KEYWORD_ONLY)}
     hints: dict[str, Any] = {}
     with suppress(NameError):  # a script's own class, with a name that only it can see
         hints = types_of(function)
@@ -126,7 +126,7 @@ def _fits(hint: Any) -> Fits:
     if origin in (Union, UnionType):
         alternatives = [*map(_fits, inner)]
         # an empty path would be the current folder
-        refused = [""] * any(get_origin(one) is os.PathLike for one in inner)
+        refused = [""] * any(get_origin(kind) is os.PathLike for kind in inner)
         return lambda value: any(fits(value) for fits in alternatives) and value not in refused
     if origin is Literal:
         return lambda value: isinstance(value, str) and value in inner
@@ -152,7 +152,7 @@ def _is_list(value: Any, fits: Fits | None) -> bool:
         return False
     if fits is None:
         return True
-    return isinstance(value, Sized) and all(map(fits, {type(one): one for one in value}.values()))
+    return isinstance(value, Sized) and all(map(fits, {type(x): x for x in value}.values()))
 
 
 class KwargsHandler:
@@ -176,7 +176,7 @@ class KwargsHandler:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of all fields."""
-        return {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self)}
+        return {field.name: copy.deepcopy(getattr(self, field.name)) for field in fields(self)}
 
     def to_kwargs(self) -> dict[str, Any]:
         """Return a copy of the fields that differ from their defaults."""
@@ -195,8 +195,8 @@ class Handlers:
     ) -> None:
         self._by_kind: dict[type[KwargsHandler], KwargsHandler] = {}
         for handler in handlers or ():
-            kind = next((one for one in kinds if isinstance(handler, one)), type(handler))
-            names = [one.__name__ for one in kinds]
+            kind = next((kind for kind in kinds if isinstance(handler, kind)), type(handler))
+            names = [kind.__name__ for kind in kinds]
             check_choice("Accelerator", names, kwargs_handlers=kind.__name__)
             if kind in self._by_kind:
                 raise UsageError(

@@ -77,7 +77,7 @@ def meet(call: str, detail: str = "") -> list[str] | None:
     if meetings is None:
         return None
     everyone = meetings.hold(_name.get() or call, detail)
-    return [one.detail for one in everyone] if everyone else None
+    return [rank.detail for rank in everyone] if everyone else None
 
 
 def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
@@ -85,7 +85,7 @@ def runs_ahead(tensors: Iterable[torch.Tensor]) -> bool:
 
     Not with TORCH_DISTRIBUTED_DEBUG=INFO, under which torch's own checks delay them, too.
     """
-    are_on_gpus = any(kind_of(one.device.type).is_numbered for one in tensors)
+    are_on_gpus = any(kind_of(tensor.device.type).is_numbered for tensor in tensors)
     return are_on_gpus and dist.get_debug_level() == dist.DebugLevel.OFF
 
 
@@ -132,7 +132,7 @@ def watch(*groups: dist.ProcessGroup) -> None:
     """
     meetings = _meetings()
     if meetings is not None:
-        meetings.groups += [one for one in groups if one not in meetings.groups]
+        meetings.groups += [group for group in groups if group not in meetings.groups]
 
 
 def last_meeting() -> tuple[int, str, bool] | None:
@@ -271,8 +271,8 @@ class _Meetings:
             return [Where()] * self._size
         found = [Where(*json.loads(text)) for text in self._store.multi_get(keys)]
         # a rank of this machine may have ended without a report, as by os._exit()
-        left = [one.has_left or bool(has_exited(one.process)) for one in found]
-        return [one._replace(has_left=is_so) for one, is_so in zip(found, left, strict=True)]
+        left = [rank.has_left or bool(has_exited(rank.process)) for rank in found]
+        return [rank._replace(has_left=is_so) for rank, is_so in zip(found, left, strict=True)]
 
     def _exchange(self, mine: Where) -> list[Where]:
         keys = [f"{mine.number}/{rank}" for rank in range(self._size)]
@@ -281,22 +281,22 @@ class _Meetings:
 
     def _elsewhere(self, mine: Where, everyone: list[Where]) -> list[int]:
         """Return the ranks that cannot come to this meeting before this rank leaves it."""
-        entered = self._collectives("last_entered") if any(one.waits_in for one in everyone) else {}
+        entered = self._collectives("last_entered") if any(r.waits_in for r in everyone) else {}
 
-        def is_missing(one: Where) -> bool:
-            if one.has_left or one.number > mine.number:
+        def is_missing(r: Where) -> bool:
+            if r.has_left or r.number > mine.number:
                 return True
-            if one.number == mine.number and one.call:
-                return one.call != mine.call
-            return any(number > entered.get(group, 0) for group, number in one.waits_in)
+            if r.number == mine.number and r.call:
+                return r.call != mine.call
+            return any(number > entered.get(group, 0) for group, number in r.waits_in)
 
         others = (rank for rank in range(self._size) if rank != self._rank)
         return [rank for rank in others if is_missing(everyone[rank])]
 
     def _collectives(self, which: Literal["waits_for", "last_entered"]) -> dict[str, int]:
         """Return each group's number of one collective, from torch's flight recorder."""
-        names = {one.group_name for one in self.groups}
-        numbers = {one.name: getattr(one, which) for one in read_groups() if one.name in names}
+        names = {group.group_name for group in self.groups}
+        numbers = {g.name: getattr(g, which) for g in read_groups() if g.name in names}
         return {name: number for name, number in numbers.items() if number is not None}
 
     def _error(self, call: str, everyone: list[Where], other: int) -> Exception:

@@ -33,7 +33,7 @@ def send_to_device(
 
     def send(data: Any) -> Any:
         if isinstance(data, Mapping) and skipped:
-            kept = {key: one if key in skipped else send(one) for key, one in data.items()}
+            kept = {key: item if key in skipped else send(item) for key, item in data.items()}
             return same_kind(data, kept)
         if isinstance(data, torch.Tensor):  # torch.compile cannot trace the general case
             return data.to(device, non_blocking=non_blocking)
@@ -57,8 +57,8 @@ def is_on(data: Any, device: torch.device) -> bool:
     elif kind is not tuple and kind is not list:
         return False
     tensor = torch.Tensor
-    for one in data:  # noqa: SIM110  all() takes three times as long, in every step
-        if not isinstance(one, tensor) or one.device != device:
+    for item in data:  # noqa: SIM110  all() takes three times as long, in every step
+        if not isinstance(item, tensor) or item.device != device:
             return False
     return True
 
@@ -73,7 +73,7 @@ def for_each_tensor(
     if isinstance(data, torch.Tensor):
         return function(data)
     if _is_nested(data):
-        return for_each_part(lambda one: for_each_tensor(function, one, strict=strict), data)
+        return for_each_part(lambda part: for_each_tensor(function, part, strict=strict), data)
     if strict is not None:
         raise WrongType(
             f"{strict}() got a {type(data).__name__}, which is neither a tensor"
@@ -87,7 +87,7 @@ def for_each_tensor(
 def for_each_part(function: Callable[[Any], Any], data: Any) -> Any:
     """Return a list, tuple, mapping or dataclass with `function` applied to its members."""
     if isinstance(data, Mapping):
-        return same_kind(data, {key: function(one) for key, one in data.items()})
+        return same_kind(data, {key: function(item) for key, item in data.items()})
     if isinstance(data, (list, tuple)):
         return honor_type(data, map(function, data))
     if is_dataclass_object(data):
@@ -137,7 +137,7 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
     Examples:
         >>> from headway.utils import honor_type
-        >>> honor_type((1, 2), (2 * one for one in [1, 2]))
+        >>> honor_type((1, 2), (2 * x for x in [1, 2]))
         (2, 4)
     """
     is_namedtuple = hasattr(obj, "_fields")
@@ -185,11 +185,11 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     """
     first = data[0]
     if isinstance(first, (tuple, list)):
-        parts = (concatenate([one[index] for one in data], dim) for index in range(len(first)))
+        parts = (concatenate([item[index] for item in data], dim) for index in range(len(first)))
         return honor_type(first, parts)
     if isinstance(first, Mapping):
         return same_kind(
-            first, {key: concatenate([one[key] for one in data], dim) for key in first}
+            first, {key: concatenate([item[key] for item in data], dim) for key in first}
         )
     if isinstance(first, torch.Tensor):
         return torch.cat(tuple(data), dim=dim)

@@ -228,14 +228,14 @@ def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:
     if apply_padding and length:
         indices += [length - 1] * (each + (extra > 0) - len(indices))
 
-    def part(one: Any) -> Any:
-        if isinstance(one, dict):
-            return {key: part(value) for key, value in one.items()}
-        if isinstance(one, (list, tuple)):
-            return type(one)([one[index] for index in indices])
-        if _is_dataset(one):
-            return one.select(indices)
-        taken = one[indices]
+    def part(data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: part(value) for key, value in data.items()}
+        if isinstance(data, (list, tuple)):
+            return type(data)([data[index] for index in indices])
+        if _is_dataset(data):
+            return data.select(indices)
+        taken = data[indices]
         return send_to_device(taken, world.device) if apply_padding else taken
 
     return part(inputs)
@@ -262,9 +262,9 @@ def _length(inputs: Any) -> int:
     return len(inputs)
 
 
-def _is_dataset(one: Any) -> bool:
+def _is_dataset(data: Any) -> bool:
     datasets = sys.modules.get("datasets")  # a script that has one has imported it
-    return datasets is not None and isinstance(one, datasets.Dataset)
+    return datasets is not None and isinstance(data, datasets.Dataset)
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:

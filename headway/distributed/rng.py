@@ -76,9 +76,9 @@ def _synchronize(rng_type: RNGType, generator: torch.Generator | None) -> None:
 
 def agreed_types(rng_types: Iterable[str | RNGType] | None) -> list[RNGType]:
     """Return members of `RNGType`; None is the samplers' generators alone."""
-    types = [RNGType.GENERATOR] if rng_types is None else [_type_of(one) for one in rng_types]
-    on_devices = [one.value for one in types if one.value in KINDS]
-    missing = [one for one in on_devices if not kind_of(one).is_available()]
+    types = [RNGType.GENERATOR] if rng_types is None else [_type_of(kind) for kind in rng_types]
+    on_devices = [kind.value for kind in types if kind.value in KINDS]
+    missing = [device for device in on_devices if not kind_of(device).is_available()]
     if missing:
         raise UsageError(
             f"rng_types has {missing[0]!r}, but torch finds no GPU",

@@ -335,7 +335,7 @@ def _form_group(world: World, settings: InitProcessGroupKwargs) -> None:
     except UsageError:
         raise
     except (RuntimeError, ValueError) as error:
-        limited = any(one in str(error) for one in ("new thread", "Resource temporarily"))
+        limited = any(text in str(error) for text in ("new thread", "Resource temporarily"))
         start = "start the script with `headway launch` or torchrun, on every machine"
         raise LaunchError(
             f"the {world.ranks.world_size} ranks could not form a group: {error}",

@@ -97,7 +97,7 @@ def _bytes(text: str) -> int:
 def _host_bytes(machine: Machine) -> int:
     host = machine.host
     limits = (host.memory_bytes, host.memory_limit_bytes) if host else ()
-    known = [one for one in limits if one]
+    known = [limit for limit in limits if limit]
     if not known:
         raise ConfigError(
             "the memory of this machine is not known",

@@ -82,18 +82,18 @@ def shares(attempts: Sequence[Attempt], ended_at: float) -> dict[str, float] | N
 
     An attempt that was killed has not reported its last moments, which count as training.
     """
-    if not any(one.first for one in attempts):
+    if not any(attempt.first for attempt in attempts):
         return None
     spent = dict.fromkeys(SHARES, 0.0)
-    ends = [*(one.began_at for one in attempts[1:]), ended_at]
-    for number, (one, end) in enumerate(zip(attempts, ends, strict=True)):
-        begun_at = one.first_at if one.first else end
-        spent["recovery" if number else "start"] += begun_at - one.began_at
-        for name, seconds in one.spent.items():
+    ends = [*(attempt.began_at for attempt in attempts[1:]), ended_at]
+    for number, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
+        begun_at = attempt.first_at if attempt.first else end
+        spent["recovery" if number else "start"] += begun_at - attempt.began_at
+        for name, seconds in attempt.spent.items():
             spent[name] += seconds
-        if end != ended_at and one.first:
-            step_s = (one.last_at - one.first_at) / max(one.last - one.first, 1)
-            spent["training"] += min(max(end - one.last_at, 0.0), max(step_s, _REPORT_EVERY_S))
+        if end != ended_at and attempt.first:
+            step_s = (attempt.last_at - attempt.first_at) / max(attempt.last - attempt.first, 1)
+            spent["training"] += min(max(end - attempt.last_at, 0.0), max(step_s, _REPORT_EVERY_S))
     wall_s = ended_at - attempts[0].began_at
     spent["other"] = max(wall_s - sum(spent.values()), 0.0)
     whole = sum(spent.values()) or 1.0

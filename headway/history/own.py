@@ -93,7 +93,7 @@ def end(code: int | None, report: str, progress: Progress) -> None:
             kept=tuple(Kept(what, path) for what, path in progress.kept.items()),
             ranks=_process.series.ranks({}),
             attempts=tuple(
-                one._replace(began_at=record.start.began_at) for one in _process.attempts.rows
+                row._replace(began_at=record.start.began_at) for row in _process.attempts.rows
             ),
             end=RunEnd(time.time(), exit_code, report),
         )

@@ -72,11 +72,11 @@ class RunRecord(NamedTuple):
 
     @property
     def figures(self) -> Mapping[int, Sequence[Figures]]:
-        return {one.rank: one.figures for one in self.ranks if one.figures}
+        return {rank.rank: rank.figures for rank in self.ranks if rank.figures}
 
     @property
     def tails(self) -> Mapping[int, Sequence[str]]:
-        return {one.rank: one.lines for one in self.ranks if one.lines}
+        return {rank.rank: rank.lines for rank in self.ranks if rank.lines}
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -194,8 +194,8 @@ class Recorder:
                 record["end"] = plain(self._end)  # set after all the rest
                 record["kept"] = plain(self._kept)
                 record["attempts"] = [
-                    plain(one._replace(cause=masked_output(one.cause, self._secrets)))
-                    for one in self.attempts()
+                    plain(attempt._replace(cause=masked_output(attempt.cause, self._secrets)))
+                    for attempt in self.attempts()
                 ]
                 record["ranks"] = plain(self._series.ranks(self._tails))
                 store.write(self.path, record)
@@ -261,7 +261,7 @@ def read_all() -> tuple[list[RunRecord], list[str]]:
         except ConfigError as error:
             if not is_absent(os.path.join(folder, name, FILE)):  # else it has just begun
                 refused.append(error.problems[0].what)
-    return sorted(found, key=lambda one: (one.start.began_at, one.name)), refused
+    return sorted(found, key=lambda run: (run.start.began_at, run.name)), refused
 
 
 def _names_in(folder: str) -> list[str]:
@@ -298,6 +298,6 @@ def find(word: str | None) -> RunRecord:
 def last_good(record: RunRecord, others: Sequence[RunRecord]) -> RunRecord | None:
     """Return the last other run of the same script that succeeded before this one started."""
     script, began_at = record.start.script or record.start.program, record.start.began_at
-    same = [one for one in others if (one.start.script or one.start.program) == script]
-    good = [one for one in same if one.has_ended_well and one.start.began_at < began_at]
+    same = [other for other in others if (other.start.script or other.start.program) == script]
+    good = [run for run in same if run.has_ended_well and run.start.began_at < began_at]
     return good[-1] if good else None

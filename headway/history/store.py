@@ -137,7 +137,7 @@ def names_in(folder: str) -> list[str]:
     if is_absent(folder):
         return []
     with os.scandir(folder) as entries:
-        return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 def prune(folder: str) -> None:

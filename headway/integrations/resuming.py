@@ -76,11 +76,11 @@ def select_start(
     anew = TrainerSave("", job_of() or str(run.began_at), number)
     if given not in (None, False):
         return TrainingStart(anew, str(given))
-    listed = [one for one in read_list(folder) if is_complete(Path(one.path))]
-    own = [one for one in listed if one.number == number]
+    listed = [entry for entry in read_list(folder) if is_complete(Path(entry.path))]
+    own = [entry for entry in listed if entry.number == number]
     why = f"job {anew.owner} was requeued" if is_requeued() else ""
     why = "the ranks were restarted" if is_restart() else why
-    saved = [one for one in own if one.owner == anew.owner]
+    saved = [entry for entry in own if entry.owner == anew.owner]
     if why and saved:
         return TrainingStart(anew, saved[-1].path, f"{why}: resuming from {saved[-1].path}")
     if run.resume is None:
@@ -101,7 +101,7 @@ def select_start(
 
 
 def _named(run: RunContract, path: Path, is_complete: Callable[[Path], bool]) -> list[TrainerSave]:
-    listed = [one for one in read_list(path) if is_complete(Path(one.path))]
+    listed = [entry for entry in read_list(path) if is_complete(Path(entry.path))]
     if not listed and is_absent(path):
         raise CheckpointError(
             "there is no checkpoint",
@@ -128,15 +128,15 @@ def read_list(folder: Path) -> list[TrainerSave]:
             where=str(folder / LIST),
             fix="remove it, and pass the checkpoint to resume from: --resume FOLDER",
         ) from None
-    found = (one._replace(path=os.path.join(folder, one.path)) for one in listed)
-    return [one for one in found if not is_absent(one.path)]
+    found = (entry._replace(path=os.path.join(folder, entry.path)) for entry in listed)
+    return [entry for entry in found if not is_absent(entry.path)]
 
 
 def add_to_list(folder: Path, checkpoint: TrainerSave) -> None:
     """Append a complete checkpoint to the list, atomically; a failure is only printed."""
     own = os.path.realpath(checkpoint.path)
-    others = [one for one in read_list(folder) if os.path.realpath(one.path) != own]
-    within = [one._replace(path=os.path.relpath(one.path, folder)) for one in (*others, checkpoint)]
+    others = [entry for entry in read_list(folder) if os.path.realpath(entry.path) != own]
+    within = [c._replace(path=os.path.relpath(c.path, folder)) for c in (*others, checkpoint)]
     pending = folder / f"{LIST}.pending"
     try:
         with open(pending, "w", encoding="utf-8") as file:

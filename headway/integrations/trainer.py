@@ -97,11 +97,11 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             "get_train_dataloader": _with_lasting_workers,
             "get_eval_dataloader": _with_lasting_workers,
         }
-        return {name: one for name, one in wrappers.items() if hasattr(self._trainer, name)}
+        return {name: wrapper for name, wrapper in wrappers.items() if hasattr(self._trainer, name)}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         handler = self._trainer.callback_handler
-        handler.callbacks = [*(one for one in handler.callbacks if one is not self), self]
+        handler.callbacks = [*(cb for cb in handler.callbacks if cb is not self), self]
         self.stopping.begin(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

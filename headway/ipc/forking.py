@@ -39,7 +39,7 @@ def _settle() -> None:
     import threading
 
     deadline = _monotonic() + _SETTLED_WITHIN_S
-    pythons = {str(getattr(one, "native_id", None)) for one in threading.enumerate()}
+    pythons = {str(getattr(thread, "native_id", None)) for thread in threading.enumerate()}
     # the main thread has its parent's number in `threading` after a fork; this one may not be there
     pythons |= {str(os.getpid()), str(threading.get_native_id())}
     with suppress(OSError):  # not Linux
@@ -49,8 +49,8 @@ def _settle() -> None:
 
 def _any_runs(threads: set[str]) -> bool:
     """Return whether one of these threads runs, or waits for a core. Source: proc(5)."""
-    for one in threads:
-        with suppress(OSError), open(f"/proc/self/task/{one}/stat", "rb") as file:
+    for thread in threads:
+        with suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
             if file.read().rpartition(b") ")[2][:1] in (b"R", b"D"):
                 return True
     return False

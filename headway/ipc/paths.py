@@ -97,8 +97,8 @@ def has_package(python: str, name: str) -> bool:
         library = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")
         folders = []
         with suppress(OSError):
-            versions = [one for one in os.listdir(library) if one.startswith("python3")]
-            folders = [os.path.join(library, one, "site-packages") for one in versions]
+            versions = [name for name in os.listdir(library) if name.startswith("python3")]
+            folders = [os.path.join(library, version, "site-packages") for version in versions]
     return any(os.path.isdir(os.path.join(folder, name)) for folder in folders)
 
 

@@ -208,7 +208,7 @@ class Progress:
     def is_saving(self) -> bool:
         import threading  # the launch path does without
 
-        writers = (one for one in threading.enumerate() if one.name == WRITER)
+        writers = (thread for thread in threading.enumerate() if thread.name == WRITER)
         return self._call in _SAVING or any(writers)
 
     def note_use(self, **used: Any) -> None:

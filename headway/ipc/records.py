@@ -56,15 +56,15 @@ class Group(NamedTuple):
     @property
     def last_entered(self) -> int:
         """The number of the last collective that the rank has entered; 0 for none."""
-        return max((one.number for one in self.collectives), default=0)
+        return max((call.number for call in self.collectives), default=0)
 
     @property
     def waits_for(self) -> int | None:
         """The number of the first collective that is not done, or None."""
-        return min((one.number for one in self.collectives if not one.is_done), default=None)
+        return min((call.number for call in self.collectives if not call.is_done), default=None)
 
     def collective(self, number: int) -> Collective | None:
-        found = [one for one in self.collectives if one.number == number]
+        found = [call for call in self.collectives if call.number == number]
         return found[-1] if found else None
 
 

@@ -114,7 +114,7 @@ def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[st
         before, mask, after = shown.partition(MASK)
         if mask:
             found.append(word[len(before) : len(word) - len(after)])
-    return sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True)
+    return sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
 
 
 def masked_output(text: str, secrets: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ def held(*numbers: int) -> Iterator[list[int]]:
 
     before: dict[int, Handler] = {}
     with suppress(ValueError):  # in another thread, which runs no handlers
-        before = trap(note, *(one for one in numbers if signal.getsignal(one) != signal.SIG_IGN))
+        before = trap(note, *(sig for sig in numbers if signal.getsignal(sig) != signal.SIG_IGN))
     try:
         yield came
     finally:

@@ -66,7 +66,7 @@ def _read(kind: Any, data: Any, place: str) -> Any:
         if type(data) is not dict:
             raise Misfit(place, "is not a map")
         inner = get_args(kind)[1]
-        return {name: _read(inner, one, f"{place}[{name!r}]") for name, one in data.items()}
+        return {name: _read(inner, item, f"{place}[{name!r}]") for name, item in data.items()}
     if hasattr(kind, "__members__"):
         if data not in kind.__members__:
             raise Misfit(place, f"is {shown(data)}, not one of {', '.join(kind.__members__)}")
@@ -112,8 +112,8 @@ def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...
     if len(kinds) != len(data):
         raise Misfit(place, f"has {len(data)} entries, not {len(kinds)}")
     return tuple(
-        _read(kind, one, f"{place}[{index}]")
-        for index, (kind, one) in enumerate(zip(kinds, data, strict=True))
+        _read(kind, item, f"{place}[{index}]")
+        for index, (kind, item) in enumerate(zip(kinds, data, strict=True))
     )
 
 

@@ -134,7 +134,7 @@ def _with_listed_gpus(
 ) -> Machine:
     """Add the GPUs that the kernel lists, of a kind that the installed torch can use."""
     for kind in kinds.values():
-        gpus = tuple(Gpu(**one) for one in kind.counted(kind.found_in(source), environ))
+        gpus = tuple(Gpu(**facts) for facts in kind.counted(kind.found_in(source), environ))
         if not gpus:
             continue
         machine = _with_torch(machine, source)

@@ -299,7 +299,7 @@ def shown_by_cuda(mask: str, gpus: Sequence[Gpu]) -> list[tuple[str, Gpu]]:
             places = [
                 (index, max(0, part - 1))
                 for index, gpu in enumerate(gpus)
-                for part, uuid in enumerate((gpu.uuid, *(one.uuid for one in gpu.slices)))
+                for part, uuid in enumerate((gpu.uuid, *(slice_.uuid for slice_ in gpu.slices)))
                 if uuid.startswith(entry)
             ]
         if len(places) != 1:

@@ -103,7 +103,7 @@ def _install(machine: Machine) -> list[str]:
     driver = numbers(machine.driver or "999")
     needed = [gpu.capability for gpu in machine.gpus if gpu.capability is not None]
     for index, cuda, first, last in reversed(WHEELS):
-        fits = all(first <= one <= last for one in needed)
+        fits = all(first <= capability <= last for capability in needed)
         if fits and OLDEST_DRIVER[cuda[0]] <= driver:
             return [f"`{_INSTALL}/{index}`"]
     return []

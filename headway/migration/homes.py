@@ -54,10 +54,10 @@ def home_of(module: str, name: str) -> str | None:
 
     The module is below `accelerate`; "" is the package. `utils.*` has all names of `utils`.
     """
-    for one in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
-        if name in HOMES.get(one, {}):
-            return HOMES[one][name]
-        for source in _sources(one):
+    for home in dict.fromkeys((module, "utils" if module.startswith("utils.") else module)):
+        if name in HOMES.get(home, {}):
+            return HOMES[home][name]
+        for source in _sources(home):
             if name in offered(source):
                 return f"{source}.{name}"
     return None
@@ -71,7 +71,7 @@ def names_in(module: str) -> list[str]:
 def module_with(name: str) -> str | None:
     """Return Headway's module to import a name of Accelerate from, whatever its module."""
     files = (found.name for found in iter_modules(import_module(COMPAT).__path__))
-    others = (one for one in import_module(f"{COMPAT}.forwarding").MODULES if "." not in one)
+    others = (name for name in import_module(f"{COMPAT}.forwarding").MODULES if "." not in name)
     for module in ("", *sorted({*files, *others})):
         home = home_of(module, name)
         if home is not None:

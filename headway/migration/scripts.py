@@ -139,7 +139,7 @@ def shown(module: str, name: str) -> str:
 def imports_original(node: ast.Import | ast.ImportFrom, alias: ast.alias | None = None) -> bool:
     if isinstance(node, ast.ImportFrom):
         return not node.level and _is_original(node.module or "")
-    return any(_is_original(one.name) for one in ([alias] if alias else node.names))
+    return any(_is_original(name.name) for name in ([alias] if alias else node.names))
 
 
 def inside(module: str) -> str:
@@ -327,8 +327,8 @@ def rows_of(script: Script, *, compat: bool = False) -> list[Finding]:
     rows = []
     for row in (*_names(script), *_members(script)):
         known = () if only_compat or row.status == MISSING else DIFFERENCES
-        found = [one for one in known if one.name == row.name]
-        rows += [Finding(row.name, row.lines, DIFFERS, one.how, one.why) for one in found] or [row]
+        found = [difference for difference in known if difference.name == row.name]
+        rows += [Finding(row.name, row.lines, DIFFERS, d.how, d.why) for d in found] or [row]
     order = [MISSING, DIFFERS, SAME]
     return sorted(rows, key=lambda row: (order.index(row.status), row.lines))
 
@@ -356,7 +356,7 @@ def _members(script: Script) -> list[Finding]:
     from headway.training.arguments import UNSUPPORTED  # imports torch
 
     accepted = signature(getattr(import_module(COMPAT), ACCELERATOR)).parameters
-    differ = {one.name for one in DIFFERENCES}
+    differ = {difference.name for difference in DIFFERENCES}
     rows = []
     for name, lines in script.attributes.items():
         member, topic = f"{ACCELERATOR}.{name}", topic_of_member(name)

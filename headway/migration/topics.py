@@ -191,7 +191,7 @@ def topic_of_member(name: str) -> Topic | None:
 def topic_of_module(module: str) -> Topic | None:
     snake = _WORD_START.sub("_", module).lower()
     words = f"_{snake}_"
-    return next((one for one in TOPICS if any(f"_{word}_" in words for word in one.words)), None)
+    return next((t for t in TOPICS if any(f"_{word}_" in words for word in t.words)), None)
 
 
 class MissingAttributeError(UsageError, AttributeError):

@@ -270,7 +270,7 @@ class Fp16(Bf16):
     def unscale(self, optimizers: Iterable[Optimizer], tensors: Iterable[torch.Tensor]) -> None:
         wanted = set(map(id, tensors))
         for optimizer in optimizers:
-            owned = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if optimizer not in self._unscaled and owned & wanted:
                 self.scaler.unscale_(optimizer)
                 self._unscaled.append(optimizer)
@@ -337,10 +337,10 @@ class PrecisionType(str, Enum):
     @classmethod
     def list(cls) -> list[str]:
         """Return the values of all members."""
-        return [one.value for one in cls]
+        return [member.value for member in cls]
 
 
-CLASSES = {one.name: one for one in (Precision, Bf16, Fp16)}
+CLASSES = {kind.name: kind for kind in (Precision, Bf16, Fp16)}
 
 
 def precision_for(

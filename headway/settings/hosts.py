@@ -43,7 +43,7 @@ def read_host(raw: Raw) -> str:
     if host in ("0.0.0.0", "::", "255.255.255.255"):
         raise ValueError("which is every address, and not the one at which others reach a machine")
     labels = host.removesuffix(".").split(".")
-    if ":" not in host and (len(host) > 253 or not all(0 < len(one) < 64 for one in labels)):
+    if ":" not in host and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels)):
         raise ValueError("which is not a host name: it is too long, or has an empty part")
     if host.lower().startswith("fe80:") and "%" not in host:
         raise ValueError("which is link-local: add this machine's interface, as in fe80::1%eth0")

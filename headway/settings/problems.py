@@ -47,7 +47,7 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
         found += _of_ranks(settings)
     found += _of_only_one(settings, machine)
     if machine is not None:
-        found += [one._replace(is_of_machine=True) for one in _here(settings, machine)]
+        found += [problem._replace(is_of_machine=True) for problem in _here(settings, machine)]
     return found
 
 
@@ -214,7 +214,7 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
     is_known = machine is not None or not _is_detected(settings, "num_processes")
     if settings.strategy != HSDP or world_size == 1 or not is_known:
         return
-    sizes = [one for one in range(2, world_size + 1) if world_size % one == 0]
+    sizes = [size for size in range(2, world_size + 1) if world_size % size == 0]
     if size is None and 1 in (settings.num_machines, settings.num_processes):
         each = "one machine" if settings.num_machines == 1 else "one process on each machine"
         yield from _problem(
@@ -225,7 +225,7 @@ def _of_sharding(settings: Settings, machine: Machine | None) -> Iterator[Proble
             ["strategy", "shard_size"],
         )
     if size is not None and world_size % size:
-        fitting = max((one for one in sizes if one <= size), default=sizes[0])
+        fitting = max((other for other in sizes if other <= size), default=sizes[0])
         yield from _problem(
             settings,
             Code.SHARD_SIZE,
@@ -306,7 +306,7 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
             [*how_to_use_gpus(machine, settings.device), _on_cpu(settings)],
             ["device", "num_processes"] if count > 1 else ["device"],
         )
-        return [one._replace(where="device: auto") if is_detected else one for one in found]
+        return [item._replace(where="device: auto") if is_detected else item for item in found]
     selection = settings.devices.select(visible)
     if selection.problems:
         exists = ", ".join(f"{index} {gpu.name}" for index, gpu in enumerate(visible))

@@ -176,7 +176,7 @@ def has_compiled_regions(module: torch.nn.Module) -> bool:
         >>> has_compiled_regions(torch.nn.Sequential(torch.nn.Linear(2, 1)))
         False
     """
-    return any(is_compiled_module(one) or is_compiled_in_place(one) for one in module.modules())
+    return any(is_compiled_module(part) or is_compiled_in_place(part) for part in module.modules())
 
 
 def is_peft_model(model: torch.nn.Module) -> bool:
@@ -204,7 +204,7 @@ def model_has_dtensor(model: torch.nn.Module) -> bool:
         False
     """
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(one, module.DTensor) for one in model.parameters())
+    return module is not None and any(isinstance(p, module.DTensor) for p in model.parameters())
 
 
 def extract_model_from_parallel(

@@ -70,7 +70,7 @@ class DDP(Strategy):
         self._settings.ddp.register_comm_hook(shared)
         _watch_frozen(shared)
         inner = uncompiled(model)
-        names = [one for one in self._settings.forward_methods if hasattr(inner, one)]
+        names = [method for method in self._settings.forward_methods if hasattr(inner, method)]
         if names:
             methods = ForwardMethods(inner)
             for name in names:
@@ -177,12 +177,12 @@ def _fix_buckets(model: DistributedDataParallel) -> None:
     Relies on undocumented names of torch: `reducer`, with `prepare_for_backward`, and
     parameters' `_post_accumulate_grad_hooks`, which must not see zeros.
     """
-    parameters = [one for one in model.module.parameters() if one.requires_grad]
-    is_sparse = any(getattr(one, "sparse", False) for one in model.module.modules())
-    has_hooks = any(one._backward_hooks or one._post_accumulate_grad_hooks for one in parameters)
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    is_sparse = any(getattr(module, "sparse", False) for module in model.module.modules())
+    has_hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
     if model.find_unused_parameters or model.static_graph or is_sparse or has_hooks:
         return
-    before = [one.grad for one in parameters]
+    before = [p.grad for p in parameters]
     model.reducer.prepare_for_backward([])
     for parameter in reversed(parameters):
         parameter.grad = None
@@ -197,12 +197,12 @@ def _watch_frozen(model: DistributedDataParallel) -> None:
     Each rank would train them with its own gradients.
     """
     named = model.module.named_parameters()
-    if frozen := {name: one for name, one in named if not one.requires_grad}:
+    if frozen := {name: p for name, p in named if not p.requires_grad}:
         model.register_forward_pre_hook(partial(_require_frozen, frozen))
 
 
 def _require_frozen(frozen: dict[str, torch.nn.Parameter], *_: Any) -> None:
-    trained = next((name for name, one in frozen.items() if one.requires_grad), None)
+    trained = next((name for name, p in frozen.items() if p.requires_grad), None)
     if trained is not None and torch.is_grad_enabled():
         raise UsageError(
             f"{trained} was frozen when its model was prepared, and requires gradients now, which"
@@ -249,7 +249,7 @@ class _LastGradient:
     """Finds which parameters' gradients come last, and watches these in some of the steps."""
 
     def __init__(self, model: DistributedDataParallel, progress: Progress) -> None:
-        self._trained = [one for one in model.module.parameters() if one.requires_grad]
+        self._trained = [p for p in model.module.parameters() if p.requires_grad]
         self._progress = progress
         self._hooks: dict[int, RemovableHandle] = {}
         self._last: int | None = None  # the parameter whose gradient came last in this step

@@ -145,6 +145,6 @@ def _hook_type(
 ) -> DDPCommunicationHookType:
     text = getattr(value, "value", value)
     fix = f"pass {name}=DDPCommunicationHookType.BF16, or another of them"
-    known = [one.value for one in choices]
+    known = [choice.value for choice in choices]
     check_choice("DistributedDataParallelKwargs", known, fix, **{name: text})
     return DDPCommunicationHookType(text)

@@ -113,7 +113,7 @@ class FSDP(Strategy):
         """Allow first calls under inference_mode(), calls of other methods than `forward`, and
         buffers that are rank 0's.
         """
-        units = [one for one in model.modules() if isinstance(one, FSDPModule)]
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         model.register_forward_pre_hook(partial(_gather_first, units), prepend=True)
         names = dict.fromkeys(("generate", *self._settings.forward_methods))
         methods = [name for name in names if callable(getattr(model, name, None))]
@@ -185,20 +185,20 @@ class FSDP(Strategy):
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
-        units: list[Any] = [one for one in model.modules() if isinstance(one, FSDPModule)]
-        hooks = [one.register_state_dict_pre_hook(_refuse_state_dict) for one in units]
-        for one in units:
-            one.unshard()
+        units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        hooks = [unit.register_state_dict_pre_hook(_refuse_state_dict) for unit in units]
+        for unit in units:
+            unit.unshard()
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-            for one in units:
-                one.reshard()
+            for unit in units:
+                unit.reshard()
 
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        if not any(isinstance(one, FSDPModule) for one in model.modules()):
+        if not any(isinstance(module, FSDPModule) for module in model.modules()):
             return super().state_dict(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return get_model_state_dict(model, options=options)
@@ -210,7 +210,7 @@ class FSDP(Strategy):
         once = {name for name, _ in model.named_parameters()}
         every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         tied = every - once
-        return {name: one for name, one in model.state_dict().items() if name not in tied}
+        return {name: value for name, value in model.state_dict().items() if name not in tied}
 
     def load_state_dict(self, model: torch.nn.Module, state_dict: dict[str, Any]) -> None:
         if not isinstance(model, FSDPModule):
@@ -272,8 +272,8 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
     for unit in units:
         own = {*unit.modules()} - seen
         seen |= own
-        tensors = [one.tensor for one in parameters_of(own)]
-        dtypes = {str(one.dtype) for one in tensors if one.requires_grad}
+        tensors = [p.tensor for p in parameters_of(own)]
+        dtypes = {str(tensor.dtype) for tensor in tensors if tensor.requires_grad}
         if len(dtypes) > 1:
             raise UsageError(
                 f"{type(unit).__name__} has parameters of {' and '.join(sorted(dtypes))} in one"
@@ -285,9 +285,9 @@ def _require_one_dtype(units: Iterable[torch.nn.Module]) -> None:
 
 
 def _unsharded(unit: torch.nn.Module) -> list[torch.nn.Module]:
-    inner = [one for one in unit.modules() if isinstance(one, FSDPModule)]
-    sharded = {module for one in inner for module in one.modules()}
-    return [one for one in unit.modules() if one not in sharded]
+    inner = [module for module in unit.modules() if isinstance(module, FSDPModule)]
+    sharded = {module for unit in inner for module in unit.modules()}
+    return [module for module in unit.modules() if module not in sharded]
 
 
 def _gather_first(units: list[Any], *_: Any) -> None:
@@ -356,7 +356,7 @@ def _gathered_to_the_end(
 def _number_of_all(_: object, args: tuple[object, ...], __: object) -> Any:
     """Return the number in a DTensor, of whose parts each rank has its own."""
     tensor: Any = args[0]
-    if all(one.is_replicate() for one in tensor.placements):
+    if all(placement.is_replicate() for placement in tensor.placements):
         return tensor.to_local().item()
     meet("item() or float() of a sharded tensor")
     return tensor.full_tensor().item()
@@ -406,7 +406,7 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
                 )
     for group in optimizer.param_groups:
         # in place: LBFGS and others keep the list
-        group["params"][:] = [_followed(one, optimizer.state) for one in group["params"]]
+        group["params"][:] = [_followed(p, optimizer.state) for p in group["params"]]
 
 
 def _followed(old: torch.Tensor, state: Any) -> torch.Tensor:
@@ -414,7 +414,7 @@ def _followed(old: torch.Tensor, state: Any) -> torch.Tensor:
     if new is None:
         return old
     if old in state:
-        state[new] = {name: sharded_as(new, one) for name, one in state.pop(old).items()}
+        state[new] = {name: sharded_as(new, value) for name, value in state.pop(old).items()}
     return new
 
 
@@ -435,14 +435,14 @@ def require_sharded(parameters: Iterable[torch.Tensor], method: str) -> None:
     """Raise UsageError unless all of these are parameters of prepared models."""
     tensors = list(parameters)
     where = f"the script's {method}(...)"
-    if any(hasattr(one, _SUCCESSOR) for one in tensors):
+    if any(hasattr(tensor, _SUCCESSOR) for tensor in tensors):
         raise UsageError(
             f"{method}() got parameters from before prepare(), which have been replaced by sharded"
             " ones",
             where=where,
             fix=f"pass those of the prepared model: {method}(model.parameters(), ...)",
         )
-    if len({isinstance(one, DTensor) for one in tensors}) > 1:
+    if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
         raise UsageError(
             f"{method}() got sharded parameters together with parameters of a model that is not"
             " prepared; torch cannot clip both at once",

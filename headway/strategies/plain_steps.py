@@ -36,7 +36,7 @@ class PlainSteps:
             return
         if progress.clock.device is None:
             groups = optimizer.param_groups
-            devices = (one.device for group in groups for one in group["params"])
+            devices = (p.device for group in groups for p in group["params"])
             device = next(devices, torch.device("cpu"))
             progress.clock.watch_device(kind_of(device.type), device)
         if progress.uses.stopping:  # the Trainer that saves then tells its steps, too

@@ -90,10 +90,10 @@ class FullyShardedDataParallelPlugin:
 
     def __post_init__(self) -> None:
         check_call(type(self).__init__, (), vars(self))
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name in _REFUSED and value is not None and value is not False:
-                raise _wrong(one.name, value, _REFUSED[one.name])
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _REFUSED and value is not None and value is not False:
+                raise _wrong(field.name, value, _REFUSED[field.name])
         if self.fsdp_version not in (None, 1, 2):
             raise _wrong("fsdp_version", self.fsdp_version, "pass 2, or leave it out")
         policy = self.auto_wrap_policy

@@ -117,7 +117,7 @@ class Strategy:
 
     def total_norm(self, parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
         """Return the norm of all gradients together."""
-        gradients = [one.grad for one in parameters if one.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, norm_type)
 
     def whole(self, model: torch.nn.Module) -> AbstractContextManager[Any]:

@@ -35,9 +35,9 @@ def units_of(model: Module, wrap: str = "auto") -> list[Module]:
     else:
         chosen = _of_classes(model, wrap.split(","))
     return [
-        one
-        for one in reversed([*model.modules()])
-        if one in chosen - {model} and {*one.parameters()}.isdisjoint(_outside(model, one))
+        module
+        for module in reversed([*model.modules()])
+        if module in chosen - {model} and {*module.parameters()}.isdisjoint(_outside(model, module))
     ]
 
 
@@ -54,22 +54,22 @@ def _outside(model: Module, unit: Module) -> Iterator[torch.nn.Parameter]:
 def _repeated(model: Module) -> Iterator[Module]:
     """Yield the outermost modules with parameters whose class is repeated in their list."""
     members = list(model.children())
-    counts = Counter(type(one) for one in members) if isinstance(model, _LISTS) else Counter()
-    for one in members:
-        is_block = counts[type(one)] > 1 and any(True for _ in one.parameters())
-        if is_block and not isinstance(one, (*_LISTS, *_NOT_CALLED)):
-            yield one
+    counts = Counter(type(member) for member in members) if isinstance(model, _LISTS) else Counter()
+    for member in members:
+        is_block = counts[type(member)] > 1 and any(True for _ in member.parameters())
+        if is_block and not isinstance(member, (*_LISTS, *_NOT_CALLED)):
+            yield member
             continue
-        inner = list(_repeated(one))
+        inner = list(_repeated(member))
         has_blocks = any(True for block in inner for _ in block.children())  # else single layers
-        if is_block and not has_blocks and not isinstance(one, _NOT_CALLED):
-            yield one
+        if is_block and not has_blocks and not isinstance(member, _NOT_CALLED):
+            yield member
         else:
             yield from inner
 
 
 def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
-    found = {type(one).__name__ for one in model.modules()}
+    found = {type(module).__name__ for module in model.modules()}
     for name in names:
         if name not in found:
             guess = did_you_mean(name, sorted(found))
@@ -82,9 +82,9 @@ def _of_classes(model: Module, names: Sequence[str]) -> set[Module]:
                 else "name a class that print(model) shows, or leave wrap at auto",
             )
     return {
-        one
-        for one in model.modules()
-        if type(one).__name__ in names and not isinstance(one, _NOT_CALLED)
+        module
+        for module in model.modules()
+        if type(module).__name__ in names and not isinstance(module, _NOT_CALLED)
     }
 
 
@@ -93,7 +93,7 @@ def _of_size(model: Module, minimum: int) -> set[Module]:
     chosen: set[Module] = set()
 
     def visit(module: Module) -> int:
-        own = sum(one.numel() for one in module.parameters(recurse=False))
+        own = sum(p.numel() for p in module.parameters(recurse=False))
         count = own + sum(visit(child) for child in module.children())
         if count < minimum or isinstance(module, _NOT_CALLED):
             return count

@@ -36,17 +36,17 @@ def saved_buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     Relies on an undocumented name of torch: `_non_persistent_buffers_set`.
     """
     return [
-        (one.module, one.name)
-        for one in buffers_of(model.modules())
-        if one.name not in one.module._non_persistent_buffers_set
+        (buffer.module, buffer.name)
+        for buffer in buffers_of(model.modules())
+        if buffer.name not in buffer.module._non_persistent_buffers_set
     ]
 
 
 def _owned(tensors: Iterable[tuple[torch.nn.Module, Mapping[str, Any]]]) -> Iterator[Owned]:
     for module, by_name in tensors:
-        for name, one in by_name.items():
-            if one is not None:
-                yield Owned(module, name, one)
+        for name, tensor in by_name.items():
+            if tensor is not None:
+                yield Owned(module, name, tensor)
 
 
 class ModelWeights:
@@ -61,34 +61,34 @@ class ModelWeights:
         self._names = {module: name for name, module in model.named_modules()}
         modules = list(self._names)
         owned = [*parameters_of(modules), *buffers_of(modules)]
-        _require_same_everywhere([self._described(one) for one in owned])
-        without_data = [self._full_name(one) for one in owned if one.tensor.is_meta]
+        _require_same_everywhere([self._described(entry) for entry in owned])
+        without_data = [self._full_name(entry) for entry in owned if entry.tensor.is_meta]
         self._without_data = {*broadcast_object_list([without_data])[0]}
 
     @torch.no_grad()
     def fill(self, modules: Sequence[torch.nn.Module]) -> None:
         """Place the modules' tensors on the device, with rank 0's values; every rank calls this."""
         owned = [*parameters_of(modules), *buffers_of(modules)]
-        placed = {id(one.tensor): self._placed(one) for one in owned}
-        for one in owned:
-            setattr(one.module, one.name, placed[id(one.tensor)])
-        lacking = [one for one in owned if self._full_name(one) in self._without_data]
-        for module in dict.fromkeys(one.module for one in lacking):
+        placed = {id(entry.tensor): self._placed(entry) for entry in owned}
+        for entry in owned:
+            setattr(entry.module, entry.name, placed[id(entry.tensor)])
+        lacking = [entry for entry in owned if self._full_name(entry) in self._without_data]
+        for module in dict.fromkeys(entry.module for entry in lacking):
             self._initialise(module)
-        for one in lacking:
-            self._require_values(one)
-        for tensor in {id(one): one for one in placed.values()}.values():
+        for entry in lacking:
+            self._require_values(entry)
+        for tensor in {id(tensor): tensor for tensor in placed.values()}.values():
             dist.broadcast(tensor.data, src=0)
 
-    def _full_name(self, one: Owned) -> str:
-        return ".".join(filter(None, (self._names[one.module], one.name)))
+    def _full_name(self, entry: Owned) -> str:
+        return ".".join(filter(None, (self._names[entry.module], entry.name)))
 
-    def _described(self, one: Owned) -> str:
-        frozen = "" if one.tensor.requires_grad else " without gradient"
-        return f"{self._full_name(one)} {list(one.tensor.shape)} {one.tensor.dtype}{frozen}"
+    def _described(self, entry: Owned) -> str:
+        frozen = "" if entry.tensor.requires_grad else " without gradient"
+        return f"{self._full_name(entry)} {list(entry.tensor.shape)} {entry.tensor.dtype}{frozen}"
 
-    def _placed(self, one: Owned) -> torch.Tensor:
-        tensor = one.tensor
+    def _placed(self, entry: Owned) -> torch.Tensor:
+        tensor = entry.tensor
         if not tensor.is_meta:
             tensor.data = tensor.data.to(self._device).contiguous()
             return tensor
@@ -111,16 +111,16 @@ class ModelWeights:
         if callable(initialise):
             initialise(module)
 
-    def _require_values(self, one: Owned) -> None:
-        tensor = getattr(one.module, one.name)
+    def _require_values(self, entry: Owned) -> None:
+        tensor = getattr(entry.module, entry.name)
         if not (tensor.is_floating_point() and tensor.isnan().any()):
             return
-        kind = type(one.module).__name__
+        kind = type(entry.module).__name__
         raise UsageError(
-            f"{self._full_name(one)} was made without data (device meta), and {kind} does not"
+            f"{self._full_name(entry)} was made without data (device meta), and {kind} does not"
             " initialise it",
             where="the script's prepare(...)",
-            fix=f"give {kind} a reset_parameters() that sets {one.name}, or load the weights on"
+            fix=f"give {kind} a reset_parameters() that sets {entry.name}, or load the weights on"
             " rank 0 before prepare()",
         )
 
@@ -130,9 +130,9 @@ def _require_same_everywhere(tensors: list[str]) -> None:
     if len({*gather_object([crc32("\n".join(tensors).encode())])}) == 1:
         return
     everywhere: list[list[str]] = gather_object([tensors])
-    other = next(rank for rank, one in enumerate(everywhere) if one != everywhere[0])
+    other = next(rank for rank, facts in enumerate(everywhere) if facts != everywhere[0])
     pairs = zip_longest(everywhere[0], everywhere[other], fillvalue="no more")
-    ours, theirs = next((one, two) for one, two in pairs if one != two)
+    ours, theirs = next((ours, two) for ours, two in pairs if ours != two)
     raise UsageError(
         f"the model is not the same on all ranks: rank 0 has {ours}, and rank {other} {theirs}",
         where="the script's prepare(...)",

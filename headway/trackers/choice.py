@@ -51,7 +51,7 @@ class LoggerType(str, Enum):
 
 
 _OURS = (JsonlTracker, TensorBoardTracker, WandBTracker, TrackioTracker, MLflowTracker)
-LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {one.name: one for one in _OURS}
+LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {tracker.name: tracker for tracker in _OURS}
 """The trackers that `log_with` may name: those of Headway, and those that are registered."""
 
 
@@ -116,8 +116,8 @@ Chosen = str | GeneralTracker
 
 def choose_trackers(log_with: Any) -> list[Chosen]:
     chosen: list[Chosen] = []
-    for one in _as_list(log_with):
-        for found in get_available_trackers() if one == LoggerType.ALL else [_checked(one)]:
+    for choice in _as_list(log_with):
+        for found in get_available_trackers() if choice == LoggerType.ALL else [_checked(choice)]:
             if found not in chosen:
                 chosen.append(found)
     return chosen
@@ -177,20 +177,20 @@ def make_trackers(
     init_kwargs: dict[str, dict[str, Any]],
 ) -> list[GeneralTracker]:
     made = []
-    for one in chosen:
-        if isinstance(one, GeneralTracker):
-            made.append(one)
+    for choice in chosen:
+        if isinstance(choice, GeneralTracker):
+            made.append(choice)
             continue
-        kind: Any = LOGGER_TYPE_TO_CLASS[one]
+        kind: Any = LOGGER_TYPE_TO_CLASS[choice]
         folders = _folders(kind, logging_dir)
-        made.append(kind(project_name, *folders, **init_kwargs.get(one, {})))
+        made.append(kind(project_name, *folders, **init_kwargs.get(choice, {})))
     return made
 
 
 def check_folders(chosen: Sequence[Chosen], logging_dir: Folder) -> None:
-    for one in chosen:
-        if isinstance(one, str):
-            _folders(LOGGER_TYPE_TO_CLASS[one], logging_dir)
+    for choice in chosen:
+        if isinstance(choice, str):
+            _folders(LOGGER_TYPE_TO_CLASS[choice], logging_dir)
 
 
 def _folders(kind: type[GeneralTracker], logging_dir: Folder) -> list[Folder]:

@@ -48,9 +48,9 @@ _encode = json.JSONEncoder(
 
 def _writable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(name): _writable(one) for name, one in value.items()}
+        return {str(name): _writable(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_writable(one) for one in value]
+        return [_writable(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, (str, int, float)):

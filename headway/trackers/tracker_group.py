@@ -117,7 +117,7 @@ class Tracking:
                 init_kwargs[name] = keywords | init_kwargs.get(name, {})
         self.finish()
         made = make_trackers(self.log_with, project_name, self._project.logging_dir, init_kwargs)
-        self.trackers = [one for one in made if self._calls(one)]
+        self.trackers = [tracker for tracker in made if self._calls(tracker)]
         self._run = [_Member(tracker) for tracker in self.trackers]
         atexit.register(self._finish_at_exit)
         for member in self._run:
@@ -146,7 +146,7 @@ class Tracking:
         for tracker in self.trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker
-        names = [one if isinstance(one, str) else one.name for one in self.log_with]
+        names = [choice if isinstance(choice, str) else choice.name for choice in self.log_with]
         if not names or (name in names and not self._is_main):
             return NoTracker()
         raise UsageError(
@@ -172,7 +172,7 @@ class Tracking:
             member.finish(tracker.finish_after_error if has_failed else tracker.finish)
 
     def run_ids(self) -> dict[str, str]:
-        named = {one.name: one.run_id for one in self.trackers if one.name in self.log_with}
+        named = {t.name: t.run_id for t in self.trackers if t.name in self.log_with}
         return {name: run_id for name, run_id in named.items() if run_id is not None}
 
     def continue_runs(self, run_ids: dict[str, str]) -> None:
@@ -189,5 +189,5 @@ class Tracking:
         return self._is_main or not getattr(tracker, "main_process_only", True)
 
     def _check_names(self, keywords: dict[str, dict[str, Any]], argument: str) -> None:
-        own = [one.name for one in self.log_with if isinstance(one, GeneralTracker)]
+        own = [choice.name for choice in self.log_with if isinstance(choice, GeneralTracker)]
         check_names(keywords, argument, own)

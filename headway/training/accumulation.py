@@ -139,7 +139,7 @@ class Accumulation:
     @property
     def is_open(self) -> bool:
         """Whether there are gradients of an optimizer step that is not complete."""
-        return any(one.micro_batches for one in self._steps.values())
+        return any(step.micro_batches for step in self._steps.values())
 
     @property
     def has_gradients(self) -> bool:
@@ -150,7 +150,7 @@ class Accumulation:
         """Return where in an optimizer step training stands."""
         steps = self._steps.items()
         return {
-            "micro_batches": {key: one.micro_batches for key, one in steps if one.micro_batches},
+            "micro_batches": {key: step.micro_batches for key, step in steps if step.micro_batches},
             "num_backward": self.num_backward,
             "sync_gradients": self.sync_gradients,
             "steps": self.steps,
@@ -165,7 +165,7 @@ class Accumulation:
     @property
     def tokens(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """What is pending, by models."""
-        return {key: one.pending for key, one in self._steps.items() if one.pending is not None}
+        return {key: step.pending for key, step in self._steps.items() if step.pending is not None}
 
     @tokens.setter
     def tokens(self, tokens: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -190,14 +190,14 @@ class Accumulation:
             step = None
         if step is None:
             check_entries("models", models, torch.nn.Module, "Accelerator.accumulate")
-            numbers = [at for at, one in enumerate(prepared()) if not models or one in models]
+            numbers = [at for at, model in enumerate(prepared()) if not models or model in models]
             step = self._by_models[models] = self._step_of(",".join(map(str, numbers)))
         self.step = step
         self.sync_gradients = step.begin(self.steps, self._ends_with_loader)
 
     def is_apart(self, number: int) -> bool:
         """Return whether a prepared model is accumulated with others than those of now."""
-        others = (one for one in self._steps.values() if one is not self.step)
+        others = (step for step in self._steps.values() if step is not self.step)
         own = self.step.models.split(",")
         return str(number) not in own and any(str(number) in o.models.split(",") for o in others)
 

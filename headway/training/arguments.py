@@ -73,7 +73,7 @@ class Arguments:
     @classmethod
     def among(cls, parameters: Mapping[str, Any]) -> Arguments:
         """Return those of the constructor's parameters that are fields here."""
-        return cls(**{one.name: parameters[one.name] for one in fields(cls)})
+        return cls(**{field.name: parameters[field.name] for field in fields(cls)})
 
 
 class EffectiveSettings(NamedTuple):

@@ -72,7 +72,7 @@ def _package(package: str, *distributions: str) -> Callable[..., bool]:
 
     def is_installed(min_version: str | None = None) -> bool:
         # a folder of that name, such as the `wandb` that wandb writes into, has no distribution
-        found = [one for one in distributions or [package] if _has_version(one, min_version)]
+        found = [name for name in distributions or [package] if _has_version(name, min_version)]
         return bool(found) and find_spec(package) is not None
 
     what = f"whether the package `{package}` is installed, in at least `min_version`"

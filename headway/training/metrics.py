@@ -42,7 +42,7 @@ def gather_for_metrics(
             return collectives.gather_object(part.entries)
         if num_ranks < size:
             return collectives.gather_among_first(part, num_ranks, False)
-        tensors = [one for one in leaves(part) if isinstance(one, torch.Tensor)]
+        tensors = [leaf for leaf in leaves(part) if isinstance(leaf, torch.Tensor)]
         if (_are_even(loop, tensors) and runs_ahead(tensors)) or not (
             loop.batch.padded or loop.passed
         ):
@@ -125,7 +125,7 @@ def _are_even(loop: LoaderLoop, tensors: Iterable[torch.Tensor]) -> bool:
     batch = loop.batch
     samples, _ = batch.of_rank(*rank_and_size())
     is_whole = loop.passed is None and not batch.shares and batch.samples == batch.padded
-    return is_whole and all(one.ndim == 0 or len(one) == samples for one in tensors)
+    return is_whole and all(tensor.ndim == 0 or len(tensor) == samples for tensor in tensors)
 
 
 def _are_objects(part: Any, as_objects: bool) -> bool:
@@ -134,13 +134,13 @@ def _are_objects(part: Any, as_objects: bool) -> bool:
         return as_objects or not part or not only_tensors(part)
     kinds = (torch.Tensor, list, tuple, Mapping)
     is_tuple = isinstance(part, tuple) and not hasattr(part, "_fields")
-    return is_tuple and not any(isinstance(one, kinds) for one in part)
+    return is_tuple and not any(isinstance(entry, kinds) for entry in part)
 
 
 def _for_each(gather: Any, part: Any) -> Any:
     if isinstance(part, (SampleObjects, torch.Tensor)):
         return gather(part)
-    return for_each_part(lambda one: _for_each(gather, one), part)
+    return for_each_part(lambda part: _for_each(gather, part), part)
 
 
 def _not_for_samples(what: str, loop: LoaderLoop) -> UsageError:

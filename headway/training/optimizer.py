@@ -252,7 +252,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def of_scheduler(scheduler: Any) -> list[dict[str, Any]]:
     state: dict[str, Any] = getattr(scheduler, "state_dict", dict)()
     items = {name: value for name, value in _plain_items(state).items() if name[0] != "_"}
-    inner = [group for one in getattr(scheduler, "_schedulers", ()) for group in of_scheduler(one)]
+    inner = [group for sub in getattr(scheduler, "_schedulers", ()) for group in of_scheduler(sub)]
     return [{name: items[name] for name in items if name not in _PROGRESS}, *inner]
 
 

@@ -67,20 +67,20 @@ class Preparer:
                 fix="give one entry for each object, or leave device_placement out",
             )
         self.training.adopt_prepared(args)
-        self._require_methods([one for one in args if isinstance(one, torch.nn.Module)])
+        self._require_methods([arg for arg in args if isinstance(arg, torch.nn.Module)])
         # a strategy may replace the parameters of models: what holds them comes later
         for make in (self.make_model, self.make_optimizer, self.make_scheduler, self.make_loader):
             for obj, place in zip(args, placement, strict=True):
                 if self.training.find(obj) is None:
                     make(obj, self.training.world.device if place else None)
         found = [self.training.find(obj) for obj in args]
-        self._note_unshared([obj for obj, one in zip(args, found, strict=True) if one is None])
-        results = [obj if one is None else one for obj, one in zip(args, found, strict=True)]
+        self._note_unshared([obj for obj, arg in zip(args, found, strict=True) if arg is None])
+        results = [obj if arg is None else arg for obj, arg in zip(args, found, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _require_methods(self, models: Sequence[torch.nn.Module]) -> None:
         for name in self._methods if models else ():
-            if not any(hasattr(one, name) for one in (*models, *self.training.inner_models)):
+            if not any(hasattr(model, name) for model in (*models, *self.training.inner_models)):
                 raise UsageError(
                     f"forward_methods is {name!r}, not a method of {type(models[0]).__name__}",
                     where="the script's Accelerator(forward_methods=...)",
@@ -91,12 +91,12 @@ class Preparer:
     def _note_unshared(self, objects: Iterable[Any]) -> None:
         """Log which of these, as they are, look like data that each rank will read in full."""
         ranks = self.training.world.ranks
-        for one in objects:
-            if ranks.world_size == 1 or ranks.rank or not hasattr(type(one), "__iter__"):
+        for obj in objects:
+            if ranks.world_size == 1 or ranks.rank or not hasattr(type(obj), "__iter__"):
                 continue
-            if not isinstance(one, (str, torch.Tensor)):
+            if not isinstance(obj, (str, torch.Tensor)):
                 log_once(
-                    f"note: prepare() returned a {type(one).__name__} as it is: each of the"
+                    f"note: prepare() returned a {type(obj).__name__} as it is: each of the"
                     f" {ranks.world_size} ranks has all of it; fix: give prepare() each object by"
                     " itself, and data in a torch.utils.data.DataLoader"
                 )
@@ -114,7 +114,7 @@ class Preparer:
         """Prepare a model; `device` is where it goes, None leaves it."""
         training = self.training
         if isinstance(model, torch.nn.Module):
-            if any(len(getattr(one, "hf_device_map", ())) > 1 for one in model.modules()):
+            if any(len(getattr(module, "hf_device_map", ())) > 1 for module in model.modules()):
                 raise UsageError(
                     f"{type(model).__name__} is spread over several devices by a device_map",
                     where="the script's prepare(...)",
@@ -128,11 +128,11 @@ class Preparer:
             )
             if not trains:
                 training.of_evaluation.add(training.find(model))
-            for one in training.optimizers:  # of an earlier prepare()
-                training.strategy.rebind(one.optimizer)
+            for optimizer in training.optimizers:  # of an earlier prepare()
+                training.strategy.rebind(optimizer.optimizer)
 
     def _note_half(self, model: torch.nn.Module) -> None:
-        trained = {one.dtype for one in model.parameters() if one.requires_grad}
+        trained = {p.dtype for p in model.parameters() if p.requires_grad}
         has_mixed = isinstance(self.training.precision, Bf16) and self.training.world.is_main
         for half in trained & {torch.bfloat16, torch.float16} if has_mixed else ():
             log_once(
@@ -161,7 +161,7 @@ class Preparer:
             require_equal(self.training, f"optimizer.step() number {step}")
         if step == 1:
             groups = optimizer.param_groups
-            note_unprepared(self.training, (one for group in groups for one in group["params"]))
+            note_unprepared(self.training, (p for group in groups for p in group["params"]))
             note_unused(self.training)
         return next_comparison(step)
 
@@ -201,5 +201,5 @@ class Preparer:
 
     def _before_pass(self) -> Callable[[], None] | None:
         """Return what gives all ranks equal generators; None: loaders see to their own samplers."""
-        types = [one for one in self.rng_types if one is not RNGType.GENERATOR]
+        types = [kind for kind in self.rng_types if kind is not RNGType.GENERATOR]
         return partial(synchronize_rng_states, types) if types else None

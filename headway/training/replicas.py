@@ -61,11 +61,11 @@ def require_equal(training: Training, call: str) -> None:
     }
     rates = {
         f"the learning rate of parameter group {group} of optimizer {number}": torch.tensor(
-            float(one["lr"]), dtype=torch.float64
+            float(options["lr"]), dtype=torch.float64
         )
         for number, optimizer in enumerate(training.optimizers)
-        for group, one in enumerate(optimizer.param_groups)
-        if "lr" in one
+        for group, options in enumerate(optimizer.param_groups)
+        if "lr" in options
     }
     names = [*arguments, *rates, *weights]
     if meet(call, f"{len(names)} weights, {crc32(repr(names).encode())}") is not None:
@@ -73,7 +73,7 @@ def require_equal(training: Training, call: str) -> None:
     device = training.world.device
     dtype = torch.float64 if kind_of(device.type).has_fp64 else torch.float32
     compared = [*arguments.values(), *rates.values(), *weights.values()]
-    sums = torch.stack([_sums(one, dtype).to(device) for one in compared])
+    sums = torch.stack([_sums(tensors, dtype).to(device) for tensors in compared])
     everyones = gather_alike(sums[None])  # rank, weight, which sum
     scale = everyones[0].abs()
     scale[:, 0] = scale[:, 0].maximum(scale[:, 1].sqrt())  # weights may add up to 0
@@ -113,24 +113,24 @@ def _differing(what: str, call: str, fix: str) -> UsageError:
 
 
 def _weights_of(training: Training, call: str) -> Iterator[tuple[str, torch.Tensor]]:
-    models = [one for one in training.models if one not in training.of_evaluation]
+    models = [model for model in training.models if model not in training.of_evaluation]
     for number, prepared in enumerate(map(uncompiled, models)):
         model, ignored, known = prepared, set[str](), None
         if isinstance(prepared, DistributedDataParallel):
             model, ignored = prepared.module, {*prepared.parameters_to_ignore}
-            known = {id(one) for one in prepared._module_parameters}  # torch's, not documented
-        for name, one in model.named_parameters():
-            is_sharded_or_quantized: bool = is_traceable_wrapper_subclass(one)
-            if name in ignored or one.is_meta or is_sharded_or_quantized:
+            known = {id(p) for p in prepared._module_parameters}  # torch's, not documented
+        for name, parameter in model.named_parameters():
+            is_sharded_or_quantized: bool = is_traceable_wrapper_subclass(parameter)
+            if name in ignored or parameter.is_meta or is_sharded_or_quantized:
                 continue
-            if known is not None and one.requires_grad and id(one) not in known:
+            if known is not None and parameter.requires_grad and id(parameter) not in known:
                 raise UsageError(
                     f"{name} was not in its model when that was prepared; the ranks do not average"
                     " its gradients",
                     where=call,
                     fix="add or replace layers before prepare()",
                 )
-            yield name if len(models) == 1 else f"{name} of prepared model {number}", one
+            yield name if len(models) == 1 else f"{name} of prepared model {number}", parameter
 
 
 @torch.no_grad()

@@ -99,8 +99,8 @@ class Steps:
             loss,
             num_tokens,
             lambda: chain.from_iterable(
-                one.parameters()
-                for number, one in enumerate(training.models)
+                model.parameters()
+                for number, model in enumerate(training.models)
                 if not accumulation.is_apart(number)
             ),
             is_exchanged=training.strategy.shards or accumulation.exchanges_each_batch,
@@ -166,8 +166,8 @@ class Steps:
             optimizer = self.training.optimizers
         given = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         check_entries("optimizer", given, torch.optim.Optimizer, "Accelerator.unscale_gradients")
-        inner = [one.optimizer if isinstance(one, PreparedOptimizer) else one for one in given]
-        groups = chain.from_iterable(one.param_groups for one in inner)
+        inner = [opt.optimizer if isinstance(opt, PreparedOptimizer) else opt for opt in given]
+        groups = chain.from_iterable(opt.param_groups for opt in inner)
         parameters = chain.from_iterable(group["params"] for group in groups)
         self.training.precision.unscale(inner, parameters)
 
@@ -190,7 +190,7 @@ class Steps:
         """Return these parameters, with gradients without fp16's loss scale."""
         tensors = _as_list(parameters)
         self.training.precision.unscale(
-            [one.optimizer for one in self.training.optimizers], tensors
+            [optimizer.optimizer for optimizer in self.training.optimizers], tensors
         )
         return tensors
 

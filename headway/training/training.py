@@ -100,7 +100,7 @@ class Training:
     @property
     def inner_models(self) -> list[torch.nn.Module]:
         """The same models as they were before `prepare`."""
-        return [extract_model_from_parallel(one, keep_torch_compile=False) for one in self.models]
+        return [extract_model_from_parallel(m, keep_torch_compile=False) for m in self.models]
 
     def inner(self, model: torch.nn.Module, call: str) -> torch.nn.Module:
         """Return the model as it was before `prepare`; where it is sharded, all ranks `call`."""
@@ -145,7 +145,7 @@ class Training:
 
     @property
     def steps_done(self) -> int:
-        return max((one.step_count for one in self.optimizers), default=0)
+        return max((optimizer.step_count for optimizer in self.optimizers), default=0)
 
     @property
     def loader(self) -> PreparedDataLoader | None:
@@ -157,21 +157,21 @@ class Training:
     def epoch(self) -> int:
         """The number of the epoch that a checkpoint is in."""
         loaders = [self.loader, *self.all_loaders]
-        return next((one.epoch for one in loaders if one is not None), 0)
+        return next((loader.epoch for loader in loaders if loader is not None), 0)
 
     def count_epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left; see `ResumedRun.epochs`."""
-        return self.run.count_epochs(total, [one.epochs for one in self.loaders])
+        return self.run.count_epochs(total, [loader.epochs for loader in self.loaders])
 
     @property
     def is_in_evaluation(self) -> bool:
         """Whether a pass of evaluation is under way in a training that has begun."""
         is_open = any(
-            one.rounds and not one.is_complete and one.seen == self.progress.num_trained
-            for one in self.run.open
-            if not one.owner.has_trained
+            pass_.rounds and not pass_.is_complete and pass_.seen == self.progress.num_trained
+            for pass_ in self.run.open
+            if not pass_.owner.has_trained
         )
-        return is_open and any(one.epochs.has_trained for one in self.loaders)
+        return is_open and any(loader.epochs.has_trained for loader in self.loaders)
 
 
 _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
@@ -181,4 +181,4 @@ _PREPARED_MODELS: WeakSet[torch.nn.Module] = WeakSet()
 def are_prepared(weights: Iterable[torch.Tensor] | None) -> bool:
     """Return whether all of these belong to prepared models, of any Accelerator; None: any does."""
     known = {id(weight) for model in _PREPARED_MODELS for weight in model.parameters()}
-    return bool(known) if weights is None else all(id(one) in known for one in weights)
+    return bool(known) if weights is None else all(id(weight) in known for weight in weights)

@@ -57,8 +57,8 @@ def save_fsdp_model(
     [inner] = training.inner_models
     weights = training.strategy.own_state_dict(inner)
     if adapter_only and is_peft_model(inner):
-        trained = {name for name, one in inner.named_parameters() if one.requires_grad}
-        weights = {name: one for name, one in weights.items() if name in trained}
+        trained = {name for name, p in inner.named_parameters() if p.requires_grad}
+        weights = {name: weight for name, weight in weights.items() if name in trained}
     _save(training, Path(output_dir, f"pytorch_model_fsdp_{model_index}"), [weights])
 
 
@@ -127,7 +127,7 @@ def load_fsdp_optimizer(
 def _only(accelerator: Any, *objects: Any) -> Training:
     """Return a training of these prepared objects alone, with all else of the accelerator's."""
     training: Training = accelerator.parts.training
-    prepared = [training.find(one) for one in objects]
+    prepared = [training.find(obj) for obj in objects]
     if None in prepared:
         raise UsageError(
             f"a {type(objects[prepared.index(None)]).__name__} has not been prepared",

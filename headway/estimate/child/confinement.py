@@ -159,9 +159,9 @@ class Confinement:
     def _within(self, name: str, change: Callable[..., Any], count: int) -> Callable[..., Any]:
         def changed(*args: Any, **kwargs: Any) -> Any:
             paths = [self._seen(args[0]), *map(self._place_of, args[1:count])]
-            if all(isinstance(one, int) or self._is_free(one) for one in paths):
-                for one in paths[1:]:
-                    os.makedirs(os.path.dirname(one), exist_ok=True)
+            if all(isinstance(path, int) or self._is_free(path) for path in paths):
+                for path in paths[1:]:
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
                 return change(*paths, *args[count:], **kwargs)
             if os.path.lexists(args[0]) or kwargs.get("ignore_errors"):
                 self._removed.add(self._absolute(args[0]))
@@ -189,7 +189,7 @@ class Confinement:
             self._refuse(f"{event}: {_REFUSED[event]}")
         elif event in ("os.kill", "os.killpg") and args[0] not in (0, os.getpid()):
             self._refuse(f"{event}: no other process is reached")
-        elif event == "sqlite3.connect" and not any(one in str(args[0]) for one in _READ_ONLY):
+        elif event == "sqlite3.connect" and not any(text in str(args[0]) for text in _READ_ONLY):
             self._require_free(event, args[0])
 
     def _require_free(self, event: str, path: Any) -> None:

@@ -97,9 +97,7 @@ class ScriptMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _without_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
         values = self.values.compute(func, args, kwargs)
         if values is not None:
-            return tree_map_only(
-                torch.Tensor, lambda one: self._faked_on(args[0].device, one), values
-            )
+            return tree_map_only(torch.Tensor, lambda t: self._faked_on(args[0].device, t), values)
         bound = _LARGEST.get(func.overloadpacket)
         if bound is None:
             raise DynamicOutputShapeException(func)
@@ -125,7 +123,7 @@ def _expected(operator: Any, args: Any) -> bool:
     if operator in _TRUE:
         return not (operator is _aten.eq and infinite)
     given = [
-        _truth(one) for one in args if isinstance(one, torch.Tensor) and one.dtype is torch.bool
+        _truth(arg) for arg in args if isinstance(arg, torch.Tensor) and arg.dtype is torch.bool
     ]
     return bool(given) and all(given) != (operator in _NOT)
 
@@ -170,8 +168,8 @@ class Values:
 
     def follow(self, func: Any, args: Any, kwargs: Any, results: Any) -> None:
         """Compute the values of an operator's results, where they can be known and are small."""
-        fakes = [one for one in tree_iter(results) if isinstance(one, torch.Tensor)]
-        is_small = all(one.numel() <= _MOST_ELEMENTS for one in fakes)
+        fakes = [leaf for leaf in tree_iter(results) if isinstance(leaf, torch.Tensor)]
+        is_small = all(fake.numel() <= _MOST_ELEMENTS for fake in fakes)
         values = self.compute(func, args, kwargs) if is_small else None
         if values is None:
             self._forget_written(func, args, kwargs)
@@ -182,12 +180,12 @@ class Values:
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's result for the values of its arguments; None if one is unknown."""
-        tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
-        known = [self.get(one) for one in tensors]
-        if any(one is None for one in known) or not (known or func.overloadpacket in _MAKERS):
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        known = [self.get(tensor) for tensor in tensors]
+        if any(value is None for value in known) or not (known or func.overloadpacket in _MAKERS):
             return None
-        replaced = {id(one): value for one, value in zip(tensors, known, strict=True)}
-        args, kwargs = tree_map_only(torch.Tensor, lambda one: replaced[id(one)], (args, kwargs))
+        replaced = {id(tensor): value for tensor, value in zip(tensors, known, strict=True)}
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: replaced[id(t)], (args, kwargs))
         args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
         with unset_fake_temporarily(), torch.no_grad():
             return func(*args, **kwargs)
@@ -197,6 +195,6 @@ class Values:
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             written = kwargs.get(argument.name, args[index] if index < len(args) else None)
-            for one in tree_iter(written):
-                if isinstance(one, FakeTensor) and one in self._values:
-                    self._stale[self._values[one].untyped_storage()] = True
+            for leaf in tree_iter(written):
+                if isinstance(leaf, FakeTensor) and leaf in self._values:
+                    self._stale[self._values[leaf].untyped_storage()] = True

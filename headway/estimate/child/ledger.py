@@ -64,15 +64,15 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again with the tensors inside
         if func is _WAIT and self._fake_mode is not None:
             return args[0]
         result = func(*args, **(kwargs or {}))
         if active_fake_mode() is self._fake_mode:  # DTensor has one of its own, for shapes
-            for one in tree_iter(result):
-                if isinstance(one, torch.Tensor):
-                    self.observe(one)
+            for leaf in tree_iter(result):
+                if isinstance(leaf, torch.Tensor):
+                    self.observe(leaf)
         return result
 
     def observe(self, tensor: torch.Tensor) -> None:
@@ -167,7 +167,7 @@ class Models:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not ledger.depth and id(module) not in self._called:
                 # what is recomputed in a backward pass calls its parts by themselves
-                self._called.update((id(one), one) for one in module.modules())
+                self._called.update((id(part), part) for part in module.modules())
                 self._before_first_call(module)
             if not any(self._steps.values()):
                 ledger.phase = "in step 1"
@@ -212,9 +212,9 @@ class Models:
 
     def _classify_states(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
-            for one in tree_iter(state):
-                if isinstance(one, torch.Tensor) and one is not parameter:
-                    self._ledger.classify(one, "optimizer")
+            for leaf in tree_iter(state):
+                if isinstance(leaf, torch.Tensor) and leaf is not parameter:
+                    self._ledger.classify(leaf, "optimizer")
 
     def _begin_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.classify()

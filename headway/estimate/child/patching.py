@@ -34,7 +34,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 def replace_wherever_imported(name: str, value: Any) -> None:
     """Set a function in each module that has it; AttributeError if none: torch has changed."""
-    modules = [one for one in [*sys.modules.values()] if name in getattr(one, "__dict__", ())]
+    modules = [mod for mod in [*sys.modules.values()] if name in getattr(mod, "__dict__", ())]
     if not modules:
         raise AttributeError(name)
     for module in modules:

@@ -305,8 +305,8 @@ def replace_data_parallel(classify: Callable[[torch.Tensor, str], None] | None) 
         self.require_backward_grad_sync = True
         self._buckets = []
         if classify is not None and not options.get("gradient_as_bucket_view", False):
-            trained = [one for one in module.parameters() if one.requires_grad]
-            self._buckets = [torch.empty_like(one, requires_grad=False) for one in trained]
+            trained = [p for p in module.parameters() if p.requires_grad]
+            self._buckets = [torch.empty_like(p, requires_grad=False) for p in trained]
             for bucket in self._buckets:
                 classify(bucket, "gradients")
 
@@ -364,7 +364,7 @@ def shard(
     replaced = {id(whole[name]): shards[name] for name in whole}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["params"] = [replaced.get(id(one), one) for one in group["params"]]
-        for old in [one for one in optimizer.state if id(one) in replaced]:
+            group["params"] = [replaced.get(id(p), p) for p in group["params"]]
+        for old in [p for p in optimizer.state if id(p) in replaced]:
             new, state = replaced[id(old)], optimizer.state.pop(old)
-            optimizer.state[new] = {name: sharded_as(new, one) for name, one in state.items()}
+            optimizer.state[new] = {name: sharded_as(new, value) for name, value in state.items()}

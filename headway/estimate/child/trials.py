@@ -211,7 +211,7 @@ class TrialRunner:
     def _reshape(self, model: torch.nn.Module) -> None:
         model = getattr(model, "module", model)  # of DistributedDataParallel
         attempt = self._attempt
-        if model in self._reshaped or not any(one.requires_grad for one in model.parameters()):
+        if model in self._reshaped or not any(p.requires_grad for p in model.parameters()):
             return
         self._reshaped.append(model)
         units = units_of(model, "auto")
