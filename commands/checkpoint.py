@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         if getattr(parsed, flag) and action != its:
             parser.error(f"--{flag} is for {its}, not for {action}")
     if action == "verify":
-        return _verify([one for given in folders or [Path(".")] for one in _meant_by(given)])
+        return _verify([path for given in folders or [Path(".")] for path in _meant_by(given)])
     if action == "export":
         if len(folders) != 2 or folders[1].suffix != ".safetensors":
             parser.error("export requires two paths: a checkpoint, and OUT.safetensors to write")
@@ -100,13 +100,13 @@ def _meant_by(folder: Path) -> list[Path]:
     """Return the checkpoint in this folder, or all checkpoints if it is a project's folder."""
     if not is_absent(folder / NAME):
         return [folder]
-    return [one.path for one in candidates(folder)] or [folder]
+    return [candidate.path for candidate in candidates(folder)] or [folder]
 
 
 def _list(folder: Path) -> int:
     found = listed_in(folder)
     head = ("checkpoint", "state", "step", "epoch", "ranks", "size", "saved")
-    rows = [(shown(one.path.name), one.state.value, *_cells(one.manifest)) for one in found]
+    rows = [(shown(item.path.name), item.state.value, *_cells(item.manifest)) for item in found]
     print_table(head, rows)
     if not found:
         log(f"no checkpoint in {shown(str(folder))}")

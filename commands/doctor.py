@@ -79,19 +79,19 @@ def main(argv: Sequence[str]) -> int:
         checks += [Check(name, SKIPPED, "not possible for a recorded machine") for name in LIVE]
     found = [
         {
-            "check": one.check,
-            "status": one.status.value,
-            "what": without_home(one.what, os.environ),
-            "fix": one.fix.replace("`pip install", f"`{install}"),
+            "check": check.check,
+            "status": check.status.value,
+            "what": without_home(check.what, os.environ),
+            "fix": check.fix.replace("`pip install", f"`{install}"),
         }
-        for one in checks
+        for check in checks
     ]
     if parsed.json:
         print(json.dumps({"machine": as_data(machine), "checks": found}, indent=2))
     else:
         rows = [
-            (one["status"], one["check"], one["what"] + f"\nfix: {one['fix']}" * bool(one["fix"]))
-            for one in found
+            (row["status"], row["check"], row["what"] + f"\nfix: {row['fix']}" * bool(row["fix"]))
+            for row in found
         ]
         print_table(("", "check", "finding"), rows)
     return int(any(check.status is ERROR for check in checks))
@@ -153,7 +153,7 @@ def _gpus(machine: Machine) -> Iterator[Check]:
         if is_hidden and gpu.uuid not in visible:  # not used by training on this machine
             continue
         # by UUID: indices of --devices are relative to CUDA_VISIBLE_DEVICES, nvidia-smi's are not
-        others = [part.uuid for one in machine.gpus if one is not gpu for part in one.parts()]
+        others = [part.uuid for other in machine.gpus if other is not gpu for part in other.parts()]
         without = f"`--devices {','.join(others)}`" if others else "`--device cpu`"
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:

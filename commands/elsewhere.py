@@ -96,7 +96,7 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
         MachineError: this Python would look for a module in the working folder first.
     """
     there = partial(_there, folder=folder, root=root, tree=tree)
-    python_path = [found for one in sys.path if one and (found := there(one))]
+    python_path = [found for path in sys.path if path and (found := there(path))]
     variables = {}
     name = program.name
     if program.kind == "module":
@@ -120,8 +120,8 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
 def _there(path: str, folder: str, root: str, tree: str) -> str:
     """Return the place of a path of `root` in `tree`; empty for one that is not there."""
     whole = os.path.join(folder, path)
-    for one in (os.path.abspath(whole), os.path.realpath(whole)):
-        place = os.path.relpath(one, root)
+    for absolute in (os.path.abspath(whole), os.path.realpath(whole)):
+        place = os.path.relpath(absolute, root)
         found = os.path.normpath(os.path.join(tree, place))
         if place.split(os.sep)[0] != os.pardir and os.path.exists(found):
             return found

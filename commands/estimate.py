@@ -145,7 +145,7 @@ def _time_limit(text: str | None) -> float:
 
 def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:
     """Refuse to report that a script fits into a GPU that it does not use."""
-    if devices.kind != "cpu" and not any(one.outcome.peak_bytes for one in found):
+    if devices.kind != "cpu" and not any(item.outcome.peak_bytes for item in found):
         raise UsageError(
             f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
             where=program.name,
@@ -161,7 +161,7 @@ class Report(NamedTuple):
 
     @property
     def chosen(self) -> Judged | None:
-        return next((one for one in self.rows if one.fits), None)
+        return next((row for row in self.rows if row.fits), None)
 
     def launch_line(self, judged: Judged) -> str:
         devices, attempt = self.devices, self.attempt
@@ -187,7 +187,7 @@ def _show(report: Report) -> None:
     _show_peak(report.devices, first)
     _show_rows(report)
     _show_launch(report)
-    for note in dict.fromkeys(note for one in report.rows for note in one.outcome.notes):
+    for note in dict.fromkeys(note for row in report.rows for note in row.outcome.notes):
         print(f"note: {note}")
     print(CHECKED)
 
@@ -208,19 +208,19 @@ def _show_peak(devices: Devices, judged: Judged) -> None:
 
 def _show_rows(report: Report) -> None:
     rows: list[tuple[str, tuple[str, ...]]] = [("strategy", ("peak", "with margin", "fits"))]
-    for one in report.rows:
-        sizes = [size(one.outcome.peak_bytes), size(one.needed_bytes)]
-        known = ["", ""] if one.outcome.failed_at else sizes
-        rows.append((one.row.name, (*known, _VERDICTS[one.fits])))
+    for row in report.rows:
+        sizes = [size(row.outcome.peak_bytes), size(row.needed_bytes)]
+        known = ["", ""] if row.outcome.failed_at else sizes
+        rows.append((row.row.name, (*known, _VERDICTS[row.fits])))
     first = max(len(name) for name, _ in rows)
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
     print()
     for name, cells in rows:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         print("  ".join((f"{name:<{first}}", *padded)))
-    for one in report.rows:
-        if one.outcome.failed_at:
-            print(f"{one.row.name} could not be followed: {one.outcome.failed_at}")
+    for row in report.rows:
+        if row.outcome.failed_at:
+            print(f"{row.row.name} could not be followed: {row.outcome.failed_at}")
 
 
 def _show_launch(report: Report) -> None:

@@ -80,8 +80,8 @@ def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
     if name in _REPLACED:
         return f"is {_REPLACED[name]} here", f"pass {_REPLACED[name]}"
     if name not in _RENAMED:
-        for one, fix in _WITHOUT_COUNTERPART.items():
-            if name == one or (one[-1] == "-" and name.startswith(one)):
+        for foreign, fix in _WITHOUT_COUNTERPART.items():
+            if name == foreign or (foreign[-1] == "-" and name.startswith(foreign)):
                 return "is of torchrun or accelerate launch, without a counterpart here", fix
         return None
     row = TABLE[_RENAMED[name]]

@@ -77,7 +77,7 @@ class Parser:
             formatter_class=lambda prog: HelpFormatter(prog, max_help_position=34, width=96),
         )
         parser._optionals.title = "flags"
-        flags = [one for one in self._flags if not is_brief or one.name in self.brief]
+        flags = [flag for flag in self._flags if not is_brief or flag.name in self.brief]
         headings = dict.fromkeys(flag.heading for flag in flags if flag.heading)
         groups = {heading: parser.add_argument_group(heading) for heading in headings}
         for flag in flags:

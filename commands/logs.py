@@ -57,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
             _print_name(path, files)
             slurm_jobs.copy_new(path, 0, _write)
         return 0
-    known = {one: lines for one, lines in record.tails.items() if rank in (None, one)}
-    tails = {one: lines for one, lines in known.items() if any(lines)}
+    known = {number: lines for number, lines in record.tails.items() if rank in (None, number)}
+    tails = {number: lines for number, lines in known.items() if any(lines)}
     if known and not tails and "debug_rank" not in record.start.origins:
         log(f"{named([*known])} of run {record.name} printed nothing")
         return 0
@@ -66,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
         of = "" if rank is None else f" of rank {rank}"
         what = f"no output{of} of run {record.name} is kept; it goes to the terminal of the launch"
         raise ConfigError(what, where=record.path, fix=_FIX)
-    for one, lines in sorted(tails.items()):
+    for number, lines in sorted(tails.items()):
         for line in lines:
-            prefix = f"[{one}] " if len(tails) > 1 else ""
+            prefix = f"[{number}] " if len(tails) > 1 else ""
             print(f"{prefix}{line}")
     return 0
 
@@ -95,7 +95,7 @@ def _files(record: RunRecord, rank: int | None) -> Iterator[str]:
     for kept in record.kept:
         if kept.what == LOGS and os.path.isdir(kept.path):
             found = [match for name in os.listdir(kept.path) if (match := _LOG.fullmatch(name))]
-            for match in sorted(found, key=lambda one: (int(one[2]), int(one[1]))):
+            for match in sorted(found, key=lambda m: (int(m[2]), int(m[1]))):
                 if rank in (None, int(match[1])):
                     yield os.path.join(kept.path, match[0])
 

@@ -125,10 +125,10 @@ def _changed(good: RunRecord | None, changes: Sequence[Change]) -> Iterator[str]
         yield "<p>Nothing that is recorded.</p>"
         return
     yield "<table><tr><th>what</th><th>then</th><th>now</th></tr>"
-    for one in changes:
-        yield f"<tr><th>{_text(one.kind)} {_text(one.name)}</th><td>{_text(one.before)}</td>"
-        detail = f"<pre>{_text(one.detail)}</pre>" if one.detail else ""
-        yield f"<td>{_text(one.after)}{detail}</td></tr>"
+    for row in changes:
+        yield f"<tr><th>{_text(row.kind)} {_text(row.name)}</th><td>{_text(row.before)}</td>"
+        detail = f"<pre>{_text(row.detail)}</pre>" if row.detail else ""
+        yield f"<td>{_text(row.after)}{detail}</td></tr>"
     yield "</table>"
 
 
@@ -262,7 +262,7 @@ def _chart(title: str, curves: Sequence[_Curve]) -> Iterator[str]:
 def _phases(figures: Mapping[int, Sequence[Figures]]) -> str:
     """Return a bar per rank with its time in each known phase, relative to the longest."""
     every = [row for rows in figures.values() for row in rows]
-    phases = [one for one in _PHASES if any(getattr(row, one[1]) for row in every)]
+    phases = [phase for phase in _PHASES if any(getattr(row, phase[1]) for row in every)]
     totals = {rank: sum(row.seconds for row in rows) for rank, rows in figures.items()}
     longest = max(totals.values()) or 1.0
     row_height = 22

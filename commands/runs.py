@@ -73,7 +73,7 @@ def as_json(record: RunRecord) -> dict[str, object]:
         "steps": record.num_steps or None,
         "samples_per_s": record.samples_per_s,
         "time": record.shares,
-        "restarts": [{"cause": one.cause, "step": one.failed_at_step} for one in restarted],
+        "restarts": [{"cause": row.cause, "step": row.failed_at_step} for row in restarted],
         "restarts_used": _used(record),
         "duration_s": None if end is None else max(end.time - start.began_at, 0.0),
         "path": record.path,
@@ -101,7 +101,7 @@ def command_line(record: RunRecord) -> str:
 def _script(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Return the script as it was typed; its path if runs of another script typed the same."""
     name, path = record.start.program, record.start.script
-    is_only = {one.start.script for one in records if one.start.program == name} == {path}
+    is_only = {record.start.script for record in records if record.start.program == name} == {path}
     return name if is_only else path or name
 
 
@@ -159,8 +159,8 @@ def time_shares(record: RunRecord) -> str:
 def restarts(record: RunRecord) -> list[str]:
     """Return how many restarts of how many were used, and what each was because of."""
     causes = [
-        one.cause + (f" at step {one.failed_at_step}" if one.failed_at_step else "")
-        for one in record.attempts[1:]
+        attempt.cause + (f" at step {attempt.failed_at_step}" if attempt.failed_at_step else "")
+        for attempt in record.attempts[1:]
     ]
     return [f"{_used(record)} restarts used", *causes] if causes else []
 

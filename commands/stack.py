@@ -82,11 +82,11 @@ def _only_run() -> ActiveRun:
 def _run_of(process: psutil.Process) -> ActiveRun:
     """Return the launch of `process`: its own, a parent's, or the only one below it."""
     runs = {run.pid: run for run in list_runs()}
-    for one in (process, *process.parents()):
-        if one.pid in runs:
-            return runs[one.pid]
+    for parent in (process, *process.parents()):
+        if parent.pid in runs:
+            return runs[parent.pid]
     _refuse_another_user(process)
-    below = [one.pid for one in process.children(recursive=True) if one.pid in runs]
+    below = [child.pid for child in process.children(recursive=True) if child.pid in runs]
     if len(below) == 1:
         return runs[below[0]]
     if below:

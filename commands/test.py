@@ -54,10 +54,10 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps({"checks": checks}, indent=2))
     else:
         rows = [
-            (one["status"], one["check"], f"{one['seconds']:6.2f} s", one["what"]) for one in checks
+            (row["status"], row["check"], f"{row['seconds']:6.2f} s", row["what"]) for row in checks
         ]
         print_table(("", "check", "time", "finding"), rows)
-    return code or int(any(one["status"] == "error" for one in checks))
+    return code or int(any(check["status"] == "error" for check in checks))
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:

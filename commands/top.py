@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     parsed, chosen = parser.parse_one(argv, "run")
     runs = _chosen(chosen)
     if parsed.json:
-        found = {"runs": [one.to_json() for one in runs], "waiting": waiting_launches()}
+        found = {"runs": [run.to_json() for run in runs], "waiting": waiting_launches()}
         print(json.dumps(found, indent=2))
     elif sys.stdout.isatty():
         watch(chosen)
@@ -89,7 +89,7 @@ def _chosen(word: str | None) -> list[Watched]:
     runs = watched()
     if word is None:
         return runs
-    found = [one for one in runs if str(one.run.pid) == word]
+    found = [run for run in runs if str(run.run.pid) == word]
     if not found:
         raise bad_words(
             f"{word!r} is not the process id of a running launch of yours",
@@ -117,11 +117,11 @@ def _parts(runs: Sequence[Watched], word: str | None) -> Iterator[_Table | str]:
     if not runs:
         yield "no launch of yours runs on this machine"
         return
-    yield _Table(HEAD, [row_of(one.run) for one in runs])
-    newest = next((one for one in reversed(runs) if one.ranks), runs[-1])
+    yield _Table(HEAD, [row_of(run.run) for run in runs])
+    newest = next((run for run in reversed(runs) if run.ranks), runs[-1])
     chosen = newest
     if word is not None:
-        (chosen,) = (one for one in runs if str(one.run.pid) == word)
+        (chosen,) = (run for run in runs if str(run.run.pid) == word)
     elif len(runs) > 1:
         yield f"these are the ranks of {newest.run.pid}; `headway top RUN` shows those of RUN"
     if not chosen.ranks:
@@ -144,7 +144,7 @@ def watch(word: str | None) -> None:
     with suppress(KeyboardInterrupt), _keys() as keys:
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             runs = watched()
-            while word is None or any(str(one.run.pid) == word for one in runs):
+            while word is None or any(str(run.run.pid) == word for run in runs):
                 live.update(screen_of(runs, word, live.console.width), refresh=True)
                 if select.select(keys, [], [], _EVERY_S)[0] and os.read(keys[0], 1) in _QUIT:
                     return
@@ -221,7 +221,7 @@ def cells_of(rank: Mapping[str, Any]) -> tuple[str, ...]:
         _number(rank["step_ms"]),
         *(_share(rank[f"{name}_share"]) for name in ("compute", "data", "sync", "save")),
         _number(rank["samples_per_s"]),
-        *(size(one) if one else _UNKNOWN for one in (rank["rss_bytes"], rank["device_bytes"])),
+        *(size(n) if n else _UNKNOWN for n in (rank["rss_bytes"], rank["device_bytes"])),
         ("(machine lost) " if rank["is_lost"] else quiet) + shown(rank["last_line"]),
     )
 

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         report = "" if record.end is None else record.end.report
         compared = None if good is None else good.name
         told = {**as_json(record), "report": report, "compared_with": compared}
-        print(json.dumps({**told, "changes": [one._asdict() for one in found]}, indent=2))
+        print(json.dumps({**told, "changes": [change._asdict() for change in found]}, indent=2))
     else:
         _print(record)
         if good is None:

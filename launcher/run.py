@@ -94,7 +94,7 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
             recorder.close()
         os._exit(128 + number)
 
-    usual = [one for one in STOP_SIGNALS if signals.is_default_handler(signal.getsignal(one))]
+    usual = [sig for sig in STOP_SIGNALS if signals.is_default_handler(signal.getsignal(sig))]
     with signals.trapped(end, *usual):
         yield
 

@@ -85,7 +85,7 @@ def import_file(argv: Sequence[str]) -> int:
     try:
         values = checked_values({name: Entry(raw, origin) for name, raw in imported.values.items()})
     except ConfigError as error:
-        problems = [one._replace(fix="correct it in that file") for one in error.problems]
+        problems = [problem._replace(fix="correct it in that file") for problem in error.problems]
         raise ConfigError.of(problems) from None
     path = trusted_profile(parsed.profile).path
     profile = [] if parsed.profile is None else ["--profile", parsed.profile]
@@ -234,9 +234,9 @@ class _File:
         """Return a list, or what a text holds between commas."""
         value = self.left.pop(key, [])
         found = value.split(",") if isinstance(value, str) else value
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
             self._refuse(key, value, "a list of single values")
-        return [one.strip() for one in found]
+        return [word.strip() for word in found]
 
     def map(self, key: str) -> dict[str, Any]:
         """Return the map of a key, which stays."""
@@ -245,7 +245,7 @@ class _File:
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         value = self.text(key, default)
-        found = [one for one in choices if one.lower() == value.lower()]
+        found = [word for word in choices if word.lower() == value.lower()]
         return found[0] if found else self._refuse(key, value, f"one of {', '.join(choices)}")
 
     def count(self, key: str) -> int | None:

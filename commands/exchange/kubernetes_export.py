@@ -60,7 +60,7 @@ def to_kubernetes(
             "completions": int(settings.num_machines),
             "parallelism": int(settings.num_machines),
             "backoffLimit": 0,
-            "podFailurePolicy": {"rules": [_rule(*one) for one in _ACTIONS]},
+            "podFailurePolicy": {"rules": [_rule(*action) for action in _ACTIONS]},
             "template": {"spec": pod},
         },
     }

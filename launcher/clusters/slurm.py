@@ -143,7 +143,7 @@ def _of_step(environ: Environ) -> Entries:
     job, _, tasks = environ.get(ALLOCATION_VARIABLE, "").partition(":")
     asked = _processes(tasks, _index(environ)) if job == environ[JOB_VARIABLE] else {}
     only_one = ("main_address", "main_port") if environ["SLURM_STEP_NUM_NODES"] == "1" else ()
-    return {name: one for name, one in {**entries, **asked}.items() if name not in only_one}
+    return {name: entry for name, entry in {**entries, **asked}.items() if name not in only_one}
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:

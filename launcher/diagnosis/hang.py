@@ -75,7 +75,7 @@ class RankStatus(NamedTuple):
         return users_frame(self.stacks[0]) if self.stacks else None
 
     def group(self, name: str) -> Group | None:
-        return next((one for one in self.groups or () if one.name == name), None)
+        return next((g for g in self.groups or () if g.name == name), None)
 
 
 class RankFacts(NamedTuple):
@@ -95,8 +95,8 @@ def status_of(facts: RankFacts) -> RankStatus:
     collectives is open, and Python does not wait for its threads: then it has left.
     """
     status = RankStatus(facts.rank, groups=facts.groups, progress=facts.progress)
-    end = next((one for one in facts.ends if isinstance(one, ScriptEnd)), None)
-    crash = next((one for one in facts.ends if isinstance(one, Crash)), None)
+    end = next((end for end in facts.ends if isinstance(end, ScriptEnd)), None)
+    crash = next((end for end in facts.ends if isinstance(end, Crash)), None)
     if facts.code is None:
         stacks, no_stack = _stacks_of(facts)
         is_waiting = any(group.waits_for is not None for group in facts.groups or ())
@@ -122,7 +122,7 @@ def _stacks_of(facts: RankFacts) -> tuple[tuple[Stack, ...], NoStack | None]:
 def _before_crash(group: Group) -> Group:
     """Return a group as it was before: torch marks a collective that failed as done."""
     return group._replace(
-        collectives=tuple(one._replace(is_done=False) for one in group.collectives[-1:])
+        collectives=tuple(call._replace(is_done=False) for call in group.collectives[-1:])
     )
 
 
@@ -149,7 +149,7 @@ class Hang(NamedTuple):
 
     @property
     def fix(self) -> str:
-        phases = {one.progress.phase for one in self.statuses if one.progress is not None}
+        phases = {status.progress.phase for status in self.statuses if status.progress is not None}
         calls = phases.intersection(CALLED_BY_ALL_RANKS)
         what = "see the stacks"
         if self.world_size > len(self.statuses):
@@ -175,9 +175,11 @@ class Hang(NamedTuple):
 def describe_stacks(statuses: Sequence[RankStatus]) -> str:
     """Return the stacks of all running ranks for a person, equal ones once."""
     ranks_by_stacks: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
-    for one in statuses:
-        if one.exit is None:
-            ranks_by_stacks.setdefault((one.stacks, _why_no_stack(one)), []).append(one.rank)
+    for status in statuses:
+        if status.exit is None:
+            ranks_by_stacks.setdefault((status.stacks, _why_no_stack(status)), []).append(
+                status.rank
+            )
     lines = []
     for (stacks, why), ranks in ranks_by_stacks.items():
         lines += ["", f"{named(ranks)}, most recent call last:"]
@@ -198,15 +200,15 @@ def _why_no_stack(status: RankStatus) -> str:
 def explain(statuses: Sequence[RankStatus]) -> list[str]:
     """Return which ranks keep which waiting, and where: a line for each set of ranks."""
     found = find_divergences(statuses)
-    lines = [one.sentence + _places(statuses, one.ranks) for one in found if one.ranks]
+    lines = [item.sentence + _places(statuses, item.ranks) for item in found if item.ranks]
     lines = lines or ["no rank is known to be behind the others"]
-    lines += [one.others_sentence + _places(statuses, one.others) for one in found]
-    told = {rank for one in found for rank in one.ranks + one.others}
+    lines += [item.others_sentence + _places(statuses, item.others) for item in found]
+    told = {rank for item in found for rank in item.ranks + item.others}
     ranks_by_place: dict[str, list[int]] = {}
-    for one in statuses:
-        place = ", ".join(filter(None, [_open_collective(one), _place(one)]))
-        if place and one.rank not in told:
-            ranks_by_place.setdefault(place, []).append(one.rank)
+    for status in statuses:
+        place = ", ".join(filter(None, [_open_collective(status), _place(status)]))
+        if place and status.rank not in told:
+            ranks_by_place.setdefault(place, []).append(status.rank)
     lines += [f"{named(ranks)}: {place}" for place, ranks in ranks_by_place.items()]
     return [shown(line) for line in lines]
 
@@ -221,23 +223,23 @@ def _open_collective(status: RankStatus) -> str:
 
 def explain_divergence(statuses: Sequence[RankStatus]) -> list[str]:
     """Return what `explain` does where some ranks keep others waiting, else nothing."""
-    is_known = any(one.ranks for one in find_divergences(statuses))
+    is_known = any(divergence.ranks for divergence in find_divergences(statuses))
     return explain(statuses) if is_known else []
 
 
 def find_divergences(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Return in what the ranks diverge, those first whose ranks wait for no others themselves."""
-    names = dict.fromkeys(group.name for one in statuses for group in one.groups or ())
-    found = [one for name in names if (one := _divergence_in(name, statuses)) is not None]
-    waiting = {rank for one in found for rank in one.others}
-    found.sort(key=lambda one: (not one.ranks, bool(waiting & {*one.ranks})))
+    names = dict.fromkeys(group.name for status in statuses for group in status.groups or ())
+    found = [d for name in names if (d := _divergence_in(name, statuses)) is not None]
+    waiting = {rank for item in found for rank in item.others}
+    found.sort(key=lambda d: (not d.ranks, bool(waiting & {*d.ranks})))
     return found or _not_in_first_group(statuses)
 
 
 def _divergence_in(name: str, statuses: Sequence[RankStatus]) -> Divergence | None:
-    groups = {one.rank: group for one in statuses if (group := one.group(name)) is not None}
+    groups = {s.rank: group for s in statuses if (group := s.group(name)) is not None}
     members = next((group.ranks for group in groups.values() if group.ranks), tuple(groups))
-    absent = {one.rank: one for one in statuses if one.is_absent and one.rank in members}
+    absent = {s.rank: s for s in statuses if s.is_absent and s.rank in members}
     for rank in absent:
         groups.setdefault(rank, Group(name, None, ()))  # it has not said what it entered
     suffix = _suffix(name, members)
@@ -251,7 +253,7 @@ def _suffix(name: str, members: Sequence[int] | None) -> str:
 
 
 def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergence | None:
-    for number in sorted({one.number for group in groups.values() for one in group.collectives}):
+    for number in sorted({call.number for group in groups.values() for call in group.collectives}):
         ranks_by_collective: dict[str, list[int]] = {}
         for rank, group in sorted(groups.items()):
             entered = group.collective(number)
@@ -275,12 +277,12 @@ def _different_collectives(groups: Mapping[int, Group], suffix: str) -> Divergen
 def _missing_ranks(
     groups: Mapping[int, Group], absent: Mapping[int, RankStatus], suffix: str
 ) -> Divergence | None:
-    has_ended = {rank for rank, one in absent.items() if one.exit}
+    has_ended = {rank for rank, status in absent.items() if status.exit}
     numbers = {rank: group.waits_for for rank, group in groups.items() if rank not in has_ended}
-    number = min((one for one in numbers.values() if one is not None), default=None)
+    number = min((number for number in numbers.values() if number is not None), default=None)
     if number is None:
         return None
-    waiting = tuple(rank for rank, one in sorted(numbers.items()) if one == number)
+    waiting = tuple(rank for rank, at in sorted(numbers.items()) if at == number)
     entered = groups[waiting[0]].collective(number)
     at = f"{entered.name if entered else 'a collective'} #{number}{suffix}"
     missing = [rank for rank, group in sorted(groups.items()) if group.last_entered < number]
@@ -306,16 +308,16 @@ def _not_entered(
 
 def _not_in_first_group(statuses: Sequence[RankStatus]) -> list[Divergence]:
     """Compare the stacks while the first group forms: torch records nothing yet."""
-    calls = {one.rank: [frame.function for frame in (*one.stacks, ())[0]] for one in statuses}
+    calls = {s.rank: [frame.function for frame in (*s.stacks, ())[0]] for s in statuses}
     inside = tuple(rank for rank, functions in calls.items() if _FORMING in functions)
-    absent = {one.rank: one for one in statuses if one.is_absent}
-    known = [one for one in statuses if one.exit or one.no_stack or one.place]  # others are ending
-    missing = [one.rank for one in known if one.rank not in inside]
+    absent = {s.rank: s for s in statuses if s.is_absent}
+    known = [s for s in statuses if s.exit or s.no_stack or s.place]  # others are ending
+    missing = [s.rank for s in known if s.rank not in inside]
     return [_not_entered(missing, absent, _FORMING, inside)] if inside and missing else []
 
 
 def _places(statuses: Sequence[RankStatus], ranks: Sequence[int]) -> str:
-    those = [one for one in statuses if one.rank in ranks]
+    those = [status for status in statuses if status.rank in ranks]
     return "".join(f", {place}" for place in dict.fromkeys(map(_place, those)) if place)
 
 
@@ -331,7 +333,7 @@ def describe(statuses: Sequence[RankStatus], still_s: float) -> str:
     """Return where the ranks are, for a person; one of them made progress `still_s` ago."""
     if not statuses:
         return "no rank has started yet"
-    heading = f"{named([one.rank for one in statuses])}: last progress {still_s:.0f} s ago"
+    heading = f"{named([status.rank for status in statuses])}: last progress {still_s:.0f} s ago"
     return "\n".join(
         [heading, *(f"  {line}" for line in explain(statuses)), describe_stacks(statuses)]
     )
@@ -339,5 +341,5 @@ def describe(statuses: Sequence[RankStatus], still_s: float) -> str:
 
 def newest_entry(statuses: Sequence[RankStatus]) -> float:
     """Return when a rank last entered a collective, in seconds since the epoch; 0 for never."""
-    groups = (group for one in statuses for group in one.groups or ())
-    return max((one.entered_at for group in groups for one in group.collectives), default=0.0)
+    groups = (group for status in statuses for group in status.groups or ())
+    return max((call.entered_at for group in groups for call in group.collectives), default=0.0)

@@ -304,7 +304,7 @@ def is_out_of_memory(crash: Crash) -> bool:
 
 def is_of_communication(crash: Crash) -> bool:
     """Return whether it is an error of gloo or NCCL, which may be due to what another rank does."""
-    if crash.kind in [one.text for one in COMMUNICATION_ERRORS]:
+    if crash.kind in [error.text for error in COMMUNICATION_ERRORS]:
         return True
     is_torchs = crash.kind == "RuntimeError" and crash.is_from_torch
     return is_torchs and contains(crash.message, COMMUNICATION)

@@ -151,7 +151,7 @@ def ask_for_figures() -> list[tuple[ActiveRun, dict[str, Any]]]:
             run, answer = _suspended(*late.args), {"figures": _NONE}
         if run is not None:
             answers.append((run, answer["figures"]))
-    return sorted(answers, key=lambda one: one[0].began_at)
+    return sorted(answers, key=lambda found: found[0].began_at)
 
 
 def _ask(

@@ -67,7 +67,7 @@ def waits_for_threads(stacks: Sequence[Stack]) -> bool:
     """Return whether the script is at its end, and Python joins its non-daemon threads."""
     file, function = JOINING_THREADS
     main = stacks[0] if stacks else ()
-    return any(one.function == function and one.file.endswith(file) for one in main)
+    return any(frame.function == function and frame.file.endswith(file) for frame in main)
 
 
 def describe_crash(lines: Sequence[str]) -> list[str]:

@@ -56,7 +56,7 @@ NEW_SEMAPHORE = Text("_multiprocessing.SemLock(", "Python 3.11, multiprocessing/
 DISK_FULL = Text(os.strerror(errno.ENOSPC), "errno(3)")
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 DISK_FAILED = (
-    *(Text(os.strerror(one), "errno(3)") for one in _OF_DISKS),
+    *(Text(os.strerror(number), "errno(3)") for number in _OF_DISKS),
     Text("] . unexpected pos ", "torch 2.13.0, inline_container.cc: torch.save to a full disk"),
     Text("PytorchStreamWriter failed writing", "torch 2.13.0, inline_container.cc"),
 )
@@ -111,4 +111,4 @@ STOPPED_STATES = ("T", "t")
 
 
 def contains(message: str, texts: Iterable[Text]) -> bool:
-    return any(one.text in message for one in texts)
+    return any(text.text in message for text in texts)

@@ -117,14 +117,14 @@ class Watch:
     def has_failed(self, rank: int, since: float) -> bool:
         """Return whether a rank reported a failure before `since`, in seconds since the epoch."""
         ends = known.ends if (known := self._ranks.get(rank)) else []
-        return any(one.code not in (0, STOPPED_AND_SAVED) and one.time < since for one in ends)
+        return any(end.code not in (0, STOPPED_AND_SAVED) and end.time < since for end in ends)
 
     def begin_stop(self) -> None:
         """Look for no hang any more, and ask the ranks whether they have anything left to do."""
         self._is_stopping = True
         with self._lock:
-            for one in self._ranks.values():
-                one.may_be_killed = False
+            for rank in self._ranks.values():
+                rank.may_be_killed = False
         self._ask_all()
 
     def may_be_killed(self, rank: int) -> bool:
@@ -140,42 +140,42 @@ class Watch:
         """Return the training's last step that a rank of this attempt has reported; 0: none has."""
         with self._lock:
             known = self._ranks.values()
-            return max((one.step for one in known if one.counts_training), default=0)
+            return max((row.step for row in known if row.counts_training), default=0)
 
     def last_word(self) -> str:
         """Return the progress of the rank with the most optimizer steps; may be empty."""
         # without the lock: its holder may wait for the thread that calls this, to send figures
-        furthest = max(self._ranks.copy().values(), key=lambda one: one.step, default=None)
+        furthest = max(self._ranks.copy().values(), key=lambda rank: rank.step, default=None)
         if furthest is None or not furthest.step:
             return ""
         return f"rank {furthest.rank} at optimizer step {furthest.step}"
 
     def will_save(self) -> bool:
         with self._lock:
-            return any(one.will_save for one in self._ranks.values())
+            return any(rank.will_save for rank in self._ranks.values())
 
     def kept(self) -> list[Kept]:
         """Return where the ranks of this attempt keep something, the first one of each kind."""
         first: dict[str, Kept] = {}
         with self._lock:
-            for one in self._ranks.values():
-                first = one.kept | first
+            for rank in self._ranks.values():
+                first = rank.kept | first
         return [*first.values()]
 
     def statuses(self) -> list[RankStatus]:
         """Ask the running ranks where they are, for up to three seconds; return all of them."""
         with self._lock:
-            ranks = [one for _, one in sorted(self._ranks.items())]
+            ranks = [rank for _, rank in sorted(self._ranks.items())]
         self._ask_all()
         deadline = time.monotonic() + _ANSWER_WITHIN_S
         # other threads may use the ranks meanwhile
-        while any(one.is_silent for one in ranks) and time.monotonic() < deadline:
+        while any(rank.is_silent for rank in ranks) and time.monotonic() < deadline:
             if self._is_closing:
                 break
             time.sleep(_POLL_S)
             self._read_all()
         with self._lock:
-            return [one.status for one in ranks]
+            return [rank.status for rank in ranks]
 
     def describe(self) -> str:
         """Return where the ranks are, for a person; takes seconds if one does not answer."""
@@ -203,17 +203,17 @@ class Watch:
 
     def _ask_all(self) -> None:
         with self._lock:
-            for one in self._ranks.values():
-                one.ask()
+            for rank in self._ranks.values():
+                rank.ask()
 
     def _read_all(self) -> None:
         with self._lock:
-            for one in self._ranks.values():
-                if one.read():
+            for rank in self._ranks.values():
+                if rank.read():
                     self._progress_at = time.monotonic()
-                if one.is_closed:
-                    self._forget(one.fd)
-            num_ready = sum(one.is_ready for one in self._ranks.values())
+                if rank.is_closed:
+                    self._forget(rank.fd)
+            num_ready = sum(rank.is_ready for rank in self._ranks.values())
             if not 0 < num_ready == self._num_awaited:
                 return
             self._num_awaited, self._judged_at = 0, time.monotonic() + ALONE_AFTER_S
@@ -245,7 +245,7 @@ class Watch:
                 self._judged_at = inf
                 if self.on_alone is None or self._is_stopping:
                     continue
-                if all(one.groups == () for one in self.statuses()):
+                if all(status.groups == () for status in self.statuses()):
                     self.on_alone()
 
     def _look_for_a_hang(self) -> None:

@@ -52,7 +52,7 @@ class _Rank:
             self.recent[-1] = self.recent[-1]._replace(step=figures.step, loss=figures.loss)
             return
         self.recent.append(figures)
-        while len(self.recent) > 1 and sum(one.seconds for one in self.recent) > _SHOWN_S:
+        while len(self.recent) > 1 and sum(row.seconds for row in self.recent) > _SHOWN_S:
             self.recent.popleft()
         self.unjudged.append(figures)
         self.noted_at = now
@@ -60,8 +60,8 @@ class _Rank:
     @property
     def is_judgeable(self) -> bool:
         """Whether there are enough new records for a stretch."""
-        steps = sum(one.num_steps for one in self.unjudged)
-        seconds = sum(one.seconds for one in self.unjudged)
+        steps = sum(row.num_steps for row in self.unjudged)
+        seconds = sum(row.seconds for row in self.unjudged)
         return steps >= _STRETCH_STEPS and seconds >= _STRETCH_S
 
 
@@ -127,10 +127,10 @@ class RunFigures:
     def _judge(self) -> None:
         """Judge the steps since the last time, once all ranks have reported enough."""
         ranks = self._ranks
-        if len(ranks) < self._num_ranks or not all(one.is_judgeable for one in ranks.values()):
+        if len(ranks) < self._num_ranks or not all(rank.is_judgeable for rank in ranks.values()):
             return
-        times = {rank: times_of(one.unjudged) for rank, one in ranks.items()}
-        self._stretches.append({rank: one for rank, one in times.items() if one is not None})
+        times = {rank: times_of(known.unjudged) for rank, known in ranks.items()}
+        self._stretches.append({rank: spent for rank, spent in times.items() if spent is not None})
         for known in ranks.values():
             known.unjudged.clear()
         if len(self._stretches) < _NUM_STRETCHES:
@@ -164,19 +164,19 @@ class RunFigures:
     def rows(self) -> list[RankRow]:
         now = time.monotonic()
         with self._lock:
-            return [self._row(rank, one, now) for rank, one in sorted(self._ranks.items())]
+            return [self._row(rank, known, now) for rank, known in sorted(self._ranks.items())]
 
     def _row(self, rank: int, known: _Rank, now: float) -> RankRow:
         last, recent = known.recent[-1], known.recent
-        seconds = sum(one.seconds for one in recent)
-        has_phases = any(one.forward_s or one.backward_s or one.data_s for one in recent)
-        samples = sum(one.samples for one in recent)
-        step_s = seconds / max(sum(one.num_steps for one in recent), 1)
+        seconds = sum(row.seconds for row in recent)
+        has_phases = any(row.forward_s or row.backward_s or row.data_s for row in recent)
+        samples = sum(row.samples for row in recent)
+        step_s = seconds / max(sum(row.num_steps for row in recent), 1)
         age_s, is_lost = now - known.noted_at, known.machine in self._lost
         is_training = not is_lost and age_s <= _quiet_after(step_s)
 
         def share(*names: str) -> float | None:
-            spent = sum(getattr(one, name) for one in recent for name in names)
+            spent = sum(getattr(row, name) for row in recent for name in names)
             return min(max(spent / seconds, 0.0), 1.0) if has_phases and seconds > 0 else None
 
         elsewhere = share("data_s", "sync_s", "save_s")
@@ -228,15 +228,13 @@ class RunFigures:
     def advice(self) -> str:
         """Return a sentence if all ranks wait for data for much of the time; else empty."""
         shares = [row.data_share for row in self.rows()]
-        if not shares or any(one is None or one < _DATA_BOUND for one in shares):
+        if not shares or any(share is None or share < _DATA_BOUND for share in shares):
             return ""
-        least = min(one for one in shares if one is not None)
+        least = min(share for share in shares if share is not None)
         who = "all ranks wait" if len(shares) > 1 else "the training waits"
         with self._lock:
             last = [rank.recent[-1].num_workers for rank in self._ranks.values()]
-        now = (
-            f" than {max(workers)}" if (workers := [one for one in last if one is not None]) else ""
-        )
+        now = f" than {max(workers)}" if (workers := [n for n in last if n is not None]) else ""
         return (
             f"{who} for data {least * 100:.0f} % of the time: give the DataLoader more num_workers"
             f"{now}, or make samples cheaper"
@@ -259,8 +257,8 @@ class RunFigures:
 
 
 def _is_possible(figures: Figures) -> bool:
-    numbers = (one for one in figures._replace(loss=None) if one is not None)
-    are_finite = all(math.isfinite(one) and one >= 0 for one in numbers)
+    numbers = (number for number in figures._replace(loss=None) if number is not None)
+    are_finite = all(math.isfinite(number) and number >= 0 for number in numbers)
     return are_finite and (figures.num_steps > 0) == (figures.seconds > 0)
 
 
@@ -274,7 +272,7 @@ def _shares(rows: list[RankRow]) -> str:
     texts = []
     for name in ("compute", "data", "sync", "save"):
         shares = [getattr(row, f"{name}_share") for row in rows]
-        if any(one is None for one in shares):
+        if any(share is None for share in shares):
             continue
         mean = sum(shares) / len(shares)
         if mean >= 0.005 or name in ("compute", "data"):

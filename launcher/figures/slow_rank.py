@@ -82,12 +82,12 @@ def _digits(milliseconds: float) -> int:
 def times_of(records: Iterable[Figures]) -> Times | None:
     """Return the mean step of these records of one rank; None without a step."""
     taken = list(records)
-    num_steps = sum(one.num_steps for one in taken)
+    num_steps = sum(row.num_steps for row in taken)
     if num_steps <= 0:
         return None
     return Times(
         *(
-            sum(getattr(one, name) for one in taken) / num_steps
+            sum(getattr(row, name) for row in taken) / num_steps
             for name in (
                 *("seconds", "data_s", "forward_s", "backward_s", "sync_s", "save_s", "stolen_s"),
             )
@@ -97,10 +97,10 @@ def times_of(records: Iterable[Figures]) -> Times | None:
 
 def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
     """Return the rank that all others wait for in these steps, if that costs enough."""
-    if len(times) < 2 or not all(one.has_phases for one in times.values()):
+    if len(times) < 2 or not all(time.has_phases for time in times.values()):
         return None
     last, *others = sorted(times, key=lambda rank: times[rank].sync)
-    step_s = median(one.step for one in times.values())
+    step_s = median(time.step for time in times.values())
     own = times[last]
     cost_s = median(times[rank].sync for rank in others) - own.sync
     is_clear = times[others[0]].sync - own.sync >= _CLEAR * cost_s
@@ -121,10 +121,10 @@ def find_slow_rank(times: Mapping[int, Times]) -> SlowRank | None:
 
 def find_lasting(stretches: Sequence[Mapping[int, Times]]) -> SlowRank | None:
     """Return the rank that all others wait for in every one of these stretches of the training."""
-    found = [find_slow_rank(one) for one in stretches]
-    if not found or any(one is None for one in found):
+    found = [find_slow_rank(stretch) for stretch in stretches]
+    if not found or any(item is None for item in found):
         return None
-    if len({one.rank for one in found if one is not None}) > 1:
+    if len({item.rank for item in found if item is not None}) > 1:
         return None
     return find_slow_rank(mean_of(stretches))
 
@@ -133,5 +133,5 @@ def mean_of(stretches: Sequence[Mapping[int, Times]]) -> dict[int, Times]:
     return {
         rank: Times(*(sum(parts) / len(stretches) for parts in zip(*each, strict=True)))
         for rank in stretches[0]
-        if (each := [one[rank] for one in stretches])
+        if (each := [stretch[rank] for stretch in stretches])
     }

@@ -85,7 +85,7 @@ def interface_of(address: str) -> str | None:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if address in [one.address for one in addresses]:
+        if address in [address.address for address in addresses]:
             return str(name)
     return None
 
@@ -154,7 +154,7 @@ def is_machine_0(rank: int | None, address: str) -> bool:
     if rank is not None:
         return rank == 0
     try:
-        return any(is_here(one) for one in resolved(address))
+        return any(is_here(ip) for ip in resolved(address))
     except (OSError, UnicodeError):
         return False
 

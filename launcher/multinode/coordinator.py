@@ -173,7 +173,7 @@ class Coordinator:
             )
         what = ""
         fix = f"give every machine its own --machine-rank, from 0 to {self._most - 1}"
-        asked = {one.join.machine for one in self.machines.values()}
+        asked = {machine.join.machine for machine in self.machines.values()}
         if join.machine is not None and join.machine in asked:
             what = f"machine_rank {join.machine} was given to two machines"
         elif join.machine is not None and join.machine >= self._most:
@@ -255,7 +255,7 @@ class Coordinator:
             self._send(self.machines.values(), messages.Missing(missing))
 
     def _failed(self, cause: str, where: str, fix: str, details: str = "") -> messages.Failed:
-        host = next((one.join.host for one in self.machines.values() if one.rank == 0), "")
+        host = next((m.join.host for m in self.machines.values() if m.rank == 0), "")
         return messages.Failed(0, host, cause, where, details, fix, LAUNCH_FAILED)
 
     def _wait_from(self, now: float) -> None:
@@ -264,11 +264,11 @@ class Coordinator:
         self._are_told = False
 
     def _send(self, machines: Iterable[MachineState], message: messages.Message) -> None:
-        self.outbox += [(one.peer, message) for one in machines]
+        self.outbox += [(machine.peer, message) for machine in machines]
 
     def _missing(self) -> str:
         """Return which machines are still to join, or empty."""
-        there = {one.rank for one in self.machines.values()}
+        there = {machine.rank for machine in self.machines.values()}
         if self._least < self._most or None in there:
             lacking = self._least - len(self.machines)
             return f"{lacking} more machine{'s' * (lacking > 1)}" if lacking > 0 else ""
@@ -279,15 +279,15 @@ class Coordinator:
         """Start a round if all that it needs is there."""
         if self._is_running or self.is_ended or self._is_stopping or self._probes:
             return
-        ready = [one for one in self.machines.values() if one.ready is not None]
-        if any(one.has_ranks and not one.ready for one in self.machines.values()):
+        ready = [machine for machine in self.machines.values() if machine.ready is not None]
+        if any(machine.has_ranks and not machine.ready for machine in self.machines.values()):
             return
-        if len(ready) < self._least or not any(one.rank == 0 for one in ready):
+        if len(ready) < self._least or not any(machine.rank == 0 for machine in ready):
             return
         if len(ready) < self._most and now < self._settle_at:
             return
         self._number(ready)
-        if all(one.is_checked for one in ready):
+        if all(machine.is_checked for machine in ready):
             self._open_round(ready)
         else:
             self._check(ready)
@@ -297,24 +297,24 @@ class Coordinator:
 
         Where all machines are there, those that were started with a rank keep it.
         """
-        held = {one.rank for one in machines} if len(machines) == self._most else set()
+        held = {machine.rank for machine in machines} if len(machines) == self._most else set()
         free = iter([rank for rank in range(len(machines)) if rank not in held])
-        machines.sort(key=lambda one: (self._most if one.rank is None else one.rank, one.peer))
-        for one in machines:
-            one.rank = one.rank if one.rank in held - {None} else next(free)
-        machines.sort(key=lambda one: one.rank or 0)
+        machines.sort(key=lambda m: (self._most if m.rank is None else m.rank, m.peer))
+        for m in machines:
+            m.rank = m.rank if m.rank in held - {None} else next(free)
+        machines.sort(key=lambda m: m.rank or 0)
 
     def _check(self, machines: list[MachineState]) -> None:
         main, *others = machines
         found: list[preflight.FactMismatch] = []
-        for one in machines:
-            one.is_checked = True
-        for one in others:
-            ours, theirs = self._facts, one.join.facts
-            found += preflight.differences(ours.must_agree, theirs.must_agree, one.label)
-            for row in preflight.differences(ours.should_agree, theirs.should_agree, one.label):
+        for machine in machines:
+            machine.is_checked = True
+        for other in others:
+            ours, theirs = self._facts, other.join.facts
+            found += preflight.differences(ours.must_agree, theirs.must_agree, other.label)
+            for row in preflight.differences(ours.should_agree, theirs.should_agree, other.label):
                 self._say(f"note: {row}")
-                one.notes += (str(row),)
+                other.notes += (str(row),)
         if found:
             self._refuse_all(
                 f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
@@ -324,9 +324,9 @@ class Coordinator:
             return
         self._problems = []
         self._probes = {
-            one.peer: target.peer
-            for one, target in zip(machines, [*others, main], strict=True)
-            if one is not target
+            prober.peer: target.peer
+            for prober, target in zip(machines, [*others, main], strict=True)
+            if prober is not target
         }
         for by, of in self._probes.items():
             target, prober = self.machines[of], self.machines[by]
@@ -357,18 +357,18 @@ class Coordinator:
         main = machines[0]
         assert main.ready is not None
         store_port = main.ready.store_port or 0
-        own_address = next((one.reached_at for one in machines[1:] if one.reached_at), "")
+        own_address = next((m.reached_at for m in machines[1:] if m.reached_at), "")
         self._round += 1
         self._is_running = True
-        for rank, one in enumerate(machines):
-            one.ready = one.failure = one.left = None
-            one.has_ranks, one.is_done = True, False
-            address = one.address or own_address
+        for rank, m in enumerate(machines):
+            m.ready = m.failure = m.left = None
+            m.has_ranks, m.is_done = True, False
+            address = m.address or own_address
             told = messages.StartRound(
-                self._round, rank, len(machines), self.num_restarts, address, store_port, one.notes
+                self._round, rank, len(machines), self.num_restarts, address, store_port, m.notes
             )
-            one.notes = ()
-            self.outbox.append((one.peer, told))
+            m.notes = ()
+            self.outbox.append((m.peer, told))
 
     def _note_failure(self, machine: MachineState, failed: messages.Failed, now: float) -> None:
         if failed.is_final:
@@ -385,13 +385,13 @@ class Coordinator:
     def _judge(self, now: float) -> None:
         """Decide how the run continues after a failure, once it is clear enough whose it is."""
         assert self._asked_at is not None
-        failures = [one.failure for one in self.machines.values() if one.failure is not None]
+        failures = [m.failure for m in self.machines.values() if m.failure is not None]
         if not failures:
             self._asked_at = None
             return
-        failures += [one.left for one in self.machines.values() if one.left is not None]
+        failures += [machine.left for machine in self.machines.values() if machine.left is not None]
         _, first = min(failures, key=lambda failure: (failure[1].suspicion, failure[0]))
-        have_answered = all(one.heard_at > self._asked_at for one in self.machines.values())
+        have_answered = all(machine.heard_at > self._asked_at for machine in self.machines.values())
         if first.suspicion and (now < self._asked_at + _CULPRIT_WITHIN_S or not have_answered):
             return
         self._asked_at = None
@@ -409,7 +409,7 @@ class Coordinator:
         self._is_running = False
         self._asked_at = None
         self.num_restarts += is_counted
-        with_ranks = [one for one in self.machines.values() if one.has_ranks]
+        with_ranks = [machine for machine in self.machines.values() if machine.has_ranks]
         self._send(with_ranks, messages.Restart(cause, self.num_restarts if is_counted else 0))
         self._wait_from(now)
 
@@ -418,8 +418,8 @@ class Coordinator:
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all)
-        for one in self.machines.values():
-            self.outbox.append((one.peer, brief if one.rank else failed))
+        for machine in self.machines.values():
+            self.outbox.append((machine.peer, brief if machine.rank else failed))
 
     def _end_before_start(self, failed: messages.Failed, num_known: int = 0) -> None:
         """End a run whose ranks do not run; `num_known` machines know why, besides those in it."""
@@ -434,10 +434,10 @@ class Coordinator:
         is_news = stopping.ends_grace or not self._is_stopping
         if is_end and is_news and not self.is_ended:
             self._is_stopping = True
-            self._send([one for one in self.machines.values() if one is not machine], stopping)
+            self._send([m for m in self.machines.values() if m is not machine], stopping)
 
     def _look_whether_all_are_done(self) -> None:
-        are_done = all(one.is_done for one in self.machines.values() if one.has_ranks)
+        are_done = all(machine.is_done for machine in self.machines.values() if machine.has_ranks)
         if self._is_running and not self.is_ended and are_done:
             self.is_ended = True
             self._send(self.machines.values(), messages.AllDone())

@@ -191,8 +191,8 @@ class Hub:
         """Send beats, lose those that are silent, refuse those that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
-            joined = [one for one, peer in self.peers.items() if peer.has_joined]
-            self._coordinator.outbox += [(one, messages.Beat("")) for one in joined]
+            joined = [key for key, peer in self.peers.items() if peer.has_joined]
+            self._coordinator.outbox += [(key, messages.Beat("")) for key in joined]
         for number, peer in list(self.peers.items()):
             silent_s = now - peer.heard_at
             if peer.has_joined and silent_s > self._timeout_s:

@@ -78,7 +78,7 @@ class Member:
     def is_closed_unanswered(self) -> bool:
         """Whether the other end, such as a tunnel's, has closed the connection unanswered."""
         answers = (self.accepted, self.refused, self.ended_by)
-        return self.lost is not None and not any(one is not None for one in answers)
+        return self.lost is not None and not any(answer is not None for answer in answers)
 
     def close(self) -> None:
         """Send the queued messages, and leave."""

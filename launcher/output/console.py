@@ -53,7 +53,7 @@ class Console:
         if not is_same_file(sys.stdout, sys.stderr):
             error = Sink(self._fds[2], sys.stderr.isatty(), self._note_change)
         self._sinks = {1: out, 2: error}
-        terminals = (one for one in (error, out) if one.is_terminal)
+        terminals = (sink for sink in (error, out) if sink.is_terminal)
         self._sink_below = next(terminals, None) if moves and not is_raw else None
         self._lost: set[Sink] = set()
         self.first = 0  # the lowest rank that is shown: its progress bar moves on a terminal
@@ -164,14 +164,14 @@ class Console:
                 return
 
     def _name(self, sink: Sink) -> str:
-        return " and ".join(_NAMES[target] for target, one in self._sinks.items() if one is sink)
+        return " and ".join(_NAMES[target] for target, s in self._sinks.items() if s is sink)
 
     def _lose(self, sink: Sink) -> None:
         """Replace a lost stream, for which Python may buffer data: stderr by stdout, if left."""
         self._lost.add(sink)
         null = os.open(os.devnull, os.O_WRONLY)
-        for target, one in self._sinks.items():
-            if one is sink:
+        for target, other in self._sinks.items():
+            if other is sink:
                 is_left = target == 2 and self._sinks[1] not in self._lost
                 os.dup2(self._fds[1] if is_left else null, self._fds[target])
         os.close(null)

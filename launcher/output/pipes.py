@@ -138,7 +138,7 @@ class Output:
         streams: set[_Stream] = set()
         while self._deadline == _NEVER or (streams and time.monotonic() < self._deadline):
             self._register_new(streams)
-            for stream in [one for one in self._paused if not one.is_blocked]:
+            for stream in [paused for paused in self._paused if not paused.is_blocked]:
                 self._paused.discard(stream)
                 self._selector.register(stream.fd, selectors.EVENT_READ, stream)
             for key, _ in self._selector.select(self._wait_s(streams)):
@@ -150,7 +150,7 @@ class Output:
             if self._status is not None:
                 self._status.show_due(now)
             due = [stream for stream in streams - self._paused if stream.due <= now]
-            for stream in sorted(due, key=lambda one: one.rank):
+            for stream in sorted(due, key=lambda stream: stream.rank):
                 stream.show_due()
             self.console.give_up(self._patience_s)
         self._register_new(streams)

@@ -122,8 +122,8 @@ class FileView(View):
             first += b"\n"
         if b"\r" in others:
             others = b"".join(
-                _drawn(one) + b"\n" if _is_bar(one) else one + b"\n"
-                for one in others.split(b"\n")[:-1]
+                _drawn(line) + b"\n" if _is_bar(line) else line + b"\n"
+                for line in others.split(b"\n")[:-1]
             )
         if first or others:
             self._write(first + others, is_new=is_bar)
@@ -136,8 +136,8 @@ def _is_bar(line: bytes) -> bool:
 
 def _drawn(line: bytes) -> bytes:
     """Return what was drawn last in a line, without what only erases it."""
-    states = (one.replace(_UP, b"") for one in reversed(line.split(b"\r")))
-    return next((one for one in states if one.strip()), b"")
+    states = (word.replace(_UP, b"") for word in reversed(line.split(b"\r")))
+    return next((state for state in states if state.strip()), b"")
 
 
 def _last_state(rest: bytes) -> bytes:

@@ -67,7 +67,7 @@ def build_plan(
     if not found:
         found += _binding_problems(plan)
     if task is not None:
-        found = [one for one in found if one.code is not Code.TOO_FEW_GPUS]  # explained below
+        found = [p for p in found if p.code is not Code.TOO_FEW_GPUS]  # explained below
         found += _task_problems(plan, task)
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
@@ -169,4 +169,4 @@ def _task_problems(plan: LaunchPlan, task: Ranks) -> list[Problem]:
     )
     where = settings.where("num_processes", "cluster")
     fix = f"start one task on each machine: {_ONE_EACH}"
-    return [Problem(f"{one}, but {started}", where, fix, code=Code.TASKS) for one in what]
+    return [Problem(f"{text}, but {started}", where, fix, code=Code.TASKS) for text in what]

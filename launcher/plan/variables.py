@@ -176,7 +176,7 @@ def _as_rank(plan: LaunchPlan) -> Variables:
     """Set the variables of the only rank, or of the one that the scheduler has started."""
     task, settings = plan.task, plan.settings
     if plan.is_single_rank:
-        return {name: _from(settings, "num_processes", one) for name, one in WORLD_OF_ONE.items()}
+        return {name: _from(settings, "num_processes", v) for name, v in WORLD_OF_ONE.items()}
     if task is None:
         return {}
     origin = settings.origin("cluster")

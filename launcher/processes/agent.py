@@ -317,7 +317,7 @@ class Agent(LocalElasticAgent):
             log(cost)
 
     def _project(self) -> str:
-        return next((one.path for one in self.watch.kept() if one.what == PROJECT), "")
+        return next((kept.path for kept in self.watch.kept() if kept.what == PROJECT), "")
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         ordered = self.handler.restart

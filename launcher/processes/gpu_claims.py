@@ -84,7 +84,7 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
 
 def waiting_launches() -> list[str]:
     """Return who waits for GPUs on this machine, the first in line first."""
-    return [one for name in _waiting() if (one := _holder(name))] if _HAS_NAMES else []
+    return [pid for name in _waiting() if (pid := _holder(name))] if _HAS_NAMES else []
 
 
 def _launches(waiting: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ class RankProcesses(PContext):
         self.failure_during_stop: Failed | None = (
             None  # on another machine, while ranks were to save
         )
-        self._ranks = {one: int(env["RANK"]) for one, env in envs.items()}  # by local rank
+        self._ranks = {at: int(env["RANK"]) for at, env in envs.items()}  # by local rank
         self.local_ranks: dict[int, int] = {}  # by pid
         self.handles: dict[int, ProcessHandle] = {}  # by local rank
         self._terminals: list[_Terminal] = []  # of rank 0
@@ -188,7 +188,7 @@ class RankProcesses(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         self.collect(timeout_s=_CHECK_EVERY_S if self._alive() else 0)
-        failed = {one: end.code for one, end in self.exits.items() if end.is_failure}
+        failed = {at: end.code for at, end in self.exits.items() if end.is_failure}
         if not failed and (overdue := self._find_overdue()):
             ranks, limit = self._named(overdue), f"{self._grace.usual_s:g} s (--grace-period-s)"
             log(f"{ranks} failed, but did not exit within {limit}")
@@ -199,7 +199,7 @@ class RankProcesses(PContext):
             pids, file = self.pids(), ""
             return RunProcsResult(
                 failures={
-                    one: ProcessFailure(one, pids[one], code, file) for one, code in failed.items()
+                    at: ProcessFailure(at, pids[at], code, file) for at, code in failed.items()
                 }
             )
         if len(self.exits) == self.nprocs:
@@ -211,7 +211,7 @@ class RankProcesses(PContext):
         if self.envs[0]["WORLD_SIZE"] == "1" or self._debug_rank is not None:
             return []
         since = time.time() - self._grace.usual_s
-        return [one for one in self._alive() if self._watch.has_failed(self._ranks[one], since)]
+        return [at for at in self._alive() if self._watch.has_failed(self._ranks[at], since)]
 
     def _close(self, death_sig: signal.Signals, timeout: int | None = None) -> None:
         """Stop the running ranks, and unless all have succeeded, what they have left running."""
@@ -252,7 +252,7 @@ class RankProcesses(PContext):
             shutdown = shutdown._replace(is_cut_short=self._is_cut_short)
             if shutdown.failed_at > now and shutdown.will_save and self._has_failure():
                 shutdown = shutdown._replace(failed_at=now)
-            idle = [one for one in alive if self._grace.kills_idle and self._is_idle(one)]
+            idle = [at for at in alive if self._grace.kills_idle and self._is_idle(at)]
             for local_rank, number in shutdown.signals(now, alive, self._sent, idle).items():
                 if number == signal.SIGKILL and local_rank not in idle:
                     self._killed_after_s[local_rank] = now - shutdown.began_at
@@ -271,7 +271,7 @@ class RankProcesses(PContext):
 
     def _is_awaited(self, waited_s: float) -> bool:
         """Return whether a rank still runs its script, or takes too long to exit after it."""
-        alive = [self._ranks[one] for one in self._alive()]
+        alive = [self._ranks[at] for at in self._alive()]
         limit_s = _LEAVING_S if all(map(self._watch.has_ended, alive)) else 0
         return bool(alive) and waited_s >= limit_s
 
@@ -322,10 +322,10 @@ class RankProcesses(PContext):
         return False
 
     def _alive(self) -> list[int]:
-        return [one for one in self.local_ranks.values() if one not in self.exits]
+        return [at for at in self.local_ranks.values() if at not in self.exits]
 
     def _named(self, local_ranks: list[int]) -> str:
-        return named([self._ranks[one] for one in local_ranks])
+        return named([self._ranks[at] for at in local_ranks])
 
 
 class _Terminal(NamedTuple):

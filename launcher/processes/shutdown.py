@@ -141,10 +141,10 @@ def end_processes(find: Callable[[], Sequence[Process] | None], grace_s: float) 
     shutdown = Shutdown(signal.SIGTERM, time.monotonic(), period_s, period_s, period_s)
     sent: dict[Process, int] = {}
     while (found := find()) is not None and not shutdown.is_abandoned(now := time.monotonic()):
-        for one, number in shutdown.signals(now, found, sent).items():
-            sent[one] = number
+        for process, number in shutdown.signals(now, found, sent).items():
+            sent[process] = number
             with suppress(psutil.Error):
-                one.send_signal(number)
+                process.send_signal(number)
         time.sleep(_POLL_S)
 
 

@@ -151,7 +151,7 @@ class Starter:
             below = psutil.Process(self._server_pid).children(recursive=True)
         except (psutil.Error, OSError):  # it has ended, or /proc cannot be read
             return []  # its guardian or itself ends what is left
-        return [one for one in below if is_running(one)]
+        return [process for process in below if is_running(process)]
 
     def end_leftovers(self) -> None:
         if self._left_processes:
@@ -239,9 +239,9 @@ def _names(left: Sequence[Process]) -> str:
     import psutil
 
     names = []
-    for one in left[:_MAX_NAMES]:
+    for process in left[:_MAX_NAMES]:
         with suppress(psutil.Error):  # it has ended
-            names.append(f"{one.name()} (pid {one.pid})")
+            names.append(f"{process.name()} (pid {process.pid})")
     return ", ".join(names) + ", ..." * (len(left) > _MAX_NAMES)
 
 

@@ -63,8 +63,8 @@ class _Preloaded:
         module.__spec__ = self._spec
         with suppress(ValueError):  # the script may have removed it
             sys.meta_path.remove(self)
-        for name, one in self._modules.items():
-            sys.modules.setdefault(name, one)  # the script may have put a mock there
+        for name, known in self._modules.items():
+            sys.modules.setdefault(name, known)  # the script may have put a mock there
         _warn_of_changes(self._variables)
 
 

@@ -167,7 +167,7 @@ def _read_stacks(own_threads: set[int]) -> tuple[tuple[Frame, ...], ...]:
     frames = sys._current_frames()
     for own in (_thread.get_ident(), *own_threads):
         frames.pop(own, None)
-    return tuple(_calls(frames[one]) for one in sorted(frames, key=lambda one: one != _MAIN_THREAD))
+    return tuple(_calls(frames[tid]) for tid in sorted(frames, key=lambda tid: tid != _MAIN_THREAD))
 
 
 def _calls(frame: FrameType | None) -> tuple[Frame, ...]:

@@ -202,7 +202,7 @@ def main_address_of(found: Sequence[Found]) -> str:
     no other machine can.
     """
     own = found[0].address
-    seen = [one.caller for one in found[1:] if one.caller and not is_loopback(one.caller)]
+    seen = [host.caller for host in found[1:] if host.caller and not is_loopback(host.caller)]
     return seen[0] if seen and is_loopback(own) else own
 
 
