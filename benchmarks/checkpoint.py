@@ -173,7 +173,7 @@ def main() -> int:
     for what, runs in sorted(taken.items(), key=lambda item: item[0], reverse=True):
         kind = "load" if what.startswith("verify") else what.partition(":")[0]
         others = taken[f"{kind}: {REFERENCE}"]
-        ratio = statistics.median(one / other for one, other in zip(runs, others, strict=True))
+        ratio = statistics.median(run / other for run, other in zip(runs, others, strict=True))
         median = statistics.median(runs)
         result[what] = {"median_s": median, "ratio": ratio}
         print(f"{what:<30}{median:>8.3f} s{ratio:>8.2f}")

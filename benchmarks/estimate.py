@@ -229,8 +229,8 @@ def _stop_after_two_steps(trained: list[int]) -> None:
     def count(optimizer: Any, *_: Any) -> None:
         nonlocal steps
         steps += 1
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        trained[:] = [sum(one.numel() for one in parameters)]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        trained[:] = [sum(p.numel() for p in parameters)]
         if steps == 2:
             raise _Enough
 

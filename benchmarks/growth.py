@@ -63,7 +63,7 @@ def in_turns(table: str, actions: dict[str, Action], rounds: int) -> list[Row]:
     rows = []
     for name, runs in taken.items():
         pairs = zip(runs[1:], taken[names[0]][1:], strict=True)
-        ratio = statistics.median(one / max(first, 1e-9) for one, first in pairs)
+        ratio = statistics.median(pair / max(first, 1e-9) for pair, first in pairs)
         rows.append(Row(table, name, statistics.median(runs[1:]), ratio))
     print(f"\n{table:<32}{'CPU time':>12}{'ratio':>8}")
     for row in rows:
@@ -75,8 +75,8 @@ def trained(parameters: int) -> tuple[Any, Any]:
     """Return a model of that many small parameters, and its AdamW after a step."""
     model = torch.nn.ParameterList(torch.randn(100) for _ in range(parameters))
     optimizer = torch.optim.AdamW(model.parameters())
-    for one in model.parameters():
-        one.grad = torch.ones_like(one)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     return model, optimizer
 
@@ -141,7 +141,7 @@ def loaders(folder: Path, rounds: int) -> list[Row]:
         actions[f"{count}"] = lambda path=path, one=accelerator: one.save_state(path)  # type: ignore[misc]
     rows = in_turns("save with loaders", actions, rounds)
     sizes = [
-        sum(one.stat().st_size for one in (folder / name).rglob("*") if one.is_file())
+        sum(path.stat().st_size for path in (folder / name).rglob("*") if path.is_file())
         for name in actions
     ]
     each = (sizes[1] - sizes[0]) / 49

@@ -122,10 +122,10 @@ def printed_by(script: Path, ranks: int) -> Any:
     found = []
     while not queue.empty():
         found.append(queue.get())
-    failed = [one for one in found if isinstance(one, str)]
+    failed = [item for item in found if isinstance(item, str)]
     if failed or not any(found):
         return failed[0] if failed else "nothing printed"
-    return next(one for one in found if one)
+    return next(item for item in found if item)
 
 
 def _run(script: str, variables: dict[str, Any], queue: Any) -> None:
@@ -150,9 +150,11 @@ def difference(expected: Any, found: Any) -> float | str:
     if isinstance(found, str) and found.startswith("Traceback"):
         return f"fails: {found.strip().splitlines()[-1]}"
     parts = list(_differences(expected, found, ""))
-    texts = [one for one in parts if isinstance(one, str)]
+    texts = [part for part in parts if isinstance(part, str)]
     return (
-        texts[0] if texts else max((one for one in parts if not isinstance(one, str)), default=0.0)
+        texts[0]
+        if texts
+        else max((part for part in parts if not isinstance(part, str)), default=0.0)
     )
 
 

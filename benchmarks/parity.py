@@ -47,7 +47,7 @@ def optimizer_of(parameters: Iterator[torch.nn.Parameter]) -> torch.optim.Optimi
 
 
 def flat(trained: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([one.detach().flatten() for one in trained.parameters()])
+    return torch.cat([p.detach().flatten() for p in trained.parameters()])
 
 
 def with_headway(precision: str, accumulation: int, length: int) -> torch.Tensor:
@@ -81,7 +81,7 @@ def without_headway(precision: str, accumulation: int, length: int, ranks: int) 
     batches = list(loader)
     for index, batch in enumerate(batches, start=1):
         repeated = -len(batch[0]) % ranks  # samples of the same batch
-        x, y = (torch.cat([one, one[:repeated]]) for one in batch)
+        x, y = (torch.cat([x, x[:repeated]]) for x in batch)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             outputs = trained(x).float()
         torch.autograd.backward(torch.nn.functional.mse_loss(outputs, y) / accumulation)
@@ -131,9 +131,11 @@ def main() -> None:
     print_table(
         ("ranks", "precision", "accumulation", "length", "difference"),
         [
-            (str(ranks), precision, str(accumulation), kind, f"{one:.0e}")
+            (str(ranks), precision, str(accumulation), kind, f"{combination:.0e}")
             for ranks, differences in rows.items()
-            for (precision, accumulation, kind), one in zip(COMBINATIONS, differences, strict=True)
+            for (precision, accumulation, kind), combination in zip(
+                COMBINATIONS, differences, strict=True
+            )
         ],
     )
 

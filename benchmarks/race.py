@@ -315,9 +315,9 @@ class Events:
         }
         usual = statistics.median(took.values()) if took else 0.0
         most, total = 0, 0.0
-        for index, one in enumerate(steps):
-            if one["step"] > most:
-                most = one["step"]
+        for index, step in enumerate(steps):
+            if step["step"] > most:
+                most = step["step"]
                 total += took.get(index, usual)
         return total
 
@@ -416,7 +416,7 @@ def moments(steps: int, kills: int, seed: int) -> list[float]:
 
 
 def median(values: Sequence[float | None]) -> str:
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return f"{statistics.median(known):.1f}" if known else "-"
 
 
@@ -426,8 +426,8 @@ def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
     print(("{:<12}" + "{:>16}" * 6).format(*head))
     for name in ("undisturbed", *dict.fromkeys(one.contender for one in runs)):
         of = [one for one in runs if one.contender == name] or undisturbed
-        kills = [kill for one in of for kill in one.kills]
-        done = [one for one in of if not one.is_stuck]
+        kills = [kill for name in of for kill in name.kills]
+        done = [name for name in of if not name.is_stuck]
         wall = [one.wall_s / usual_s for one in done]
         cells = [
             *(
@@ -436,7 +436,7 @@ def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
             ),
             median([one.repeated for one in kills]),
             f"{statistics.median(wall):.2f}" if wall else "stuck",
-            f"{statistics.median(one.effective for one in of):.3f}",
+            f"{statistics.median(name.effective for name in of):.3f}",
             f"{sum(one.new_s is not None for one in kills)} of {len(kills)}",
         ]
         print(("{:<12}" + "{:>16}" * 6).format(name, *cells))
@@ -445,7 +445,7 @@ def show(undisturbed: Sequence[Run], runs: Sequence[Run]) -> None:
         return
     print("\none restart of Headway, in milliseconds, each row from the one before it")
     for name in ROWS:
-        if known := [one[name] for one in rows if name in one]:
+        if known := [row[name] for row in rows if name in row]:
             print(f"  {name:<20}{statistics.median(known):>8.0f}")
 
 

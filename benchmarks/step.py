@@ -293,7 +293,7 @@ def table(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]
     rows: list[dict[str, object]] = []
     for name, figures in seconds.items():
         pairs = zip(figures, seconds["pytorch"], strict=True)
-        ratios = [one / base for one, base in pairs]
+        ratios = [pair / base for pair, base in pairs]
         median, ratio, (low, high) = (
             statistics.median(figures),
             statistics.median(ratios),

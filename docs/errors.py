@@ -278,6 +278,6 @@ def _shown(code: Code, example: Example) -> list[str]:
     lines = []
     if example.profile:
         lines += ['```yaml title="headway.yaml"', example.profile.rstrip(), "```", ""]
-    (problem, *_) = [one for one in problems_of(example) if one.code is code]
+    (problem, *_) = [problem for problem in problems_of(example) if problem.code is code]
     command = f"$ headway launch {shlex.join(example.words)}"
     return [*lines, "```console", command, f"error: {problem}", "```"]

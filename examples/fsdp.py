@@ -88,8 +88,8 @@ def train(
 
 def held(model: nn.Module) -> int:
     """Return how many elements of parameters this rank holds."""
-    parts = (one.to_local() if hasattr(one, "to_local") else one for one in model.parameters())
-    return sum(one.numel() for one in parts)
+    parts = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+    return sum(part.numel() for part in parts)
 
 
 def sequences() -> Tensor:

@@ -48,7 +48,7 @@ def main() -> None:
             accelerator.checkpoint(every=args.every)  # saves; leaves when the job has to stop
         accelerator.print(f"epoch {epoch}: loss {loss.item():.4f}")
 
-    weights = torch.cat([one.flatten() for one in accelerator.unwrap_model(model).parameters()])
+    weights = torch.cat([p.flatten() for p in accelerator.unwrap_model(model).parameters()])
     accelerator.print(f"trained from step {run.step} on; the weights' sum is {weights.sum():.6f}")
     accelerator.end_training()
 

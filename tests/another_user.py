@@ -18,7 +18,7 @@ NOBODY = 65534
 needs_root = pytest.mark.skipif(
     sys.platform != "linux"
     or os.getuid() != 0
-    or not all(os.stat(one).st_mode & stat.S_IXOTH for one in filter(os.path.isdir, sys.path)),
+    or not all(os.stat(path).st_mode & stat.S_IXOTH for path in filter(os.path.isdir, sys.path)),
     reason="only root can become another user, who reads an open checkout by Linux's /proc/self/fd",
 )
 
@@ -38,7 +38,7 @@ def become(uid: int, *groups: int) -> None:
                 return way + path[len(folder) :]
         return path
 
-    for paths in [sys.path, *(getattr(one, "__path__", None) for one in [*sys.modules.values()])]:
+    for paths in [sys.path, *(getattr(mod, "__path__", None) for mod in [*sys.modules.values()])]:
         if isinstance(paths, list):
             paths[:] = map(way_to, paths)
     os.setgroups(groups)

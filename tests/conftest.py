@@ -260,7 +260,7 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             patch.setenv("TMPDIR", name)
             patch.setattr(tempfile, "tempdir", name)
             yield Path(name)
-        left = [one for one in os.listdir(name) if not one.startswith("pymp-")]
+        left = [entry for entry in os.listdir(name) if not entry.startswith("pymp-")]
     assert not left, f"left behind in the temporary folder: {left}"
 
 
@@ -366,7 +366,7 @@ _STOPS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr
 def _await_end(processes: Collection[str], threads: Collection[str], within_s: float) -> None:
     """Let what has begun since, and is about to end, end: above all what writes a run's record."""
     known = {title.split()[0] for title in processes}
-    psutil.wait_procs([one for one in _children() if str(one.pid) not in known], within_s)
+    psutil.wait_procs([child for child in _children() if str(child.pid) not in known], within_s)
     for thread in threading.enumerate():
         if thread.name not in threads:
             thread.join(within_s)
@@ -392,7 +392,7 @@ def _end_what_was_left(pids: Collection[int]) -> None:
     for child in _children():
         if child.pid in pids:
             child.kill()
-    for started in [one for one in gc.get_objects() if issubclass(type(one), subprocess.Popen)]:
+    for started in [obj for obj in gc.get_objects() if issubclass(type(obj), subprocess.Popen)]:
         if started.pid in pids:
             started.wait()
         if started.pid is None or started.poll() is None:  # a quick test may not start it
@@ -436,7 +436,7 @@ def _has_none() -> bool:
 def _direct_children() -> list[int] | None:
     """Return the children of this process, where the system tells. Source: proc_tid_children(5)."""
     try:
-        lists = [one.read_text() for one in Path("/proc/self/task").glob("*/children")]
+        lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
     except OSError:  # a thread has ended
         return None
     return [int(pid) for text in lists for pid in text.split()] if lists else None

@@ -63,7 +63,7 @@ def test_of_killed_test_runs_alone_the_temporary_folders_are_removed(tmp_path: P
         (folder / name / "inner").mkdir(parents=True)
     (folder / f"hw-test-{ended.pid}-link").symlink_to(folder / others[0])
     remove_left_folders(folder)
-    assert {one.name for one in folder.iterdir()} == {*others, f"hw-test-{ended.pid}-link"}
+    assert {path.name for path in folder.iterdir()} == {*others, f"hw-test-{ended.pid}-link"}
     assert (folder / others[0] / "inner").is_dir()
 
 

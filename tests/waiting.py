@@ -24,8 +24,8 @@ def wait_until(
     """
     deadline = time.monotonic() + within_s
     while not is_so():
-        ended = [one for one in beside if one.poll() is not None]
-        assert not ended, [(one.returncode, one.communicate()) for one in ended]
+        ended = [process for process in beside if process.poll() is not None]
+        assert not ended, [(process.returncode, process.communicate()) for process in ended]
         assert time.monotonic() < deadline, f"it was not so within {within_s} s"
         time.sleep(every_s)
 

@@ -51,14 +51,14 @@ def bases() -> dict[str, list[str]]:
         known = {node.name: f"{module}.{node.name}" for node in tree.body if is_class(node)}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
-                for one in node.names:
-                    known[one.asname or one.name] = f"{node.module}.{one.name}"
+                for alias in node.names:
+                    known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         for node in tree.body:
             if is_class(node):
-                first = [ast.unparse(one).partition("[")[0].split(".") for one in node.bases]
+                first = [ast.unparse(base).partition("[")[0].split(".") for base in node.bases]
                 full = [".".join([known.get(name, name), *rest]) for name, *rest in first]
                 found[f"{module}.{node.name}"] = full
-    return {name: [one for one in all_ if one in found] for name, all_ in found.items()}
+    return {name: [base for base in all_ if base in found] for name, all_ in found.items()}
 
 
 def is_class(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
@@ -81,30 +81,30 @@ def test_no_class_passes_on_what_it_does_not_know() -> None:
         for node in tree_of(path).body:
             if is_class(node) and of[f"{module}.{node.name}"]:
                 for call in calls_of_super(node):
-                    is_open = any(isinstance(one, ast.Starred) for one in call.args)
-                    assert not is_open or all(one.arg for one in call.keywords), (
+                    is_open = any(isinstance(arg, ast.Starred) for arg in call.args)
+                    assert not is_open or all(keyword.arg for keyword in call.keywords), (
                         f"{path}, line {call.lineno}"
                     )
 
 
 def calls_of_super(node: ast.ClassDef) -> Iterator[ast.Call]:
-    for one in ast.walk(node):
-        if isinstance(one, ast.Call) and ast.unparse(one.func).startswith("super()."):
-            yield one
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and ast.unparse(part.func).startswith("super()."):
+            yield part
 
 
 @cache
 def private_names(node: ast.ClassDef) -> set[str]:
     """Return the private attributes and methods that a class has of its own."""
-    found = {one.name for one in ast.walk(node) if isinstance(one, ast.FunctionDef)}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
-            if isinstance(one.value, ast.Name) and one.value.id in ("self", "cls"):
-                found.add(one.attr)
-        elif isinstance(one, ast.Assign):
-            found |= {to.id for to in one.targets if isinstance(to, ast.Name)}
-        elif isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            found.add(one.target.id)
+    found = {part.name for part in ast.walk(node) if isinstance(part, ast.FunctionDef)}
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            if isinstance(part.value, ast.Name) and part.value.id in ("self", "cls"):
+                found.add(part.attr)
+        elif isinstance(part, ast.Assign):
+            found |= {to.id for to in part.targets if isinstance(to, ast.Name)}
+        elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            found.add(part.target.id)
     return {name for name in found if name.startswith("_") and not name.startswith("__")}
 
 
@@ -140,21 +140,21 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 def test_a_run_s_end_is_written_once() -> None:
     names = Counter(
-        one.name
+        node.name
         for _, tree in trees(PRODUCT)
-        for one in ast.walk(tree)
-        if isinstance(one, ast.FunctionDef)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
     )
     assert names["end_training"] == 1
 
 
 def test_the_accelerator_defines_its_methods_itself_but_those_of_a_process() -> None:
     tree = ast.parse((ROOT / "headway" / "accelerator.py").read_text())
-    (found,) = [one for one in tree.body if getattr(one, "name", "") == "Accelerator"]
+    (found,) = [n for n in tree.body if getattr(n, "name", "") == "Accelerator"]
     assert isinstance(found, ast.ClassDef)
-    assert [ast.unparse(one) for one in found.bases] == ["Process"]
+    assert [ast.unparse(base) for base in found.bases] == ["Process"]
     longest = max(
-        (one for one in found.body if isinstance(one, ast.FunctionDef) and one.name[0] != "_"),
+        (n for n in found.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"),
         key=lambda one: sum(not isinstance(part, ast.Expr) for part in one.body),
     )
     assert len(longest.body) <= 5, f"{longest.name} is the work of a part"
@@ -164,10 +164,10 @@ def test_every_private_name_of_torch_that_is_used_is_in_this_torch() -> None:
     pytest.importorskip("torch")
     nodes = [node for _, tree in trees(PRODUCT) for node in ast.walk(tree)]
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    names = {ast.unparse(one) for one in attributes if re.match("_[a-z]|_C$", one.attr)}
+    names = {ast.unparse(a) for a in attributes if re.match("_[a-z]|_C$", a.attr)}
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{one.name}" for one in node.names}
-    private = [one for one in names if re.fullmatch(r"torch\..*\b_[a-zC][\w.]*", one)]
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    private = [name for name in names if re.fullmatch(r"torch\..*\b_[a-zC][\w.]*", name)]
     assert "torch.distributed.utils._sync_module_states" in private
     assert [name for name in sorted(private) if locate(name) is None] == []

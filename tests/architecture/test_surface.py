@@ -37,7 +37,7 @@ def public_names(file: str) -> list[str]:
     names = []
     for node in ast.parse((PACKAGE / file).read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            found = [one.name for one in node.names]
+            found = [alias.name for alias in node.names]
             names += functions_of(node.module) if found == ["*"] else found
     return names
 

@@ -52,13 +52,13 @@ def problem_in(folder: Path, at_least: int) -> str:
         if path.name.startswith(".old-"):
             recover(folder / path.name.removeprefix(".old-")[:-9])
     found = checkpoints_in(folder)
-    steps = [one.manifest.step for one in found]
+    steps = [item.manifest.step for item in found]
     if not found or steps[-1] < at_least:
         return f"lost: {steps}, not {at_least}"
-    for one, step in zip(found, steps, strict=True):
-        verify(one.path)
-        texts = [path.read_text() for path in one.path.glob("hook_*.txt")]
-        saved = SavedTensors(one.path / TENSORS)
+    for checkpoint, step in zip(found, steps, strict=True):
+        verify(checkpoint.path)
+        texts = [path.read_text() for path in checkpoint.path.glob("hook_*.txt")]
+        saved = SavedTensors(checkpoint.path / TENSORS)
         tensors = saved.load(saved.facts)
         numbers = {number for tensor in tensors.values() for number in tensor.flatten().tolist()}
         if {*map(int, texts)} != {step} or numbers != {step}:

@@ -88,7 +88,7 @@ def test_a_change_of_any_file_is_refused_and_nothing_is_loaded(
     how: str, live: Trained, saved: Path, tmp_path: Path
 ) -> None:
     before = live.bits()
-    for name in [NAME, *(one.path for one in verify(saved / "1").files)]:
+    for name in [NAME, *(file.path for file in verify(saved / "1").files)]:
         folder = Path(shutil.copytree(saved / "1", tmp_path / name.replace("/", "-")))
         path, other = folder / name, saved / "2" / name
         CHANGES[how](path, other)
@@ -130,7 +130,7 @@ def test_a_bomb_in_any_file_does_not_run_though_all_checksums_are_right(
 ) -> None:
     live = Trained(3)
     before = live.bits()
-    names = [one.path for one in verify(saved / "1").files]
+    names = [file.path for file in verify(saved / "1").files]
     for name in [NAME, *names]:
         folder = tmp_path / "bombed"
         shutil.copytree(saved / "1", folder)
@@ -171,7 +171,7 @@ PLACES: list[tuple[str, list[str], list[Any]]] = [
 
 def put(value: Any, path: list[str], other: Any) -> None:
     """Put something else in one place of encoded values; in the first one of a list."""
-    pair = next(one for one in value["dict"] if one[0] == path[0])
+    pair = next(pair for pair in value["dict"] if pair[0] == path[0])
     if len(path) == 1:
         pair[1] = other
     else:
@@ -193,8 +193,8 @@ def position(value: int) -> Callable[[Path], object]:
 
     def change(folder: Path) -> None:
         own = json.loads((folder / "values_rank0.json").read_text())
-        states = next(one for key, one in own["dict"] if key == "generators")
-        numpy = next(one for key, one in states["dict"] if key == "numpy")
+        states = next(state for key, state in own["dict"] if key == "generators")
+        numpy = next(state for key, state in states["dict"] if key == "numpy")
         assert 0 <= numpy["tuple"][2] <= 624
         numpy["tuple"][2] = value
         (folder / "values_rank0.json").write_text(json.dumps(own))
@@ -253,7 +253,7 @@ def test_where_files_can_grow_to_a_certain_size_only_the_error_names_file_and_ca
     tmp_path: Path,
 ) -> None:
     Trained(1).accelerator.save_state(tmp_path / "a")
-    largest = max(one.size for one in verify(tmp_path / "a").files)
+    largest = max(file.size for file in verify(tmp_path / "a").files)
     for part in range(20):
         with no_file_above(largest * part // 20):
             problem = refused(tmp_path / "a").problems[0]
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_this_user_may_not_read_is_named_as_closed_and_not_pas
             getattr(accelerator, method)(*words)
         assert f"checkpoint_2/{CLOSED[closed]}" in str(caught.value)
         assert "damaged" not in str(caught.value)
-    states = [one.state for one in listed_in(Path("run"))]
+    states = [entry.state for entry in listed_in(Path("run"))]
     assert states == [SaveStatus.COMPLETE, STATES[closed]]
     (newest / closed).chmod(0o700)
     Path("run").chmod(0)

@@ -75,11 +75,11 @@ def test_a_newest_checkpoint_that_the_disk_cannot_read_is_named_and_stays(
         assert str(newest) in caught.value.problems[0].where
         assert "fall_back=True" in caught.value.problems[0].fix
         assert "step_00000002" in caught.value.problems[0].fix
-        assert [one.state for one in listed_in(folder)] == ["complete", "unreadable"]
+        assert [entry.state for entry in listed_in(folder)] == ["complete", "unreadable"]
         assert main(["verify", str(tmp_path)]) == 1
         assert str(newest) in capsys.readouterr().err
         assert train(tmp_path, fall_back=True) == 2
-    assert newest in [one.path for one in listed_in(folder)]
+    assert newest in [entry.path for entry in listed_in(folder)]
 
 
 def test_a_newest_checkpoint_without_its_manifest_is_damaged_and_not_absent(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_no_other_place_takes_an_error_for_an_absence(
             with pytest.raises((OSError, HeadwayError), match=os.strerror(errno.EIO)):
                 call()
     with broken(tmp_path / "checkpoint-3", errno.EIO):
-        assert [one.path for one in read_list(tmp_path)] == [str(tmp_path / "checkpoint-3")]
+        assert [entry.path for entry in read_list(tmp_path)] == [str(tmp_path / "checkpoint-3")]
     assert is_absent(tmp_path / "none")
     assert is_absent(tmp_path / "headway.yaml" / "none")
     assert is_absent("a\0b")

@@ -91,13 +91,13 @@ def test_what_changes_after_the_call_does_not_reach_the_checkpoint(
     for step in range(2):
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-        before = {name: one.clone() for name, one in model.state_dict().items()}
+        before = {name: t.clone() for name, t in model.state_dict().items()}
         folder = Path(accelerator.save_state(wait=False))
         accelerator.wait_for_checkpoint()
         saved = load_checkpoint(folder).shared["models"][0]
         assert held == 7
-        assert all(torch.equal(saved[name], one) for name, one in before.items())
-        assert [one.manifest.step for one in checkpoints_in(folder.parent)] == [step + 1]
+        assert all(torch.equal(saved[name], t) for name, t in before.items())
+        assert [c.manifest.step for c in checkpoints_in(folder.parent)] == [step + 1]
     assert addresses[0] == addresses[1]
 
 
@@ -121,7 +121,7 @@ def test_a_failure_is_raised_where_the_script_waits_next_and_only_there(
     with pytest.raises(CheckpointError) as caught:
         wait()
     assert "there" in caught.value.problems[0].where
-    assert [str(one.path) for one in checkpoints_in(Path(first).parent)] == [first]
+    assert [str(checkpoint.path) for checkpoint in checkpoints_in(Path(first).parent)] == [first]
     assert leftovers_in(Path(first).parent) == []
     wait()
 
@@ -193,7 +193,7 @@ def test_a_failure_that_nobody_has_waited_for_ends_the_script_with_its_error(tex
     assert "there" in done.stderr
     assert done.stdout == "another exit handler\n"
     assert Path("one").exists()
-    assert not [one for one in Path("two").rglob("*") if "step" in one.name]
+    assert not [path for path in Path("two").rglob("*") if "step" in path.name]
 
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)

@@ -106,7 +106,7 @@ def test_a_tensor_that_could_not_be_loaded_is_refused_by_name(
 def test_a_parameter_and_its_buffer_are_saved_as_plain_tensors() -> None:
     module = torch.nn.BatchNorm1d(2)
     after = round_trip(module.state_dict() | {"live": module.weight})
-    assert {type(one) for one in after.values()} == {torch.Tensor}
+    assert {type(t) for t in after.values()} == {torch.Tensor}
 
 
 def test_other_kinds_of_dicts_become_dicts() -> None:

@@ -69,26 +69,26 @@ OPTIMIZERS: dict[str, list[Spec]] = {
 }
 NOT_SHARDED = ("Adafactor", "Rprop")  # torch's do not work on DTensors
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
-    "StepLR": lambda one: schedules.StepLR(one, 2, 0.9),
-    "MultiStepLR": lambda one: schedules.MultiStepLR(one, [2, 5], 0.5),
-    "ConstantLR": lambda one: schedules.ConstantLR(one, 0.3, 4),
-    "LinearLR": lambda one: schedules.LinearLR(one, 0.1, 1.0, 6),
-    "ExponentialLR": lambda one: schedules.ExponentialLR(one, 0.9),
-    "CosineAnnealingLR": lambda one: schedules.CosineAnnealingLR(one, 7),
-    "CosineAnnealingWarmRestarts": lambda one: schedules.CosineAnnealingWarmRestarts(one, 3, 2),
-    "PolynomialLR": lambda one: schedules.PolynomialLR(one, 9),
-    "LambdaLR": lambda one: schedules.LambdaLR(one, lambda step: 1 / (1 + step)),
-    "MultiplicativeLR": lambda one: schedules.MultiplicativeLR(one, lambda step: 0.9),
-    "CyclicLR": lambda one: schedules.CyclicLR(one, 0.001, 0.1, 3, cycle_momentum=False),
-    "OneCycleLR": lambda one: schedules.OneCycleLR(
-        one, 0.1, 900, cycle_momentum=bool({"momentum", "betas"} & {*one.defaults})
+    "StepLR": lambda opt: schedules.StepLR(opt, 2, 0.9),
+    "MultiStepLR": lambda opt: schedules.MultiStepLR(opt, [2, 5], 0.5),
+    "ConstantLR": lambda opt: schedules.ConstantLR(opt, 0.3, 4),
+    "LinearLR": lambda opt: schedules.LinearLR(opt, 0.1, 1.0, 6),
+    "ExponentialLR": lambda opt: schedules.ExponentialLR(opt, 0.9),
+    "CosineAnnealingLR": lambda opt: schedules.CosineAnnealingLR(opt, 7),
+    "CosineAnnealingWarmRestarts": lambda opt: schedules.CosineAnnealingWarmRestarts(opt, 3, 2),
+    "PolynomialLR": lambda opt: schedules.PolynomialLR(opt, 9),
+    "LambdaLR": lambda opt: schedules.LambdaLR(opt, lambda step: 1 / (1 + step)),
+    "MultiplicativeLR": lambda opt: schedules.MultiplicativeLR(opt, lambda step: 0.9),
+    "CyclicLR": lambda opt: schedules.CyclicLR(opt, 0.001, 0.1, 3, cycle_momentum=False),
+    "OneCycleLR": lambda opt: schedules.OneCycleLR(
+        opt, 0.1, 900, cycle_momentum=bool({"momentum", "betas"} & {*opt.defaults})
     ),
-    "ReduceLROnPlateau": lambda one: schedules.ReduceLROnPlateau(one, factor=0.5, patience=1),
-    "SequentialLR": lambda one: schedules.SequentialLR(
-        one, [schedules.LinearLR(one, 0.1, 1.0, 3), schedules.CosineAnnealingLR(one, 9)], [3]
+    "ReduceLROnPlateau": lambda opt: schedules.ReduceLROnPlateau(opt, factor=0.5, patience=1),
+    "SequentialLR": lambda opt: schedules.SequentialLR(
+        opt, [schedules.LinearLR(opt, 0.1, 1.0, 3), schedules.CosineAnnealingLR(opt, 9)], [3]
     ),
-    "ChainedScheduler": lambda one: schedules.ChainedScheduler(
-        [schedules.ConstantLR(one, 0.5, 3), schedules.ExponentialLR(one, 0.95)], one
+    "ChainedScheduler": lambda opt: schedules.ChainedScheduler(
+        [schedules.ConstantLR(opt, 0.5, 3), schedules.ExponentialLR(opt, 0.95)], opt
     ),
 }
 SAMPLERS = (
@@ -142,7 +142,7 @@ def described(seed: int) -> Spec:
         "seedable": maybe(0.15),
         "accumulation": pick([1, 1, 2, 3]),
         "optimizer": pick(
-            [one for one in OPTIMIZERS if strategy != "fsdp" or one not in NOT_SHARDED]
+            [opt for opt in OPTIMIZERS if strategy != "fsdp" or opt not in NOT_SHARDED]
         ),
         "schedule": pick([None, *SCHEDULES]),
         "groups": maybe(0.3),
@@ -165,19 +165,19 @@ def described(seed: int) -> Spec:
         ],
     }
     spec["options"] = pick(OPTIMIZERS[spec["optimizer"]])
-    loaders = [one for one in (spec["train"], spec["second"], spec["evaluation"]) if one]
-    if spec["dispatch_batches"] is False and any(one["kind"] != "map" for one in loaders):
+    loaders = [each for each in (spec["train"], spec["second"], spec["evaluation"]) if each]
+    if spec["dispatch_batches"] is False and any(each["kind"] != "map" for each in loaders):
         spec["dispatch_batches"] = None  # refused: ranks would read the same stream
-    for one in loaders:
+    for each in loaders:
         if spec["split_batches"]:
-            one["batch"] *= ranks
-            if str(one["sampler"]).startswith("own batches"):
-                one["sampler"] = "shuffled"
-        if not spec["even_batches"] or one["kind"] != "map":
-            one["size"] = 12 * ranks  # no rank may be without a batch in the last round
-        draws_alike = one["kind"] != "map" and one["augmentation"] != "none"
+            each["batch"] *= ranks
+            if str(each["sampler"]).startswith("own batches"):
+                each["sampler"] = "shuffled"
+        if not spec["even_batches"] or each["kind"] != "map":
+            each["size"] = 12 * ranks  # no rank may be without a batch in the last round
+        draws_alike = each["kind"] != "map" and each["augmentation"] != "none"
         if ranks > 1 and (
-            draws_alike or one["sampler"] in ("own sampler", "own batches of python")
+            draws_alike or each["sampler"] in ("own sampler", "own batches of python")
         ):
             spec["device_specific"] = False  # what each rank draws for itself must be the same
     return spec
@@ -248,7 +248,7 @@ class Order:
 
 def loader_of(spec: Spec, seed: int) -> Any:
     """Return a loader; its own generator begins with a seed."""
-    size, batch, sampler, workers = (spec[one] for one in ("size", "batch", "sampler", "workers"))
+    size, batch, sampler, workers = (spec[key] for key in ("size", "batch", "sampler", "workers"))
     samples = Numbered(size, spec["augmentation"])
     options: Spec = {"num_workers": workers, "persistent_workers": spec["lasting"]}
     if str(sampler).startswith("own batches"):
@@ -347,7 +347,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
         mixed_precision="bf16" if spec["precision"] == "bf16" else "no",
         gradient_accumulation_steps=spec["accumulation"],
         dataloader_config=DataLoaderConfiguration(
-            use_seedable_sampler=spec["seedable"], **{one: spec[one] for one in config}
+            use_seedable_sampler=spec["seedable"], **{key: spec[key] for key in config}
         ),
         project_config=ProjectConfiguration(
             folder, automatic_checkpoint_naming=True, total_limit=limit
@@ -369,14 +369,15 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
     optimizer: Any = of_class(groups, lr=0.01, **spec["options"])
     schedule: Any = SCHEDULES[spec["schedule"]](optimizer) if spec["schedule"] else None
     made = [
-        one and loader_of(one, seed) for one in (spec["train"], spec["second"], spec["evaluation"])
+        each and loader_of(each, seed)
+        for each in (spec["train"], spec["second"], spec["evaluation"])
     ]
-    loaders: list[Any] = [None if one is None else accelerator.prepare(one) for one in made]
+    loaders: list[Any] = [None if x is None else accelerator.prepare(x) for x in made]
     loader, second, evaluation = loaders
     model, optimizer = accelerator.prepare(model, optimizer)
     schedule = schedule and accelerator.prepare(schedule)
     if spec["ema"]:
-        steps.means = [one.detach().clone() for one in model.parameters()]
+        steps.means = [p.detach().clone() for p in model.parameters()]
     accelerator.register_for_checkpointing(steps)
     run = accelerator.resume()
     rank = accelerator.process_index
@@ -407,7 +408,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
                     schedule.step()
                 optimizer.zero_grad()
             if steps.means:
-                torch._foreach_lerp_(steps.means, [one.detach() for one in model.parameters()], 0.1)
+                torch._foreach_lerp_(steps.means, [p.detach() for p in model.parameters()], 0.1)
             steps.done += 1
             interval = spec["evaluated_every"]
             is_evaluated = loader.end_of_dataloader
@@ -421,7 +422,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
                     seen.append(accelerator.gather_for_metrics(inputs[:, 0]).tolist())
                 model.train()
             rates = [group["lr"] for group in optimizer.param_groups]
-            seen += [loss.item().hex(), [float(one).hex() for one in rates], drawn()]
+            seen += [loss.item().hex(), [float(rate).hex() for rate in rates], drawn()]
             os.write(log, (json.dumps([steps.done, *seen]) + "\n").encode())
             steps.at("after")
             steps.at("in a save")
@@ -447,7 +448,7 @@ def train(spec: Spec, folder: Path, steps: Steps) -> None:
 def drawn() -> dict[str, str]:
     """Return what stands for the states of the global generators."""
     states = generator_states(CPU).items()
-    return {name: sha1(repr(plain(one)).encode()).hexdigest()[:8] for name, one in states}
+    return {name: sha1(repr(plain(state)).encode()).hexdigest()[:8] for name, state in states}
 
 
 def plain(value: Any) -> Any:
@@ -457,9 +458,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), repr(value.tolist())]
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(part) for part in value]
     return value if value is None or isinstance(value, int | str) else repr(value)
 
 
@@ -522,8 +523,8 @@ def seen_in(spec: Spec, folder: Path) -> list[dict[int, list[str]]]:
 def difference(spec: Spec, folder: Path) -> str | None:
     """Train whole and cut; return what differs first."""
     whole, cut = folder / "whole", folder / "cut"
-    for one in (whole, cut):
-        one.mkdir()
+    for loop in (whole, cut):
+        loop.mkdir()
     attempt(spec, whole, None)
     expected = seen_in(spec, whole)
     num_steps = len(expected[0]) - 1

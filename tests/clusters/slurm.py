@@ -100,11 +100,11 @@ class Slurm:
         """End a node as a loss of power does: its daemon, and all that it runs of a job."""
         daemon = psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))
         of_node = {"SLURMD_NODENAME": node, "SLURM_JOB_ID": job, "SLURM_CONF": str(self.conf)}
-        tasks = [one for one in psutil.process_iter() if _has(one, of_node)]
-        steps = [one for task in tasks for one in task.parents() if one.name() == "slurmstepd"]
-        for one in [daemon, *steps, *tasks]:
+        tasks = [process for process in psutil.process_iter() if _has(process, of_node)]
+        steps = [up for task in tasks for up in task.parents() if up.name() == "slurmstepd"]
+        for process in [daemon, *steps, *tasks]:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
 
     def stop(self) -> None:
         """End all jobs, and then all daemons."""
@@ -115,10 +115,10 @@ class Slurm:
                 self.ask("scancel", job)
             wait_for(lambda: not self.ask("squeue", "-h"), within_s=60)  # its daemons end it
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for one in daemons:
+            for daemon in daemons:
                 with suppress(psutil.NoSuchProcess):
-                    one.send_signal(number)
-            if wait_for(lambda: not any(is_alive(one.pid) for one in daemons), within_s=10):
+                    daemon.send_signal(number)
+            if wait_for(lambda: not any(is_alive(daemon.pid) for daemon in daemons), within_s=10):
                 return
 
     def _daemons(self) -> list[psutil.Process]:

@@ -61,7 +61,7 @@ def agent_of_mpirun(folder: Path, prefixes: dict[str, list[str]]) -> str:
 @needs_namespaces
 def test_one_process_of_mpirun_on_each_of_two_machines_is_one_run(tmp_path: Path) -> None:
     with network(2, tmp_path) as net:
-        agent = agent_of_mpirun(tmp_path, {f"n{one}": net.prefix(one) for one in net.numbers})
+        agent = agent_of_mpirun(tmp_path, {f"n{n}": net.prefix(n) for n in net.numbers})
         mpirun = ["mpirun", "--allow-run-as-root", "--host", "n1:2,n2:2", "--map-by", "ppr:1:node"]
         words = launch("-q", "--cpu", "--num-processes", "2", script(HOST)).split()
         with executed():

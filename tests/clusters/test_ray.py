@@ -72,6 +72,6 @@ def test_an_accelerator_in_workers_of_ray_train_shares_out_the_samples_and_train
         pytest.skip(f"Ray does not start here: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["seen"] == [float(one) for one in range(16)]
+    assert result["seen"] == [float(i) for i in range(16)]
     first, second = result["weights"]
     assert first == second

@@ -117,7 +117,7 @@ def test_edits_of_code_while_a_job_is_queued_do_not_reach_it(slurm: Slurm) -> No
     direct, of_job = read_all()[0]
     assert direct.start.script == of_job.start.script
     assert direct.start.command[-2:] == of_job.start.command[-2:]
-    assert {one.kind for one in changes(direct, of_job)} <= {"setting", "variable"}
+    assert {change.kind for change in changes(direct, of_job)} <= {"setting", "variable"}
 
 
 def num_recorded() -> int:

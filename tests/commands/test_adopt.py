@@ -102,7 +102,7 @@ def test_a_folder_is_searched_for_scripts_that_import_accelerate(
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
     assert main(["adopt", "project"]) == 0
-    found = [one for one in capsys.readouterr().out.splitlines() if one.startswith("project/")]
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("project/")]
     assert found == ["project/train.py", "project/sub/evaluate.py"]
 
 

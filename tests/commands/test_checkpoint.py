@@ -79,7 +79,7 @@ def test_the_folder_of_a_project_stands_for_the_checkpoints_in_it(
     assert main(["checkpoint", "ls", project]) == 0
     assert "checkpoint_11" in capsys.readouterr().out
     assert main(["checkpoint", "prune", project, "--keep", "1"]) == 0
-    assert [one.name for one in FOLDER.iterdir()] == ["checkpoint_11"]
+    assert [path.name for path in FOLDER.iterdir()] == ["checkpoint_11"]
     assert main(["checkpoint", "verify", project]) == 0
     assert f"{FOLDER / 'checkpoint_11'}: ok" in capsys.readouterr().out
 
@@ -182,7 +182,7 @@ def test_weights_are_exported_as_other_programs_read_them(
     safetensors = pytest.importorskip("safetensors.torch")
     loaded = safetensors.load_file("out.safetensors")
     assert loaded.keys() == model.state_dict().keys()
-    assert all(torch.equal(loaded[name], one) for name, one in model.state_dict().items())
+    assert all(torch.equal(loaded[name], t) for name, t in model.state_dict().items())
     other = accelerator.prepare(torch.nn.Linear(1, 1))
     accelerator.save_state("two")
     assert main(["checkpoint", "export", "two", "out.safetensors"]) == CheckpointError.exit_code

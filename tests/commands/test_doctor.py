@@ -60,11 +60,11 @@ def test_a_variable_that_is_wrong_is_found_and_others_are_left_alone(
 ) -> None:
     name, _, text = variable.partition("=")
     findings = found(machine, **{name: text})
-    assert [one.status for one in findings] == ([] if status is OK else [status])
-    for one in findings:
-        assert what in one.what
-        assert name in one.what
-        assert name in one.fix
+    assert [finding.status for finding in findings] == ([] if status is OK else [status])
+    for finding in findings:
+        assert what in finding.what
+        assert name in finding.what
+        assert name in finding.fix
 
 
 def test_a_gpu_to_leave_out_is_named_so_that_a_mask_changes_nothing() -> None:
@@ -94,7 +94,7 @@ def test_an_error_makes_the_exit_code_1_and_json_holds_machine_and_checks(
     assert main(["doctor", "--machine", recorded, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["machine"]["driver"] == "535.129.03"
-    skipped = [one["check"] for one in told["checks"] if one["status"] == SKIPPED]
+    skipped = [check["check"] for check in told["checks"] if check["status"] == SKIPPED]
     assert skipped == list(doctor.LIVE)
     assert main(["doctor", "--machine", str(FOLDER / "gpu_4.json")]) == 0
     assert "skipped" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def live(monkeypatch: pytest.MonkeyPatch, machine: str = "laptop_cpu", **torch: 
     said: Any = failing(answer) if is_error else lambda *_, **__: answer
     monkeypatch.setattr(Source, "output_of", said)
     findings = doctor._live_checks(load_machine(str(FOLDER / f"{machine}.json")))
-    return "\n".join(f"{one.status.value} {one.check} {one.what} {one.fix}" for one in findings)
+    return "\n".join(f"{f.status.value} {f.check} {f.what} {f.fix}" for f in findings)
 
 
 def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.MonkeyPatch) -> None:

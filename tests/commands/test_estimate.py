@@ -107,7 +107,7 @@ def test_the_cheapest_strategy_that_fits_is_the_one_to_launch() -> None:
     assert report.chosen is rows[1]
     start = "headway launch --num-machines 2 --num-processes 4"
     rows += [Judged(ROWS[3], TrialResult(1), 1, True)]
-    assert [report.launch_line(one) for one in rows] == [
+    assert [report.launch_line(row) for row in rows] == [
         f"{start} train.py --x 'a b'",
         f"{start} --strategy fsdp train.py --x 'a b'",
         f"{start} --activation-checkpointing train.py --x 'a b'",
@@ -236,7 +236,7 @@ def test_what_is_killed_takes_the_script_with_it(killed: str, tmp_path: Path) ->
         (process if killed == "the estimate" else started[0]).kill()
         _, said = process.communicate()
     assert len(started) == 2
-    wait_for_end(*(one.pid for one in started))
+    wait_for_end(*(process.pid for process in started))
     if killed == "the estimate":
         assert not [*tmp_path.glob("headway-estimate-*")]
     else:

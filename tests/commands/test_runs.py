@@ -40,7 +40,7 @@ def test_runs_are_listed_the_newest_last() -> None:
     write_run(None)
     assert [row[5] for row in rows_listed()] == ["well", "saved", "code"]
     listed = json.loads(run("runs", "--json")[1])
-    assert [one["exit_code"] for one in listed] == [0, 75, None]
+    assert [entry["exit_code"] for entry in listed] == [0, 75, None]
     first = listed[0]
     assert (first["script"], first["ranks"]) == ("/work/train.py", 1)
     assert (first["steps"], first["samples_per_s"], first["duration_s"]) == (20, 320.0, 30.0)
@@ -123,7 +123,7 @@ def test_where_the_wall_time_went_is_told_everywhere(tmp_path: Path) -> None:
     assert [row[-4:-2] for row in rows_listed()] == [["-", "-"], ["70", "%"]]
     known = json.loads(run("why", "--json")[1])["time"]
     assert (known["training"], known["other"]) == (0.7, 0)
-    assert [one["time"] for one in json.loads(run("runs", "--json")[1])] == [None, known]
+    assert [row["time"] for row in json.loads(run("runs", "--json")[1])] == [None, known]
 
 
 def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_each_restart_and_its_cause_are_told_everywhere(tmp_path: Path) -> None:
     assert "failed as before  2 of 2" in " ".join(run("runs")[1].splitlines())
     known = json.loads(run("runs", "--json")[1])[1]
     assert known["restarts_used"] == "2 of 2"
-    causes = [f"{one['cause']} at step {one['step']}" for one in known["restarts"]]
+    causes = [f"{restart['cause']} at step {restart['step']}" for restart in known["restarts"]]
     assert causes == [said[0], f"{said[1]} at step 0"]
     assert known == {name: json.loads(run("why", "--json")[1])[name] for name in known}
 

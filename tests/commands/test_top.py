@@ -31,9 +31,9 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFigures]:
     opened = RunSocket(ActiveRun(os.getpid(), "train.py", 4, 0, 1, 1e9))
     opened.figures = lambda: figures.to_json(lambda rank: f"line \x1b[31mof {rank}")
     own = {
-        one
-        for one in run_socket._addresses()
-        if (run := run_socket._run_at(one)) and run.pid == os.getpid()
+        address
+        for address in run_socket._addresses()
+        if (run := run_socket._run_at(address)) and run.pid == os.getpid()
     }
     monkeypatch.setattr(run_socket, "_addresses", lambda: [*own])
     other = RunFigures()

@@ -72,7 +72,7 @@ def played(lines: Sequence[str]) -> Iterator[str]:
             yield from (f"{INPUT} {line}".rstrip() for line in given)
             with pytest.MonkeyPatch.context() as environ:
                 text, code = run(
-                    shlex.split(command), "".join(f"{one}\n" for one in given), patch, environ
+                    shlex.split(command), "".join(f"{line}\n" for line in given), patch, environ
                 )
             yield from (f"{MARGIN}{line}".rstrip() for line in text.splitlines() if line.strip())
             if code:
@@ -91,7 +91,7 @@ def run(
         return "", 0
     paths = [Path(word).expanduser() for word in words[1:] if word != ">"]
     if words[0] == "cp":  # a file of Accelerate, or a recorded machine
-        (path,) = [one / words[1] for one in (ACCELERATE, MACHINES) if (one / words[1]).exists()]
+        (path,) = [at / words[1] for at in (ACCELERATE, MACHINES) if (at / words[1]).exists()]
         shutil.copy(path, words[1])
         return "", 0
     if words[:2] == ["cat", ">"]:

@@ -185,8 +185,8 @@ def test_the_script_skips_in_the_order_of_the_epoch_that_a_checkpoint_is_in(tmp_
     accelerator.end_training()
     accelerator, loader = begun(2, tmp_path)
     accelerator.load_state(folder)
-    assert [one.tolist() for one in accelerator.skip_first_batches(loader, 2)] == orders[1][2:]
-    assert [one.tolist() for one in loader] == orders[1], "without skipping the epoch restarts"
+    assert [batch.tolist() for batch in accelerator.skip_first_batches(loader, 2)] == orders[1][2:]
+    assert [batch.tolist() for batch in loader] == orders[1], "without skipping the epoch restarts"
     accelerator.checkpoint()
     accelerator.end_training()
 
@@ -214,7 +214,7 @@ def left_after(loader: Any, count: int) -> tuple[dict[str, Any], list[Any]]:
     batches = iter(loader)
     for _ in range(count):
         next(batches)
-    return loader.state_dict(), [one.tolist() for one in batches]
+    return loader.state_dict(), [batch.tolist() for batch in batches]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.processes)])
@@ -238,9 +238,9 @@ def test_a_loader_with_torchdatas_state_goes_on_by_it(
     assert state == left_after(reference, 2)[0]
     other = make()
     other.load_state_dict(state)
-    assert [one.tolist() for one in other] == rest
+    assert [batch.tolist() for batch in other] == rest
     assert other.end_of_dataloader
-    assert [one.tolist() for one in other] == left_after(make(), 0)[1], "a whole pass again"
+    assert [batch.tolist() for batch in other] == left_after(make(), 0)[1], "a whole pass again"
 
 
 @pytest.mark.parametrize("is_set_later", [False, True])
@@ -262,18 +262,18 @@ def test_torchdatas_loader_is_prepared_and_its_place_saved(
     accelerator, loader, batches = begun()
     given = [next(batches).tolist() for _ in range(3)]
     accelerator.save_state(tmp_path / "saved")
-    rest = [one.tolist() for one in batches]
+    rest = [batch.tolist() for batch in batches]
     assert sorted(chain(*given, *rest)) == [*range(24)]
     accelerator, loader, _ = begun()
     accelerator.load_state(tmp_path / "saved")
-    assert [one.tolist() for one in loader] == rest
+    assert [batch.tolist() for batch in loader] == rest
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchdatas_loader_is_shared_out_like_any_other(rank: int, stateful: Any) -> None:
     shared = PreparedDataLoader(as_plain(stateful(range(10), batch_size=2)), rank, 2)
     usual = PreparedDataLoader(DataLoader(range(10), batch_size=2), rank, 2)  # type: ignore[arg-type]
-    assert [one.tolist() for one in shared] == [one.tolist() for one in usual]
+    assert [batch.tolist() for batch in shared] == [batch.tolist() for batch in usual]
 
 
 def test_states_are_for_the_loaders_and_ranks_that_have_them(

@@ -41,12 +41,12 @@ class Buckets:
         return self.n
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (list(range(one)) for one in range(1, self.n + 1))
+        return (list(range(n)) for n in range(1, self.n + 1))
 
 
 def seen(loader: Any) -> tuple[list[Any], Any]:
     """Return the batches, and the length, both of which may be missing."""
-    batches = [one.tolist() if isinstance(one, torch.Tensor) else list(one) for one in loader]
+    batches = [x.tolist() if isinstance(x, torch.Tensor) else list(x) for x in loader]
     return batches, len(loader)
 
 
@@ -56,11 +56,11 @@ def test_batch_sampler_shards_give_the_same_batches(split: bool, even: bool) -> 
         size = size * world if split else size
         found = [
             seen(
-                one.BatchSamplerShard(
+                lib.BatchSamplerShard(
                     BatchSampler(SequentialSampler(range(n)), size, drop), world, rank, split, even
                 )
             )
-            for one in BOTH
+            for lib in BOTH
         ]
         assert found[0] == found[1], (n, size, drop, world, rank)
 
@@ -69,7 +69,7 @@ def test_batch_sampler_shards_give_the_same_batches(split: bool, even: bool) -> 
 def test_shards_of_batches_of_any_size_are_the_same(even: bool) -> None:
     for n, (world, rank) in product(range(9), RANKS):
         found = [
-            seen(one.BatchSamplerShard(Buckets(n), world, rank, even_batches=even)) for one in BOTH
+            seen(lib.BatchSamplerShard(Buckets(n), world, rank, even_batches=even)) for lib in BOTH
         ]
         assert found[0] == found[1], (n, world, rank)
 
@@ -79,7 +79,7 @@ def test_shards_of_streams_give_the_same_samples(split: bool) -> None:
     for (n, size, drop), (world, rank) in product(SIZES, RANKS):
         size = size * world if split else size
         shards = [
-            one.IterableDatasetShard(Stream(n), size, drop, world, rank, split) for one in BOTH
+            lib.IterableDatasetShard(Stream(n), size, drop, world, rank, split) for lib in BOTH
         ]
         assert [list(shards[0]), len(shards[0])] == [list(shards[1]), len(shards[1])]
 
@@ -102,7 +102,7 @@ class Parts(Stream):
         return Parts(self.n, self.parts[index::num_shards])
 
     def __iter__(self) -> Iterator[int]:
-        return (10 * part + one for part in self.parts for one in range(self.n))
+        return (10 * part + i for part in self.parts for i in range(self.n))
 
 
 def test_each_rank_reads_parts_of_a_stream_that_has_enough_of_them(
@@ -114,18 +114,18 @@ def test_each_rank_reads_parts_of_a_stream_that_has_enough_of_them(
         size = 2 * world if split else 2
         found = [
             list(
-                one.prepare_data_loader(
+                lib.prepare_data_loader(
                     DataLoader(Parts(5), batch_size=size),
                     num_processes=world,
                     process_index=rank,
                     split_batches=split,
                 )
             )
-            for one in BOTH
+            for lib in BOTH
         ]
-        assert [one.tolist() for one in found[0]] == [one.tolist() for one in found[1]]
+        assert [batch.tolist() for batch in found[0]] == [batch.tolist() for batch in found[1]]
         if world == 3 and not split:
-            assert {int(one) // 10 for batch in found[0] for one in batch} == {rank}
+            assert {int(x) // 10 for batch in found[0] for x in batch} == {rank}
 
 
 @pytest.mark.parametrize(("split", "stream"), [*product((False, True), (False, True))])
@@ -134,30 +134,30 @@ def test_prepared_loaders_give_the_same_batches_and_attributes(split: bool, stre
         size = size * world if split else size
         data: Any = Stream(n) if stream else range(n)
         loaders = [
-            one.prepare_data_loader(
+            lib.prepare_data_loader(
                 DataLoader(data, batch_size=size, drop_last=drop),
                 num_processes=world,
                 process_index=rank,
                 split_batches=split,
             )
-            for one in BOTH
+            for lib in BOTH
         ]
-        found = [seen(one) for one in loaders]
+        found = [seen(loader) for loader in loaders]
         assert found[0] == found[1], (n, size, drop, world, rank)
         names = ("end_of_dataloader", "remainder", "iteration")
-        states = [[getattr(one, name) for name in names] for one in loaders]
+        states = [[getattr(loader, name) for name in names] for loader in loaders]
         assert states[0] == states[1], (n, size, drop, world, rank)
         if not stream:
-            totals = [[one.total_batch_size, one.total_dataset_length] for one in loaders]
+            totals = [[loader.total_batch_size, loader.total_dataset_length] for loader in loaders]
             assert totals[0] == totals[1]
 
 
 def test_shuffled_orders_are_the_same_for_the_same_seed() -> None:
     for seeded, (world, rank) in product((False, True), RANKS):
         orders = []
-        for one in BOTH:
+        for lib in BOTH:
             torch.manual_seed(3)
-            loader: Any = one.prepare_data_loader(
+            loader: Any = lib.prepare_data_loader(
                 DataLoader(torch.arange(11), batch_size=2, shuffle=True),  # type: ignore[arg-type]
                 num_processes=world,
                 process_index=rank,
@@ -171,9 +171,9 @@ def test_shuffled_orders_are_the_same_for_the_same_seed() -> None:
 def test_orders_after_a_pass_that_was_left_are_the_same() -> None:
     for n, left_after, (world, rank) in product((8, 11), range(1, 7), RANKS):
         orders = []
-        for one in BOTH:
+        for lib in BOTH:
             torch.manual_seed(3)
-            loader: Any = one.prepare_data_loader(
+            loader: Any = lib.prepare_data_loader(
                 DataLoader(torch.arange(n), batch_size=2, shuffle=True),  # type: ignore[arg-type]
                 num_processes=world,
                 process_index=rank,
@@ -185,8 +185,8 @@ def test_orders_after_a_pass_that_was_left_are_the_same() -> None:
 
 def test_seedable_samplers_draw_the_same() -> None:
     orders = []
-    for one in BOTH:
-        sampler = one.SeedableRandomSampler(range(9), data_seed=4)
+    for lib in BOTH:
+        sampler = lib.SeedableRandomSampler(range(9), data_seed=4)
         orders.append([list(sampler), list(sampler), sampler.epoch])
         sampler.set_epoch(0)
         orders[-1].append(list(sampler))
@@ -196,29 +196,29 @@ def test_seedable_samplers_draw_the_same() -> None:
 @pytest.mark.parametrize("skip", range(5))
 def test_first_batches_are_left_out_alike(skip: int) -> None:
     batches = BatchSampler(SequentialSampler(range(9)), 2, drop_last=False)
-    found = [seen(one.SkipBatchSampler(batches, skip)) for one in BOTH]
+    found = [seen(lib.SkipBatchSampler(batches, skip)) for lib in BOTH]
     assert found[0] == found[1]
-    found = [seen(one.SkipDataLoader(range(9), skip, batch_size=2)) for one in BOTH]
+    found = [seen(lib.SkipDataLoader(range(9), skip, batch_size=2)) for lib in BOTH]
     assert found[0] == found[1]
     for data in (range(9), Stream(9)):
         plain: Any = DataLoader(data, batch_size=2)  # type: ignore[arg-type]
-        rest = [seen(one.skip_first_batches(plain, skip))[0] for one in BOTH]
+        rest = [seen(lib.skip_first_batches(plain, skip))[0] for lib in BOTH]
         assert rest[0] == rest[1]
-        shards = [one.prepare_data_loader(plain, num_processes=2, process_index=1) for one in BOTH]
+        shards = [lib.prepare_data_loader(plain, num_processes=2, process_index=1) for lib in BOTH]
         rest = [
-            [batch.tolist() for batch in one.skip_first_batches(shard, skip)]
-            for one, shard in zip(BOTH, shards, strict=True)
+            [batch.tolist() for batch in lib.skip_first_batches(shard, skip)]
+            for lib, shard in zip(BOTH, shards, strict=True)
         ]
         assert rest[0] == rest[1]
 
 
 def test_what_cannot_be_split_is_a_value_error_in_both() -> None:
     loader: Any = DataLoader(range(9), batch_size=3)  # type: ignore[arg-type]
-    for one in BOTH:
+    for lib in BOTH:
         with pytest.raises(ValueError, match="round multiple"):
-            one.prepare_data_loader(loader, num_processes=2, process_index=0, split_batches=True)
+            lib.prepare_data_loader(loader, num_processes=2, process_index=0, split_batches=True)
         with pytest.raises(ValueError, match="put_on_device=True"):
-            one.prepare_data_loader(loader, dispatch_batches=True)
+            lib.prepare_data_loader(loader, dispatch_batches=True)
 
 
 def test_each_pass_numbers_itself_for_the_sampler_of_a_shard() -> None:
@@ -231,10 +231,10 @@ def test_each_pass_numbers_itself_for_the_sampler_of_a_shard() -> None:
             self.epochs.append(epoch)
 
     found = []
-    for one in BOTH:
+    for lib in BOTH:
         sampler = Noting()
-        shard = one.BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False), 2, 0)
-        loader = one.DataLoaderShard(range(4), batch_sampler=shard)
+        shard = lib.BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False), 2, 0)
+        loader = lib.DataLoaderShard(range(4), batch_sampler=shard)
         _ = [*loader], [*loader]
         found.append(sorted(set(sampler.epochs)))
     assert found[0] == found[1]

@@ -65,7 +65,7 @@ def is_class(name: str) -> bool:
 
 
 def test_every_class_and_every_name_of_the_runtime_is_here_or_is_refused() -> None:
-    asked = [one for one in NAMES if one[0] in {"", *RUNTIME} or is_class(one[1])]
+    asked = [name for name in NAMES if name[0] in {"", *RUNTIME} or is_class(name[1])]
     unknown = [
         f"{module}.{name}"
         for module, name in asked
@@ -104,10 +104,10 @@ def test_modules_of_a_package_are_those_of_compat_also_as_attributes() -> None:
     from headway.compat import utils
 
     found = vars(utils) | {name: getattr(utils, name) for name in ("memory", "operations")}
-    modules = {one.__name__ for one in found.values() if isinstance(one, types.ModuleType)}
+    modules = {value.__name__ for value in found.values() if isinstance(value, types.ModuleType)}
     assert modules >= {"headway.compat.utils.memory", "headway.compat.utils.operations"}
-    ours = {one for one in modules if one.startswith("headway")}
-    assert all(one.startswith("headway.compat.utils.") for one in ours)
+    ours = {module for module in modules if module.startswith("headway")}
+    assert all(name.startswith("headway.compat.utils.") for name in ours)
 
 
 def test_the_version_is_that_of_the_accelerate_it_was_compared_with() -> None:

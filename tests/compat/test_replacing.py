@@ -191,9 +191,9 @@ def test_the_trainer_shards_models_by_a_flag_with_the_losses_of_ddp_and_goes_on(
     name = script(TRAINING)
     words = ["--cpu", "--num-processes", "2", "--replace-accelerate", "--strategy", "fsdp"]
     ended = launch(*words, name, "trained", code=0)
-    lines = [one for one in ended.stdout.splitlines() if "] seen " in one]
+    lines = [line for line in ended.stdout.splitlines() if "] seen " in line]
     assert len(lines) == 2, ended.stdout
-    for sharded, resumed, copied in (json.loads(one.partition(" seen ")[2]) for one in lines):
+    for sharded, resumed, copied in (json.loads(line.partition(" seen ")[2]) for line in lines):
         assert sharded["runtime"] == "headway.compat.accelerator"
         assert resumed["losses"] == pytest.approx(sharded["losses"], abs=1e-6)
         assert sharded["losses"] == pytest.approx(copied["losses"], abs=1e-6)

@@ -31,7 +31,7 @@ def first_batch(collate: Any, **options: Any) -> Any:
 
 
 def test_tuples_and_mappings_keep_their_kind_and_their_text() -> None:
-    batch = first_batch(lambda rows: Pair(torch.tensor(rows), {"text": [str(one) for one in rows]}))
+    batch = first_batch(lambda rows: Pair(torch.tensor(rows), {"text": [str(row) for row in rows]}))
     assert type(batch) is Pair
     assert (batch.x.device, batch.y) == (META, {"text": ["2", "3"]})
 
@@ -81,7 +81,7 @@ def test_samples_of_dataclasses_are_counted_so_that_repeats_can_be_left_out() ->
 def test_loaders_side_by_side_and_inside_each_other_all_come_to_their_ends() -> None:
     data: Any = torch.arange(6)
     a, b = (PreparedDataLoader(DataLoader(data, batch_size=size)) for size in (2, 3))
-    pairs = [(one.tolist(), other.tolist()) for one, other in zip(a, b, strict=False)]
+    pairs = [(ours.tolist(), other.tolist()) for ours, other in zip(a, b, strict=False)]
     assert pairs == [([0, 1], [0, 1, 2]), ([2, 3], [3, 4, 5])]
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=10)
     ends = []
@@ -99,7 +99,7 @@ def test_torchs_label_of_a_batch_is_there_while_a_profiler_is_active() -> None:
     seen = [next(batches).tolist()]
     with torch.profiler.profile() as profiler:
         seen.append(next(batches).tolist())
-    seen += [one.tolist() for one in batches]
+    seen += [batch.tolist() for batch in batches]
     assert seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    labels = [(one.key, one.count) for one in profiler.key_averages() if "Loader" in one.key]
+    labels = [(row.key, row.count) for row in profiler.key_averages() if "Loader" in row.key]
     assert labels == [("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1)]

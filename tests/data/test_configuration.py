@@ -34,7 +34,7 @@ def test_options_that_are_set_later_hold_for_loaders_that_are_prepared_later() -
     followed: Any = accelerator  # its properties change between assertions
     makers = accelerator, accelerator, Accelerator(cpu=True, dataloader_config=config)
     first, second, again = (
-        [int(one) for one in maker.prepare(DataLoader(range(9), shuffle=True))]  # type: ignore[arg-type]
+        [int(x) for x in maker.prepare(DataLoader(range(9), shuffle=True))]  # type: ignore[arg-type]
         for maker in makers
     )
     assert first == again != second, "each of several loaders has an order of its own"

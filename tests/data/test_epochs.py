@@ -39,7 +39,7 @@ class Stateful(Lazy):
 
     def __iter__(self) -> Iterator[int]:
         self.turn += 1
-        return iter([(7 * one + self.turn) % 12 for one in range(12)])
+        return iter([(7 * i + self.turn) % 12 for i in range(12)])
 
 
 def prepared(rank: int = 0, world: int = 1, **options: Any) -> PreparedDataLoader:
@@ -67,10 +67,10 @@ def test_the_first_epoch_is_that_of_torch_and_so_are_the_generators_after_it() -
     ):
         plain: Any = DataLoader(range(12), 2, **options)  # type: ignore[arg-type]
         found = []
-        for one in (plain, PreparedDataLoader(plain)):
+        for loader in (plain, PreparedDataLoader(plain)):
             set_seed(3)
             own.manual_seed(3)
-            samples = [*chain(*(batch.tolist() for batch in one))]
+            samples = [*chain(*(batch.tolist() for batch in loader))]
             found.append((samples, torch.rand(1), torch.rand(1, generator=own)))
         assert found[0] == found[1]
 
@@ -142,7 +142,7 @@ def test_loops_that_take_turns_are_reported(capsys: pytest.CaptureFixture[str]) 
         first.run.progress.num_trained += 1
         next(iter(first))  # a look is no other loop
         first.run.checkpoint.note_leader()
-    assert [one.epochs.leads for one in (first, second)] == [True, False]
+    assert [loader.epochs.leads for loader in (first, second)] == [True, False]
 
 
 def test_loops_of_single_batches_are_saved_when_the_next_epoch_begins() -> None:

@@ -92,7 +92,7 @@ class Shuffling(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         order = [*range(SAMPLES)]
         self.python.shuffle(order)
-        return (one + int(self.numpy.integers(99)) for one in order)
+        return (index + int(self.numpy.integers(99)) for index in order)
 
 
 class OwnBatches:
@@ -169,7 +169,7 @@ LOADERS: dict[str, Callable[[], list[DataLoader[Any]]]] = {
 
 def steps(first: Any, *others: Any) -> Iterator[list[Any]]:
     """Yield the batches of each step: those of a second loader, whose passes end elsewhere, too."""
-    passes = [iter(one) for one in others]
+    passes = [iter(other) for other in others]
     for _ in range(first.epoch, EPOCHS):
         for batch in first:
             step = [batch]
@@ -232,7 +232,7 @@ def looked_at_before_each_epoch(loader: Any) -> Iterator[list[Any]]:
 def looked_at_in_the_loop(loader: Any, *others: Any) -> Iterator[list[Any]]:
     """Yield batches of whole epochs, with others that are looked at in the middle of each step."""
     for batches in whole_epochs(loader):
-        yield [*batches, *(next(iter(one)) for one in (loader, *others))]
+        yield [*batches, *(next(iter(other)) for other in (loader, *others))]
 
 
 def evaluated_before_each_epoch(loader: Any, other: Any) -> Iterator[list[Any]]:
@@ -252,7 +252,7 @@ def a_pass_for_each_step(loader: Any) -> Iterator[list[Any]]:
 
 def epochs_of(*loaders: Any) -> Iterator[int]:
     run: LoaderSet = loaders[0].run
-    return run.count_epochs(EPOCHS, [one.epochs for one in loaders])
+    return run.count_epochs(EPOCHS, [loader.epochs for loader in loaders])
 
 
 def one_after_the_other(*loaders: Any) -> Iterator[list[Any]]:
@@ -311,8 +311,8 @@ def trained(
 
 
 def checkpoint_of(loaders: list[Any]) -> bytes:
-    positions = [one.state_dict() for one in loaders]
-    counted = loaders[0].run.counted_epochs([one.epochs for one in loaders])
+    positions = [loader.state_dict() for loader in loaders]
+    counted = loaders[0].run.counted_epochs([loader.epochs for loader in loaders])
     return pickle.dumps((positions, counted, generator_states(CPU)))
 
 
@@ -321,8 +321,8 @@ def prepared(kind: str) -> list[PreparedDataLoader]:
     run = LoaderSet(Progress())
     run.counts_training = True
     return [
-        PreparedDataLoader(one, config=config, run=run, number=number)
-        for number, one in enumerate(LOADERS[kind]())
+        PreparedDataLoader(loader, config=config, run=run, number=number)
+        for number, loader in enumerate(LOADERS[kind]())
     ]
 
 

@@ -93,7 +93,7 @@ def test_a_sample_is_the_same_on_any_rank_and_new_in_each_epoch() -> None:
     loaders = [
         PreparedDataLoader(DataLoader(Augmented()), r, 2, seed=5, config=own) for r in (0, 1)
     ]
-    first, second = (rows(next(iter(one))) for one in loaders)
+    first, second = (rows(next(iter(loader))) for loader in loaders)
     assert first != second, "the first sample of each rank's own data"
 
 
@@ -134,8 +134,8 @@ def test_a_sample_that_an_epoch_draws_again_is_another_one() -> None:
         ranks = [PreparedDataLoader(loader, rank, world, seed=5) for rank in range(world)]
         return [
             tuple(row)
-            for one in ranks
-            for batch in skip_first_batches(one, skip)
+            for rank in ranks
+            for batch in skip_first_batches(rank, skip)
             for row in rows(batch)
         ]
 
@@ -188,7 +188,7 @@ def test_items_of_a_stream_are_seeded_by_their_number() -> None:
     alone = epochs(1, dataset=Stream())
     assert epochs(2, dataset=Stream()) == alone
     assert epochs(1, dataset=Stream(), num_workers=1, persistent_workers=True) == alone
-    assert len({tuple(row) for one in alone for row in one.values()}) == 2 * SIZE
+    assert len({tuple(row) for ranks in alone for row in ranks.values()}) == 2 * SIZE
 
 
 class Shuffled(IterableDataset[list[float]]):

@@ -41,7 +41,7 @@ def shares(
     """Return each rank's batches."""
     config = Configuration(**options)
     loaders = [
-        PreparedDataLoader(loader, one, world, config=config, seed=seed) for one in range(world)
+        PreparedDataLoader(loader, rank, world, config=config, seed=seed) for rank in range(world)
     ]
     return [[batch.tolist() for batch in prepared] for prepared in loaders]
 
@@ -76,7 +76,7 @@ def test_ranks_get_equal_shares_with_at_most_world_minus_one_repeats(
     parts = shares(loader, world, split_batches=split)
     sizes = [[len(batch) for batch in part] for part in parts]
     assert sizes == [sizes[0]] * world
-    samples = [one for part in parts for batch in part for one in batch]
+    samples = [x for part in parts for batch in part for x in batch]
     assert set(samples) == set(range(n))
     assert len(samples) - n < world
 
@@ -90,7 +90,7 @@ def test_uneven_ranks_get_every_sample_once_in_as_many_batches_as_their_length_s
     config = Configuration(split_batches=split, even_batches=False)
     ranks = [PreparedDataLoader(loader, rank, world, config=config) for rank in range(world)]
     parts = [[batch.tolist() for batch in rank] for rank in ranks]
-    assert sorted(one for part in parts for batch in part for one in batch) == [*range(n)]
+    assert sorted(x for part in parts for batch in part for x in batch) == [*range(n)]
     assert [len(part) for part in parts] == [len(rank) for rank in ranks]
     assert all(len(batch) <= batch_size for part in parts for batch in part)
 

@@ -38,7 +38,7 @@ def batches(loader: Any) -> list[list[int]]:
 def prepared(data: Any, world: int, **options: Any) -> list[PreparedDataLoader]:
     loaders = [DataLoader(copy(data), batch_size=2) for _ in range(world)]
     config = Configuration(**options)
-    return [PreparedDataLoader(one, rank, world, config=config) for rank, one in enumerate(loaders)]
+    return [PreparedDataLoader(dl, rank, world, config=config) for rank, dl in enumerate(loaders)]
 
 
 def test_a_plain_loader_without_its_first_batches_loads_none_of_them() -> None:
@@ -70,7 +70,7 @@ def test_no_rank_loads_what_it_leaves_out(world: int) -> None:
         batches(loader)  # in their first pass ranks load a batch to compare it
         data.loaded.clear()
         rest = batches(skip_first_batches(loader, 2))
-        assert data.loaded == [one for batch in rest for one in batch]
+        assert data.loaded == [x for batch in rest for x in batch]
 
 
 def test_a_loader_with_an_iter_of_its_own_leaves_out_the_batches_that_this_one_gives() -> None:
@@ -141,7 +141,7 @@ def test_a_run_that_goes_on_leaves_out_what_the_script_asks_for(
 ) -> None:
     first = lambda received, sent: received.__setitem__(0, sent[0])  # noqa: E731 - as rank 0 gets it
     monkeypatch.setattr(torch.distributed, "scatter_object_list", first)
-    whole = [batches(one) for one in make(kind(14), world)]
+    whole = [batches(loader) for loader in make(kind(14), world)]
     for skip in (2, 1, 3):
         loaders = make(kind(14), world), make(kind(14), world)
         for expected, interrupted, other in zip(whole, *loaders, strict=True):

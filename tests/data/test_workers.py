@@ -57,7 +57,7 @@ def saving_rank() -> Iterator[None]:
 
 def send(number: signal.Signals) -> None:
     """Let another process send a signal to all workers of this one."""
-    pids = [str(one.pid) for one in multiprocessing.active_children()]
+    pids = [str(child.pid) for child in multiprocessing.active_children()]
     assert len(pids) == 2
     subprocess.run(["kill", f"-{number.name}", *pids], check=True)
 
@@ -79,11 +79,11 @@ def test_workers_serve_on_after_every_request_and_end_when_their_rank_ends_them(
         assert not any(map(bool, taken)), "programs that a worker starts can be ended"
     workers = multiprocessing.active_children()
     with signals.trapped(signal.SIG_IGN, signal.SIGTERM):  # as at the rank's exit
-        for one in workers:
-            one.terminate()
-        for one in workers:
-            one.join(30)
-    assert [one.exitcode for one in workers] == [0, 0]
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join(30)
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 @pytest.mark.usefixtures("saving_rank")
@@ -105,11 +105,11 @@ def test_where_no_request_is_acted_on_workers_end_as_ever() -> None:
     of_torch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         send(signal.SIGTERM)
-        for one in workers:
-            one.join(30)
+        for worker in workers:
+            worker.join(30)
     finally:
         signal.signal(signal.SIGCHLD, of_torch)
-    assert [one.exitcode for one in workers] == [-signal.SIGTERM, -signal.SIGTERM]
+    assert [worker.exitcode for worker in workers] == [-signal.SIGTERM, -signal.SIGTERM]
 
 
 _AT_EXIT = """
@@ -183,6 +183,6 @@ def test_workers_whose_rank_is_killed_while_they_begin_end_too(method: str, tmp_
     pids = [int(path.read_text()) for path in tmp_path.glob("worker-?")]
     workers = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     left = psutil.wait_procs(workers, timeout=60)[1]
-    for one in left:
-        one.kill()
+    for process in left:
+        process.kill()
     assert not left

@@ -70,9 +70,9 @@ def processes_of_this_test() -> list[psutil.Process]:
     """
     home = os.environ["HOME"]
     return [
-        one
-        for one in psutil.process_iter(["environ", "status"])
-        if (one.info["environ"] or {}).get("HOME") == home and one.pid != os.getpid()
+        process
+        for process in psutil.process_iter(["environ", "status"])
+        if (process.info["environ"] or {}).get("HOME") == home and process.pid != os.getpid()
     ]
 
 
@@ -81,7 +81,7 @@ def survivors() -> list[str]:
     deadline = time.monotonic() + _PATIENCE_S
     while (left := processes_of_this_test()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    named = [f"{one.pid} {one.name()} {one.cmdline()}" for one in left if one.is_running()]
-    for one in left:
-        one.kill()
+    named = [f"{p.pid} {p.name()} {p.cmdline()}" for p in left if p.is_running()]
+    for process in left:
+        process.kill()
     return named

@@ -40,10 +40,10 @@ class Trained:
         pairs = zip(self.gradients, other.gradients, strict=True)
         names = self.state.keys() == other.state.keys()
         return {
-            "gradients": max(float((one - two).abs().max()) for one, two in pairs),
+            "gradients": max(float((pair - two).abs().max()) for pair, two in pairs),
             "norms": max(abs(a - b) for a, b in zip(self.norms, other.norms, strict=True)),
             "weights": max(
-                float((one - other.state[name]).abs().max()) for name, one in self.state.items()
+                float((t - other.state[name]).abs().max()) for name, t in self.state.items()
             )
             if names
             else float("inf"),
@@ -111,16 +111,16 @@ def plain(name: str, kind: str, accumulation: int, steps: int) -> Trained:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    found.state = {name: one.clone() for name, one in model.state_dict().items()}
+    found.state = {name: t.clone() for name, t in model.state_dict().items()}
     found.learning_rates = scheduler.get_last_lr()
     return found
 
 
 def _gradient(model: torch.nn.Module) -> Tensor:
     """Return all gradients of a step, in full."""
-    gradients: list[Any] = [one.grad for one in model.parameters() if one.grad is not None]
+    gradients: list[Any] = [p.grad for p in model.parameters() if p.grad is not None]
     return torch.cat(
-        [(one.full_tensor() if hasattr(one, "full_tensor") else one).flatten() for one in gradients]
+        [(g.full_tensor() if hasattr(g, "full_tensor") else g).flatten() for g in gradients]
     )
 
 
@@ -180,10 +180,8 @@ def measured(is_empty: bool) -> Measured:
     torch.manual_seed(0)
     with accelerator.empty_init() if is_empty else nullcontext():
         model: Any = GPT(WIDTH, LAYERS)
-    assert all(one.is_meta == is_empty for one in model.parameters())
-    whole, unit = (
-        sum(one.nbytes for one in each.parameters()) for each in (model, model.blocks[0])
-    )
+    assert all(p.is_meta == is_empty for p in model.parameters())
+    whole, unit = (sum(p.nbytes for p in each.parameters()) for each in (model, model.blocks[0]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with LiveBytes([*model.parameters(), *model.buffers()]) as live:
         model, optimizer = accelerator.prepare(model, optimizer)
@@ -197,10 +195,10 @@ def measured(is_empty: bool) -> Measured:
         peak=live.peak,
         after=after,
         parameters=_local(model.parameters()),
-        gradients=_local(one.grad for one in model.parameters()),
+        gradients=_local(p.grad for p in model.parameters()),
         optimizer=_local(value for name, value in states if name != "step"),
     )
 
 
 def _local(tensors: Iterable[Any]) -> int:
-    return sum(one.to_local().nbytes for one in tensors)
+    return sum(tensor.to_local().nbytes for tensor in tensors)

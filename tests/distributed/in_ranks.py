@@ -52,7 +52,7 @@ def marks(module: str) -> list[pytest.MarkDecorator]:
 
 def each_world(*worlds: int, long: Sequence[int] = ()) -> pytest.MarkDecorator:
     """Give a test the argument `world`; some numbers of ranks are for --long only."""
-    rare = [pytest.param(one, marks=pytest.mark.long) for one in long]
+    rare = [pytest.param(case, marks=pytest.mark.long) for case in long]
     return pytest.mark.parametrize("world", [*worlds, *rare])
 
 
@@ -173,12 +173,12 @@ def _run(world: int, folder: Path, logs: Sequence[Path], deadline: float) -> lis
             ranks.append(launching.popen(command, env=env, cwd=folder, stdout=out, stderr=out))
             stack.callback(ranks[-1].wait)
             stack.callback(ranks[-1].kill)
-        codes = [one.poll() for one in ranks]
+        codes = [rank.poll() for rank in ranks]
         while None in codes and time.monotonic() < deadline:
             if any(code is not None for code in codes):
                 deadline = min(deadline, time.monotonic() + _LAST_S)
             time.sleep(0.02)
-            codes = [one.poll() for one in ranks]
+            codes = [rank.poll() for rank in ranks]
     return codes
 
 

@@ -35,7 +35,7 @@ _warm_pythons: list[WarmPython] = []
 
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment, in which `headway` is found, and `variables`."""
-    folders = [one for one in sys.path if one and not one.endswith("_vendor")]  # of setuptools
+    folders = [path for path in sys.path if path and not path.endswith("_vendor")]  # of setuptools
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
 
 

@@ -37,7 +37,7 @@ def main() -> None:
         slow_down_saves(given.save_nap)
     step, model = TRAINED[given.library](given)
     if RANK == 0:
-        weights = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
+        weights = b"".join(t.detach().numpy().tobytes() for t in model.state_dict().values())
         done = {"step": step, "weights": hashlib.sha256(weights).hexdigest()}
         (given.folder / "done.json").write_text(json.dumps(done))
 

@@ -57,13 +57,13 @@ with (folder / f"ledger-{rank}").open("a", buffering=1) as ledger:
                 accelerator.backward(model(batch).square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
-            samples = [int(one) for one in batch[:, 0]]
+            samples = [int(x) for x in batch[:, 0]]
             ledger.write(json.dumps([epoch, optimizer.step_count, samples]) + "\n")
             num_batches += 1
             time.sleep(args.nap if num_batches >= args.nap_from else 0)
             accelerator.checkpoint(every=every)
 if rank == 0:
-    weights = [one.tolist() for one in accelerator.unwrap_model(model).state_dict().values()]
+    weights = [t.tolist() for t in accelerator.unwrap_model(model).state_dict().values()]
     done = {"weights": repr(weights), "run": dataclasses.asdict(run), "steps": optimizer.step_count}
     (folder / "done.json").write_text(json.dumps(done))
 accelerator.end_training()

@@ -60,7 +60,7 @@ def pooled_by(method):
 
 def of_processes():
     """Each start method gives the same."""
-    return {str([loaded_by(one), pooled_by(one)]): "of processes" for one in METHODS}
+    return {str([loaded_by(method), pooled_by(method)]): "of processes" for method in METHODS}
 
 
 def stream(name):
@@ -100,7 +100,7 @@ def main():
         "sys.flags": str(sys.flags),
         "sys.executable": sys.executable,
         "sys.orig_argv": sys.orig_argv,
-        "sys.meta_path": [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+        "sys.meta_path": [getattr(x, "__name__", type(x).__name__) for x in sys.meta_path],
         "sys.excepthook": sys.excepthook is sys.__excepthook__,
         "__name__": __name__,
         "__file__": __file__,
@@ -121,7 +121,7 @@ def main():
         "own start method": own_start_method(),
         "thread": threading.current_thread() is threading.main_thread(),
         "thread name": threading.main_thread().name,
-        "threads": sorted(one.name for one in threading.enumerate()),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
         "pickled": pickle.loads(pickle.dumps(Item(3))).value,
         **({} if os.environ.get("RANK") == "1" else of_processes()),
         "subprocess": subprocess.run(
@@ -136,7 +136,7 @@ def main():
         "nice": os.nice(0),
         "gc": __import__("gc").get_threshold(),
         "recursion": sys.getrecursionlimit(),
-        "trace": [type(one).__name__ for one in (sys.gettrace(), sys.getprofile())],
+        "trace": [type(hook).__name__ for hook in (sys.gettrace(), sys.getprofile())],
         "faulthandler": __import__("faulthandler").is_enabled(),
         "environ": {
             name: text for name, text in os.environ.items() if name not in ("_", "OLDPWD", "SHLVL")

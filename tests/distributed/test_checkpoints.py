@@ -36,7 +36,7 @@ def sharded_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3))
-    whole = {name: one.clone() for name, one in model.state_dict().items()}
+    whole = {name: t.clone() for name, t in model.state_dict().items()}
     fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
     return whole, model.state_dict()
 
@@ -49,7 +49,7 @@ def full(one: Any) -> torch.Tensor:
 def save_together() -> None:
     whole, state = sharded_state()
     own = {"rank": RANK, "states": torch.full((2,), RANK)}
-    plain = {name: one + RANK for name, one in whole.items()}  # those of rank 0 count
+    plain = {name: t + RANK for name, t in whole.items()}  # those of rank 0 count
     saved = Contents({"sharded": state, "plain": plain}, own)
 
     def save(folder: Path, step: int, read: Any = lambda _: saved) -> None:
@@ -84,12 +84,12 @@ def save_together() -> None:
 
 def load_together() -> None:
     whole, state = sharded_state()
-    live = {f"shared.sharded.{name}": torch.zeros_like(one) for name, one in state.items()}
+    live = {f"shared.sharded.{name}": torch.zeros_like(t) for name, t in state.items()}
     loaded = load_checkpoint(Path("saved"), lambda name, saved, _: live.get(name, saved))
     for name, tensor in whole.items():
         assert torch.equal(loaded.shared["plain"][name], tensor)
         assert torch.equal(full(loaded.shared["sharded"][name]), tensor)
-    assert not any(bool(full(one).any()) for one in live.values())
+    assert not any(bool(full(t).any()) for t in live.values())
     if RANK < 2:
         assert loaded.own is not None
         assert loaded.own["rank"] == RANK
@@ -110,7 +110,7 @@ def test_ranks_save_together_or_not_at_all_and_another_number_of_ranks_loads_it(
     tmp_path: Path,
 ) -> None:
     run_in_ranks(2, tmp_path, save_together)
-    assert [(one.path.name, verify(one.path).step) for one in checkpoints_in(tmp_path)] == [
+    assert [(c.path.name, verify(c.path).step) for c in checkpoints_in(tmp_path)] == [
         *(("saved", 3), ("other0", 5), ("other1", 6), ("moved", 8))
     ]
     assert leftovers_in(tmp_path) == []
@@ -138,8 +138,8 @@ def train(accelerator: Accelerator, model: Any, optimizer: Any, steps: int) -> N
 
 def state_of(model: Any, optimizer: Any) -> list[str]:
     """Return all weights and states of the optimizer in full, bit for bit."""
-    states = [value for one in optimizer.state.values() for value in one.values()]
-    return [repr(full(one).tolist()) for one in [*model.state_dict().values(), *states]]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [repr(full(t).tolist()) for t in [*model.state_dict().values(), *states]]
 
 
 def save_aside() -> list[str]:
@@ -193,7 +193,7 @@ def require_that_it_trains_meanwhile(
     train(accelerator, model, optimizer, 4)
     accelerator.load_state(name)
     assert state_of(model, optimizer) == expected
-    assert any(one.grad is not None for one in model.parameters())
+    assert any(p.grad is not None for p in model.parameters())
 
 
 def save_with_a_hook_on(ranks: Sequence[int], accelerator: Accelerator, name: str) -> None:
@@ -227,7 +227,7 @@ def test_ranks_save_aside_while_they_train_and_sharded_states_are_loaded_by_othe
     tmp_path: Path,
 ) -> None:
     expected, _ = run_in_ranks(2, tmp_path, save_aside)
-    hooked = sorted(one.path.name for one in checkpoints_in(tmp_path) if "hook" in one.path.name)
+    hooked = sorted(c.path.name for c in checkpoints_in(tmp_path) if "hook" in c.path.name)
     assert hooked == ["hooked sharded [0, 1]", "hooked whole [0, 1]", "hooked whole [0]"]
     assert not (tmp_path / "other").exists()
     assert leftovers_in(tmp_path) == []

@@ -130,7 +130,7 @@ def passes(module: str, kind: str, choice: dict[str, bool]) -> list[Any]:
 
 def batches(accelerator: Any, **arguments: Any) -> list[Any]:
     data: Any = range(9)
-    return [one.tolist() for one in accelerator.prepare(DataLoader(data, 2, **arguments))]
+    return [x.tolist() for x in accelerator.prepare(DataLoader(data, 2, **arguments))]
 
 
 def joined(accelerator: Any) -> tuple[list[int], float]:
@@ -154,7 +154,7 @@ def loaded(module: str) -> dict[str, Any]:
     accelerator = import_module(module).Accelerator(cpu=True, rng_types=["torch", "generator"])
     torch.manual_seed(7 * RANK)
     four: Any = range(4)
-    order = [one.item() for one in accelerator.prepare(DataLoader(four, 1, shuffle=True))]
+    order = [x.item() for x in accelerator.prepare(DataLoader(four, 1, shuffle=True))]
     found = {
         "order": order,
         "drawn": torch.rand(1).item(),
@@ -198,7 +198,7 @@ def weight_after_joining() -> float:
     """Return what torch's Join makes of the model: a rank without a batch adds zeros."""
     weight, bias = 1.0, 0.0
     for batch in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
-        errors = [weight * one + bias for one in batch]
-        weight -= 0.01 * sum(2 * one * x for one, x in zip(errors, batch, strict=True)) / 4
-        bias -= 0.01 * sum(2 * one for one in errors) / 4
+        errors = [weight * x + bias for x in batch]
+        weight -= 0.01 * sum(2 * error * x for error, x in zip(errors, batch, strict=True)) / 4
+        bias -= 0.01 * sum(2 * error for error in errors) / 4
     return weight

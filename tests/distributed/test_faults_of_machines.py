@@ -185,7 +185,7 @@ def asked(net: Network, machine: int = 1) -> Ranks:
     words = [sys.executable, "-m", "headway", "top", "--json"]
     out, errors = net.start(machine, words).communicate(timeout=60)
     assert not errors
-    runs = [one for one in json.loads(out)["runs"] if one["num_machines"] == 2]
+    runs = [run for run in json.loads(out)["runs"] if run["num_machines"] == 2]
     return [rank for run in runs for rank in run["ranks"]]
 
 
@@ -209,36 +209,36 @@ def test_each_rank_is_as_it_was_within_2_s_and_a_machine_that_is_cut_off_is_show
     words += ["--set", "machine_timeout_s=5", "--set", "restart_delay=5"]
     name = script(NOTES_STEPS)
     with network(2, tmp_path) as net:
-        machines = [net.launch(one, *words, "--machine-rank", str(one - 1), name) for one in (1, 2)]
+        machines = [net.launch(n, *words, "--machine-rank", str(n - 1), name) for n in (1, 2)]
         try:
             wait_until(lambda: len(asked(net)) == 4, *machines)
             for _ in range(8):
                 asked_at = time.time()
                 ranks = asked(net)
-                assert [(one["rank"], one["machine"]) for one in ranks] == [
+                assert [(rank["rank"], rank["machine"]) for rank in ranks] == [
                     *((0, 0), (1, 0), (2, 1), (3, 1))
                 ]
-                for one in ranks:
-                    assert times_of_steps(one["rank"])[one["step"]] > asked_at - 2, one
-                    assert one["step_ms"] >= 50
-                    assert not one["is_lost"]
-            assert [one["rank"] for one in asked(net, 2)] == [2, 3]  # it knows its own
+                for rank in ranks:
+                    assert times_of_steps(rank["rank"])[rank["step"]] > asked_at - 2, rank
+                    assert rank["step_ms"] >= 50
+                    assert not rank["is_lost"]
+            assert [row["rank"] for row in asked(net, 2)] == [2, 3]  # it knows its own
 
             net.cut(2)
-            wait_until(lambda: [one for one in asked(net) if one["is_lost"]], machines[0])
+            wait_until(lambda: [row for row in asked(net) if row["is_lost"]], machines[0])
             ranks = asked(net)
-            assert [one["is_lost"] for one in ranks] == [False, False, True, True]
-            assert {one["samples_per_s"] for one in ranks} == {None}  # none of them trains now
+            assert [rank["is_lost"] for rank in ranks] == [False, False, True, True]
+            assert {rank["samples_per_s"] for rank in ranks} == {None}  # none of them trains now
             rows = [line for line in screen(net).splitlines() if " n1 " in line or " n2 " in line]
             assert ["(machine lost)" in row for row in rows] == [False, False, True, True]
 
             wait_until(lambda: len(asked(net)) == 2, machines[0])
             asked_at = time.time()
             ranks = asked(net)
-            assert [one["rank"] for one in ranks] == [0, 1]  # the run goes on without machine 1
-            for one in ranks:
-                assert not one["is_lost"]
-                assert times_of_steps(one["rank"])[one["step"]] > asked_at - 2, one
+            assert [rank["rank"] for rank in ranks] == [0, 1]  # the run goes on without machine 1
+            for rank in ranks:
+                assert not rank["is_lost"]
+                assert times_of_steps(rank["rank"])[rank["step"]] > asked_at - 2, rank
         finally:
             for machine in machines:
                 machine.terminate()

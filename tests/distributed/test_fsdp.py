@@ -53,11 +53,11 @@ def train(accelerator: Accelerator, model: Any, optimizer: Any, steps: int = 2) 
 def weights(accelerator: Accelerator, model: Any) -> Tensor:
     """Return all weights in full, on every rank."""
     with accelerator.whole(model) as inner:
-        return torch.cat([one.detach().flatten().clone() for one in inner.parameters()])
+        return torch.cat([p.detach().flatten().clone() for p in inner.parameters()])
 
 
 def is_sharded(model: Any) -> bool:
-    return all(hasattr(one, "full_tensor") for one in model.parameters())
+    return all(hasattr(p, "full_tensor") for p in model.parameters())
 
 
 def require_near(one: Tensor, other: Tensor, limit: float, name: str = "") -> None:
@@ -231,11 +231,11 @@ def test_a_state_is_whole_on_rank_0_and_files_are_small() -> None:
     accelerator.save_model(model, "files", max_shard_size=2000)
     accelerator.wait_for_everyone()
     files = sorted(Path("files").glob("*.safetensors"))
-    read = {name: one for path in files for name, one in load_file(path).items()}
+    read = {name: t for path in files for name, t in load_file(path).items()}
     assert bool(state) == (RANK == 0)
     assert len(files) > 2
     assert max(path.stat().st_size for path in files) < 2000 + 2000
-    assert all(torch.equal(one, read[name]) for name, one in state.items() if name in read)
+    assert all(torch.equal(t, read[name]) for name, t in state.items() if name in read)
     assert ("head.weight" in read) != ("token.weight" in read), "tied weights are there once"
 
 
@@ -275,7 +275,7 @@ def saved_and_loaded() -> tuple[Path, float]:
     model, optimizer = prepared(other, seed=6)
     other.load_state("ddp")
     require_near(weights(other, model), expected, 1e-6)
-    assert all(hasattr(one["exp_avg"], "full_tensor") for one in optimizer.state.values())
+    assert all(hasattr(state["exp_avg"], "full_tensor") for state in optimizer.state.values())
     other.load_state("../1/of one rank")
     return Path.cwd(), float(weights(other, model).double().sum())
 
@@ -295,8 +295,8 @@ def test_checkpoints_go_on_with_and_without_sharding_and_with_another_number_of_
     again, _ = prepared(other, seed=5)
     other.load_state(folder / "fsdp")
     assert not torch.equal(saved, nn.utils.parameters_to_vector(again.parameters()))
-    assert {one["exp_avg"].shape for one in optimizer.state.values()} == {
-        one.shape for one in model.parameters()
+    assert {state["exp_avg"].shape for state in optimizer.state.values()} == {
+        p.shape for p in model.parameters()
     }
 
 
@@ -367,13 +367,13 @@ def test_an_average_of_weights_is_the_same_with_every_strategy() -> None:
     for strategy in ("ddp", "fsdp"):
         accelerator = fsdp(strategy=strategy)
         model, optimizer = prepared(accelerator)
-        average = [one.detach().clone() for one in model.parameters()]
+        average = [p.detach().clone() for p in model.parameters()]
         for _ in range(2):
             train(accelerator, model, optimizer, 1)
-            torch._foreach_lerp_(average, [one.detach() for one in model.parameters()], 0.25)
+            torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.25)
         with torch.no_grad():
-            for one, mean in zip(model.parameters(), average, strict=True):
-                one.copy_(mean)
+            for parameter, mean in zip(model.parameters(), average, strict=True):
+                parameter.copy_(mean)
         sums.append(float(weights(accelerator, model).double().sum()))
     assert sums[1] == pytest.approx(sums[0], abs=1e-5)
 
@@ -391,8 +391,8 @@ class Kept:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not self.in_place:
             self.tensors = state["tensors"]
-        for one, saved in zip(self.tensors, state["tensors"], strict=True):
-            one.copy_(saved)
+        for tensor, saved in zip(self.tensors, state["tensors"], strict=True):
+            tensor.copy_(saved)
 
 
 @with_ranks(2, long=LONG)
@@ -400,8 +400,8 @@ def test_a_registered_average_comes_back_in_the_shards_in_which_it_was_given() -
     def averages(strategy: str, seed: int) -> tuple[Accelerator, list[Any], list[Kept]]:
         accelerator = fsdp(strategy=strategy)
         model, _ = prepared(accelerator, seed)
-        parameters = [one.detach() for one in model.parameters()]
-        kept = [Kept([one + 1 for one in parameters]), Kept([], in_place=False)]
+        parameters = [p.detach() for p in model.parameters()]
+        kept = [Kept([p + 1 for p in parameters]), Kept([], in_place=False)]
         accelerator.register_for_checkpointing(*kept)
         return accelerator, parameters, kept
 
@@ -454,7 +454,7 @@ def test_hsdp_reduces_over_copies_once_for_each_optimizer_step() -> None:
             with accelerator.accumulate(model):
                 with profile(activities=kinds) as seen:
                     accelerator.backward(model(own_rows()))
-                calls.append(sum("allreduce" in one.name for one in seen.events()))
+                calls.append(sum("allreduce" in event.name for event in seen.events()))
                 optimizer.step()
                 optimizer.zero_grad()
         return weights(accelerator, model)
@@ -482,7 +482,7 @@ def buffers() -> list[float]:
     model(torch.full((4, 3), float(RANK)))
     model(torch.zeros(4, 3))
     model.eval()(torch.zeros(4, 3))
-    return [float(one) for one in model.running_mean]
+    return [float(x) for x in model.running_mean]
 
 
 @each_world(2, long=LONG)

@@ -155,7 +155,7 @@ def test_a_rank_stuck_in_c_code_is_named_by_what_the_kernel_knows() -> None:
 def _below(pid: int) -> list[int]:
     import psutil
 
-    return [one.pid for one in psutil.Process(pid).children(recursive=True)]
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
 def _title(pid: int) -> str:
@@ -354,9 +354,9 @@ WAYS = ("sleep", "read", "lock", "loop", "global lock", "stopped")
 def busy_machine() -> Iterator[None]:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(NUM_BUSY)]
     yield
-    for one in busy:
-        one.kill()
-        one.wait()
+    for process in busy:
+        process.kill()
+        process.wait()
 
 
 def end_of_slow(number: int) -> str:

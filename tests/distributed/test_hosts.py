@@ -104,7 +104,7 @@ def test_a_lost_connection_is_the_reason_that_is_given_and_all_hosts_end() -> No
     with start("--cpu", "--hosts", "a,b", script(WAITS)) as process:
         pids = wait_for_pids("up_*", 2)
         clients = psutil.Process(process.pid).children(recursive=True)
-        next(one for one in clients if one.name() == "ssh" and "b" in one.cmdline()).kill()
+        next(p for p in clients if p.name() == "ssh" and "b" in p.cmdline()).kill()
         errors = process.communicate(timeout=120)[1]
     assert process.returncode == 4, errors
     assert "error: the connection to b was lost" in errors
@@ -140,10 +140,10 @@ dist.destroy_process_group()
 def test_three_machines_with_a_network_of_their_own_are_one_run(tmp_path: Path) -> None:
     """The launch is typed on the first of them, which ssh reaches at a loopback address there."""
     with network(3, tmp_path) as net, ExitStack() as stack:
-        addresses = {one: f"10.79.0.{one}" for one in net.numbers} | {1: "127.0.1.1"}
-        prepare(tmp_path, {f"n{one}": address for one, address in addresses.items()}, 2222)
-        for one, address in addresses.items():
-            stack.enter_context(serve(tmp_path, [address], 2222, net.prefix(one)))
+        addresses = {number: f"10.79.0.{number}" for number in net.numbers} | {1: "127.0.1.1"}
+        prepare(tmp_path, {f"n{number}": address for number, address in addresses.items()}, 2222)
+        for number, address in addresses.items():
+            stack.enter_context(serve(tmp_path, [address], 2222, net.prefix(number)))
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
         words = ["-q", "--cpu", "--hosts", "n1,n2:2,n3", script(WHERE)]
         out, errors = net.start(1, [*HEADWAY, *words], PATH=path).communicate(timeout=120)

@@ -41,9 +41,9 @@ def start_families(count: int, *words: str) -> tuple[subprocess.Popen[str], list
 def above(rank: int, launcher: int) -> list[psutil.Process]:
     """Return the processes from a rank's parent up to the launcher."""
     found = []
-    for one in process_of_this_test(rank).parents():
-        found.append(one)
-        if one.pid == launcher:
+    for parent in process_of_this_test(rank).parents():
+        found.append(parent)
+        if parent.pid == launcher:
             return found
     raise AssertionError("the launcher is not above its rank")
 
@@ -51,8 +51,8 @@ def above(rank: int, launcher: int) -> list[psutil.Process]:
 def kill_suspended(processes: list[psutil.Process]) -> None:
     """Kill processes at one instant, as far as they can see."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for one in processes:
-            one.send_signal(number)
+        for process in processes:
+            process.send_signal(number)
 
 
 def kill_launcher_and_server(count: int, *words: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spare
     ours = dict(
         zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
     )
-    kill_suspended([one for name, one in ours.items() if name != spared])
+    kill_suspended([pid for name, pid in ours.items() if name != spared])
     process.communicate(timeout=120)
     assert not survivors()
 
@@ -276,7 +276,7 @@ def test_a_launch_that_is_pid_1_ends_by_sigterm_and_reaps_orphans(count: str) ->
 
     def has_zombies() -> bool:
         below = init.children(recursive=True)
-        return any(one.status() == psutil.STATUS_ZOMBIE for one in below)
+        return any(process.status() == psutil.STATUS_ZOMBIE for process in below)
 
     wait_until(lambda: not has_zombies(), process)
     init.send_signal(signal.SIGTERM)

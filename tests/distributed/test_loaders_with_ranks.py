@@ -227,7 +227,7 @@ def test_data_that_differ_between_ranks_are_refused_and_random_ones_are_not() ->
     own = DataLoader(Numbers(100 * RANK, 100 * RANK + 8), 2)
     for workers in (0, 1):
         same: Any = DataLoader(Draws(), 2, num_workers=workers)
-        found = of_all_ranks([int(one) for one in samples_of(Accelerator().prepare(same))])
+        found = of_all_ranks([int(sample) for sample in samples_of(Accelerator().prepare(same))])
         assert sorted(chain.from_iterable(found)) == [*range(12)]
     others = {"indices": DataLoader(Numbers(16), 2, sampler=OfRank()), "samples": own}
     others["lengths"] = DataLoader(Numbers(8 + RANK), 2)
@@ -291,7 +291,7 @@ def sharded(kind: str) -> tuple[Accelerator, Any]:
         return own, DataLoader(Shards([numbers[RANK::WORLD]]), 2)
     if kind == "a part of a stream without a state":
         return own, DataLoader(Plain(numbers[RANK::WORLD]), 2)
-    shards = [numbers[one::WORLD] for one in range(WORLD)]
+    shards = [numbers[rank::WORLD] for rank in range(WORLD)]
     return Accelerator(), DataLoader(Shards(shards), 2)
 
 
@@ -314,7 +314,7 @@ def test_each_rank_reads_its_own_share_and_each_sample_counts_once() -> None:
         passes = iter(prepared)
         first = accelerator.gather_for_metrics(next(passes)).tolist()
         position = prepared.state_dict()
-        rest = [one for batch in passes for one in accelerator.gather_for_metrics(batch).tolist()]
+        rest = [x for batch in passes for x in accelerator.gather_for_metrics(batch).tolist()]
         assert sorted(first + rest) == [*range(13)], kind
         prepared.load_state_dict(position)
         resumed = (accelerator.gather_for_metrics(batch).tolist() for batch in prepared)
@@ -339,22 +339,22 @@ def dispatching() -> DataLoaderConfiguration:
 @with_ranks(1, 2, 3)
 def test_rank_0_reads_for_all_where_batches_are_dispatched() -> None:
     accelerator = Accelerator(dataloader_config=dispatching())
-    ready = [[one, one + 1] for one in range(0, 10, 2)]
+    ready = [[i, i + 1] for i in range(0, 10, 2)]
     last = ready[len(ready) // WORLD * WORLD :]
     ready += last[: -len(ready) % WORLD]  # each rank gets one in the last round
     own = PreparedDataLoader(Streamed(), RANK, WORLD, device=accelerator.device)
     found = [(batch["name"], batch["x"].tolist()) for batch in own]
     assert found == [("from 0", batch) for batch in ready[RANK::WORLD]]
     unlike = accelerator.prepare(DataLoader(Unlike("samples"), batch_size=2))
-    assert batches_of(unlike) == [[one, one + 1] for one in range(0, 12, 2)][RANK::WORLD]
+    assert batches_of(unlike) == [[i, i + 1] for i in range(0, 12, 2)][RANK::WORLD]
 
 
 @with_ranks(1, 2, 3)
 def test_dispatched_batches_of_texts_are_gathered_and_skipped() -> None:
     accelerator = Accelerator(dataloader_config=dispatching())
-    texts = DataLoader(Numbers(7), batch_size=2, collate_fn=lambda rows: [str(one) for one in rows])
+    texts = DataLoader(Numbers(7), batch_size=2, collate_fn=lambda rows: [str(row) for row in rows])
     seen = [accelerator.gather_for_metrics(batch) for batch in accelerator.prepare(texts)]
-    assert list(chain.from_iterable(seen)) == [str(one) for one in range(7)]
+    assert list(chain.from_iterable(seen)) == [str(i) for i in range(7)]
     skipped = accelerator.skip_first_batches(accelerator.prepare(texts), 1)
     assert len(skipped) == len(list(skipped)) == -(-4 // WORLD) - 1
 
@@ -388,9 +388,9 @@ def cases(choice: str, seed: int) -> list[Case]:
     forms = ("tensor", "nested", "objects")
     every = list(product((Numbers, Stream), range(1, 41), range(1, 9)))
     if choice == "all":
-        return [Case(mode, *one, drawn.choice(forms)) for mode in MODES for one in every]
+        return [Case(mode, *case, drawn.choice(forms)) for mode in MODES for case in every]
     tenth = drawn.sample(every, len(every) // 10)
-    return [Case(drawn.choice(list(MODES)), *one, drawn.choice(forms)) for one in tenth]
+    return [Case(drawn.choice(list(MODES)), *case, drawn.choice(forms)) for case in tenth]
 
 
 def gathered(accelerator: Accelerator, batch: torch.Tensor, form: str) -> list[int]:

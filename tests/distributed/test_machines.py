@@ -58,8 +58,8 @@ def are_up(count: int, attempt: int = 0) -> Callable[[], bool]:
 
 def ends(machines: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     """Return exit code and stderr of each machine."""
-    told = [one.communicate(timeout=120)[1] for one in machines]
-    return [(one.returncode, errors) for one, errors in zip(machines, told, strict=True)]
+    told = [machine.communicate(timeout=120)[1] for machine in machines]
+    return [(m.returncode, errors) for m, errors in zip(machines, told, strict=True)]
 
 
 def two(*words: str, name: str = "") -> list[subprocess.Popen[str]]:
@@ -176,8 +176,8 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     world = int(Path("up_0_0").read_text().split()[1])  # 2 where the third came late
     wait_until(are_up(world), *machines)
     rank_1 = int(Path("up_0_1").read_text().split()[0])
-    launchers = {one.pid for one in psutil.Process(rank_1).parents()}
-    (lost,) = [one for one in machines if one.pid in launchers]
+    launchers = {parent.pid for parent in psutil.Process(rank_1).parents()}
+    (lost,) = [machine for machine in machines if machine.pid in launchers]
     machines.remove(lost)
     lost.kill()
     lost.communicate()
@@ -187,8 +187,8 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     Path("end_1").touch()
     ((code, errors),) = ends([spare])
     assert (code, errors) == (0, "headway: the run has ended well, without ranks on this machine\n")
-    for one in machines:
-        out, errors = finished(one, 0)
+    for machine in machines:
+        out, errors = finished(machine, 0)
         assert "of 2" in out
         assert "was lost; restart with the machines that are there\n" in errors
 
@@ -209,8 +209,8 @@ def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
     assert "does not know the key of machine 1" in errors
     assert "another one" not in errors
     machines = [main, begin(1, "the key of this run")]
-    told = [one.communicate(timeout=120) for one in machines]
-    assert [one.returncode for one in machines] == [0, 0], told
+    told = [machine.communicate(timeout=120) for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], told
     assert all("key None" in out for out, _ in told)
     assert "refused a connection from 127.0.0.1" in told[0][1]
     for _, errors in told:
@@ -353,7 +353,7 @@ def ledger(attempt: int, rank: int) -> list[tuple[int, int, list[int]]]:
     """Return the micro-batches of a rank in one attempt: optimizer step, epoch, samples."""
     path = Path(f"ledger_{attempt}_{rank}")
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [tuple(json.loads(one)) for one in lines if one.endswith("\n")]
+    return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 def steps_of(attempt: int, world: int) -> dict[int, list[tuple[int, int]]]:
@@ -371,20 +371,20 @@ def test_a_lost_machine_of_a_range_costs_no_sample_and_changes_no_global_batch()
     place = [*on_loopback("2:3", "--set", "restart_delay=0"), "--machine-rank"]
     name = script(KEEPS_A_LEDGER)
     others = [start(*place, rank, name) for rank in ("1", "2")]
-    for one in others:
-        wait_for_lines(one, "waiting for machine 0")  # all three are there from the beginning
+    for other in others:
+        wait_for_lines(other, "waiting for machine 0")  # all three are there from the beginning
     machines = [start(*place, "0", name), *others]
     wait_until(lambda: len(ledger(0, 2)) > 7, *machines)
     lost = machines.pop()
     lost.kill()
     lost.communicate()
-    for one in machines:
-        finished(one, 0)
+    for machine in machines:
+        finished(machine, 0)
     before, after = steps_of(0, world=3), steps_of(1, world=2)
     went_on_at = min(after)
     assert 3 < went_on_at <= max(before) + 1
-    trained = {**{step: one for step, one in before.items() if step < went_on_at}, **after}
+    trained = {**{step: t for step, t in before.items() if step < went_on_at}, **after}
     assert sorted(trained) == list(range(1, EPOCHS * NUM_SAMPLES // GLOBAL_BATCH + 1))
     assert {len(samples) for samples in trained.values()} == {GLOBAL_BATCH}
-    seen = Counter(one for samples in trained.values() for one in samples)
-    assert seen == Counter((epoch, one) for epoch in range(EPOCHS) for one in range(NUM_SAMPLES))
+    seen = Counter(sample for samples in trained.values() for sample in samples)
+    assert seen == Counter((epoch, i) for epoch in range(EPOCHS) for i in range(NUM_SAMPLES))

@@ -100,10 +100,10 @@ def as_output(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
 
 
 def as_lists(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
-    texts = [f"text {one}" for one in batch.tolist()]
+    texts = [f"text {x}" for x in batch.tolist()]
     predictions, references = evaluation.gather((texts, tuple(texts)))
     assert predictions == references
-    return [int(one.split()[1]) for one in predictions]
+    return [int(prediction.split()[1]) for prediction in predictions]
 
 
 def as_tokens(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
@@ -111,13 +111,13 @@ def as_tokens(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
     length = 2 + int(batch.max()) % 3
     tokens = evaluation.gather((4 * batch[:, None] + torch.arange(length)).flatten()).tolist()
     assert len({*tokens}) == len(tokens)
-    assert {one - 1 for one in tokens if one % 4} <= {*tokens}
-    return [one // 4 for one in tokens if one % 4 == 0]
+    assert {token - 1 for token in tokens if token % 4} <= {*tokens}
+    return [token // 4 for token in tokens if token % 4 == 0]
 
 
 def as_two_rows(evaluation: Evaluation, batch: torch.Tensor) -> list[int]:
     rows = evaluation.gather(torch.stack([batch, batch + 0.5], 1).flatten()).tolist()
-    assert rows[1::2] == [one + 0.5 for one in rows[::2]]
+    assert rows[1::2] == [row + 0.5 for row in rows[::2]]
     return rows[::2]  # type: ignore[no-any-return]
 
 

@@ -43,7 +43,7 @@ class Job:
     def ledger(self, rank: int = 0) -> list[Any]:
         path = self.folder / f"ledger-{rank}"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(one) for one in lines if one.endswith("\n")]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_batches(self, process: subprocess.Popen[str], count: int) -> None:
         wait_until(lambda: len(self.ledger()) >= count, process)
@@ -79,10 +79,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 def require_exact(job: Job, ranks: int) -> None:
     """Require that each sample and each step was there once, in order."""
     ledgers = [job.ledger(rank) for rank in range(ranks)]
-    seen = Counter(
-        (epoch, one) for ledger in ledgers for epoch, _, batch in ledger for one in batch
-    )
-    assert seen == Counter((epoch, one) for epoch in range(EPOCHS) for one in range(NUM_SAMPLES))
+    seen = Counter((epoch, x) for ledger in ledgers for epoch, _, batch in ledger for x in batch)
+    assert seen == Counter((epoch, i) for epoch in range(EPOCHS) for i in range(NUM_SAMPLES))
     for ledger in ledgers:
         steps = [step for _, step, _ in ledger]
         assert steps == sorted(steps)
@@ -137,8 +135,8 @@ def test_two_ranks_that_are_stopped_in_any_way_repeat_nothing_and_miss_nothing(
 
 def send_to_all(number: signal.Signals) -> None:
     """Send a signal to every process of a job, as SLURM and a terminal do."""
-    for one in processes_of_this_test():
-        one.send_signal(number)
+    for process in processes_of_this_test():
+        process.send_signal(number)
 
 
 def one_rank(job: Job, rank: int, number: signal.Signals) -> None:

@@ -49,9 +49,9 @@ def test_collectives_agree_with_arithmetic() -> None:
     accelerator = Accelerator()
     last = WORLD - 1
     found = gather({"a": [torch.tensor([[RANK, RANK]])], "b": (torch.tensor(RANK),)})
-    assert found["a"][0].tolist() == [[one, one] for one in range(WORLD)]
+    assert found["a"][0].tolist() == [[rank, rank] for rank in range(WORLD)]
     assert gather(torch.tensor(RANK)).tolist() == list(range(WORLD))
-    assert gather_object([f"rank {RANK}"]) == [f"rank {one}" for one in range(WORLD)]
+    assert gather_object([f"rank {RANK}"]) == [f"rank {rank}" for rank in range(WORLD)]
     assert accelerator.reduce(torch.tensor([1.0, RANK])).tolist() == [WORLD, sum(range(WORLD))]
     assert reduce(torch.tensor(RANK)).item() == (WORLD - 1) / 2
     assert reduce(torch.tensor(2), "sum", scale=0.5).item() == WORLD

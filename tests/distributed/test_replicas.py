@@ -80,9 +80,9 @@ def replaced_layer(accelerator: Accelerator, model: Any, optimizer: Any) -> None
 
 
 def changed_by_hand(accelerator: Accelerator, model: Any, optimizer: Any) -> None:
-    for one in range(100):  # the first step is right
+    for i in range(100):  # the first step is right
         step(accelerator, optimizer, model(DATA).square().mean())
-        if one == 20:
+        if i == 20:
             model.module.head.bias.data += RANK
 
 
@@ -161,9 +161,9 @@ def test_weights_that_are_meant_to_differ_are_not_compared() -> None:
 def test_frozen_models_have_the_weights_of_rank_0() -> None:
     accelerator, net = Accelerator(), Net().requires_grad_(False)
     net.register_buffer("mean", torch.tensor([float(RANK)]))
-    for one in accelerator.prepare(net).state_dict().values():
-        assert torch.equal(accelerator.gather(one[None])[-1], one)
-        assert torch.equal(accelerator.gather(one[None])[0], one)
+    for tensor in accelerator.prepare(net).state_dict().values():
+        assert torch.equal(accelerator.gather(tensor[None])[-1], tensor)
+        assert torch.equal(accelerator.gather(tensor[None])[0], tensor)
     with pytest.raises(UsageError, match="not the same on all ranks"):
         accelerator.prepare(torch.nn.Linear(1, 1 + RANK).requires_grad_(False))
 

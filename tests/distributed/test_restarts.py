@@ -77,8 +77,8 @@ def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
 
     def has_server() -> bool:
         children = psutil.Process(process.pid).children()
-        guardians = [one for one in children if "guardian of" in " ".join(one.cmdline())]
-        servers[:] = [child for one in guardians for child in one.children()]
+        guardians = [child for child in children if "guardian of" in " ".join(child.cmdline())]
+        servers[:] = [child for guardian in guardians for child in guardian.children()]
         return bool(servers)
 
     wait_until(has_server, process, every_s=0)
@@ -228,7 +228,7 @@ def test_the_shares_of_the_wall_time_are_those_of_known_sleeps_and_a_restart_say
     assert record.shares is not None
     assert record.end is not None
     wall_s = record.end.time - record.start.began_at
-    before, after = (json.loads(Path(f"spent-{one}").read_text()) for one in (0, 1))
+    before, after = (json.loads(Path(f"spent-{number}").read_text()) for number in (0, 1))
     known = {name: before[name] + after[name] for name in ("saving", "waiting for data")}
     known["start"] = before["ends"][0] - record.start.began_at
     known["recovery"] = after["ends"][0] - before["ends"][-1]

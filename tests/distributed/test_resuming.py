@@ -121,7 +121,7 @@ def train(case: Case, *, save: Path | None = None, load: Path | None = None) -> 
             steps.append((loss.item().hex(), indices, of_all))
             if len(steps) == case.at and save is not None:
                 accelerator.save_state(save)
-    weights = [one.flatten().tolist() for one in model.state_dict().values()]
+    weights = [t.flatten().tolist() for t in model.state_dict().values()]
     return Trained(steps, weights)
 
 
@@ -169,8 +169,8 @@ def require_every_sample_once(resumed: Trained, begun: Trained, case: Case) -> N
 
 
 def require_nearly_equal_weights(resumed: Trained, whole: Trained) -> None:
-    for one, other in zip(resumed.weights, whole.weights, strict=True):
-        for a, b in zip(one, other, strict=True):
+    for weight, other in zip(resumed.weights, whole.weights, strict=True):
+        for a, b in zip(weight, other, strict=True):
             assert math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
 
 

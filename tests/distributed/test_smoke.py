@@ -44,9 +44,9 @@ def test_two_ranks_exchange_sums_and_step_as_one_process_would(
     assert code == 0, shown.err
     assert "note:" not in shown.err
     checks = json.loads(shown.out)["checks"]
-    assert [one["check"] for one in checks] == CHECKS
-    assert {one["status"] for one in checks} == {"ok"}
-    told = {one["check"]: one["what"] for one in checks}
+    assert [check["check"] for check in checks] == CHECKS
+    assert {check["status"] for check in checks} == {"ok"}
+    told = {check["check"]: check["what"] for check in checks}
     assert told["ranks"] == "ranks 0, 1 of 2"
     assert "sum right, bus bandwidth" in told["all-reduce"]
     assert "bfloat16" in told["precision"]
@@ -96,7 +96,7 @@ def test_a_wrong_result_is_an_error_that_says_how_wrong(
     monkeypatch.setattr(subprocess, "call", lambda command: call([*checks_wrong, command[-1]]))
     assert main(["test", "--json"]) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
-    wrong = {one["check"]: one["what"] for one in checks if one["status"] == "error"}
+    wrong = {check["check"]: check["what"] for check in checks if check["status"] == "error"}
     assert wrong.keys() == {"training step", "data loader"}
     assert "rank 0: weights differ by" in wrong["training step"]
     assert wrong["data loader"] == "rank 0: sample 3 came twice"

@@ -45,8 +45,8 @@ def values(*models: torch.nn.Module) -> list[float]:
 
 def agree(accelerator: Accelerator, model: torch.nn.Module) -> bool:
     """Return whether the gradients of all ranks are the same."""
-    gathered = accelerator.gather([one.grad[None] for one in model.parameters()])  # type: ignore[index]
-    return all(bool((one == one[:1]).all()) for one in gathered)
+    gathered = accelerator.gather([p.grad[None] for p in model.parameters()])  # type: ignore[index]
+    return all(bool((t == t[:1]).all()) for t in gathered)
 
 
 def sgd(model: torch.nn.Module, lr: float = 0.1, momentum: float = 0) -> Any:
@@ -217,7 +217,7 @@ def weights_of_two_models() -> dict[str, list[float]]:
         accelerator = Accelerator(mixed_precision=precision)
         g, d = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
         loader = DataLoader(TensorDataset(torch.randn(36, 3)), batch_size=12 // WORLD)
-        g_steps, d_steps = (sgd(one, lr=0.5) for one in (g, d))
+        g_steps, d_steps = (sgd(net, lr=0.5) for net in (g, d))
         g, d, g_steps, d_steps, loader = accelerator.prepare(g, d, g_steps, d_steps, loader)
         for (x,) in loader:
             fake = g(x)

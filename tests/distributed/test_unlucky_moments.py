@@ -124,7 +124,7 @@ def test_a_stop_signal_before_ranks_start_is_one_line_and_leaves_no_process(
     line = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     assert (done.returncode, done.stdout) == (128 + number, out)
     assert done.stderr == f"headway: {line}\n"
-    wait_for_end(*(int(one.read_text()) for one in Path.cwd().glob("tool.pid")))
+    wait_for_end(*(int(path.read_text()) for path in Path.cwd().glob("tool.pid")))
 
 
 SLOW_TORCH = """
@@ -169,7 +169,7 @@ def test_a_stop_signal_amid_an_import_of_torch_ends_launcher_and_fork_server_at_
     _, errors = finished(process, 128 + number)
     assert errors == f"headway: {said}\n"
     assert f"exit_code={128 + number}, report={said!r}" in str(read_all()[0])
-    wait_for_end(*(int(one.name.rpartition("_")[2]) for one in importing))
+    wait_for_end(*(int(path.name.rpartition("_")[2]) for path in importing))
 
 
 WHILE_RANKS_START = """

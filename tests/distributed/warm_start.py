@@ -121,7 +121,7 @@ class _ServerPopen(subprocess.Popen[bytes]):
             super()._execute_child(command, *details)  # type: ignore[misc]
             return
         self.pid, cls.pid_of_reserved = cls.pid_of_reserved, 0
-        ignored = [one for one in signal.valid_signals() if signal.getsignal(one) == signal.SIG_IGN]
+        ignored = [sig for sig in signal.valid_signals() if signal.getsignal(sig) == signal.SIG_IGN]
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         folder = os.path.abspath(cwd or "")
         request = json.dumps([[*command], folder, dict(env), passed, ignored, [*blocked]]).encode()
@@ -214,7 +214,7 @@ def _become(cwd: str, env: Mapping[str, str], fds: Sequence[int]) -> None:
     _show_environ(env)
     os.chdir(cwd)
     extra = map(os.path.abspath, _own_path(env, _environ_of_fork))
-    sys.path[1:1] = [one for one in extra if one not in sys.path]
+    sys.path[1:1] = [path for path in extra if path not in sys.path]
     if env.get("OMP_NUM_THREADS") == "1":
         sys.modules["torch"].set_num_threads(1)
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
@@ -287,17 +287,17 @@ def _is_settled(environ: Mapping[str, str], usual: Mapping[str, str]) -> bool:
 def _own_path(environ: Mapping[str, str], usual: Mapping[str, str]) -> list[str]:
     """Return the folders of PYTHONPATH that come before the usual ones."""
     own = environ["PYTHONPATH"].removesuffix(usual["PYTHONPATH"])
-    return [one for one in own.split(os.pathsep) if one]
+    return [word for word in own.split(os.pathsep) if word]
 
 
 def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a fork cannot have otherwise; for the rest see _become()."""
     live = ("TORCH_FR_BUFFER_SIZE", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONBREAKPOINT")
-    names = {one for one in environ if one.startswith(_READ_AT_START)}.difference(live)
+    names = {name for name in environ if name.startswith(_READ_AT_START)}.difference(live)
     read = {name: environ[name] for name in names}
     if read.get("OMP_NUM_THREADS", "") in ("1", _CORES):
         del read["OMP_NUM_THREADS"]
-    return {one: text for one, text in read.items() if text and not one.startswith("TORCHELASTIC")}
+    return {var: text for var, text in read.items() if text and not var.startswith("TORCHELASTIC")}
 
 
 @contextmanager

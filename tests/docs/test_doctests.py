@@ -47,50 +47,50 @@ STARTS_RANKS = (
 def public() -> dict[str, Any]:
     """Return the public classes and functions by the path of their definition."""
     found = (getattr(import_module(place), name) for place, all_ in PLACES.items() for name in all_)
-    named = [one for one in found if inspect.isclass(one) or inspect.isfunction(one)]
-    return {f"{one.__module__}.{one.__qualname__}": one for one in named if not is_made(one)}
+    named = [item for item in found if inspect.isclass(item) or inspect.isfunction(item)]
+    return {f"{obj.__module__}.{obj.__qualname__}": obj for obj in named if not is_made(obj)}
 
 
 def classes() -> dict[str, type]:
-    return {path: one for path, one in public().items() if inspect.isclass(one)}
+    return {path: obj for path, obj in public().items() if inspect.isclass(obj)}
 
 
 def own_bases(kind: type) -> list[type]:
-    return [one for one in kind.__mro__ if one.__module__.startswith("headway.")]
+    return [base for base in kind.__mro__ if base.__module__.startswith("headway.")]
 
 
 def members(kind: type) -> dict[str, Any]:
     """Return the public methods and properties of a class that are Headway's."""
-    names = dict.fromkeys(name for one in own_bases(kind) for name in vars(one))
+    names = dict.fromkeys(name for base in own_bases(kind) for name in vars(base))
     static = {name: inspect.getattr_static(kind, name) for name in names if name[0] != "_"}
     kinds = (property, staticmethod, classmethod)
     return {
-        name: one
-        for name, one in static.items()
-        if inspect.isfunction(one) or isinstance(one, kinds)
+        name: obj
+        for name, obj in static.items()
+        if inspect.isfunction(obj) or isinstance(obj, kinds)
     }
 
 
 def examples(kind: type) -> str:
     """Return the source of all examples in a class, its bases and their methods."""
     parser = doctest.DocTestParser()
-    docs = [one.__doc__ for base in own_bases(kind) for one in (base, *members(base).values())]
+    docs = [obj.__doc__ for base in own_bases(kind) for obj in (base, *members(base).values())]
     parsed = (parser.get_examples(text) for text in docs if isinstance(text, str))
-    return "".join(one.source for each in parsed for one in each)
+    return "".join(example.source for each in parsed for example in each)
 
 
 def needs_a_package() -> set[type]:
     """Return the trackers that need another package; tests/trackers runs these."""
-    return {one for one in choice.LOGGER_TYPE_TO_CLASS.values() if one.packages}
+    return {tracker for tracker in choice.LOGGER_TYPE_TO_CLASS.values() if tracker.packages}
 
 
 def defining_modules() -> list[str]:
-    found = {base.__module__ for one in classes().values() for base in own_bases(one)}
-    return sorted(found | {one.__module__ for one in public().values()})
+    found = {base.__module__ for class_ in classes().values() for base in own_bases(class_)}
+    return sorted(found | {obj.__module__ for obj in public().values()})
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    missing = [path for path, one in public().items() if not inspect.getdoc(one)]
+    missing = [path for path, obj in public().items() if not inspect.getdoc(obj)]
     for path, kind in classes().items():
         missing += [
             f"{path}.{name}" for name in members(kind) if not inspect.getdoc(getattr(kind, name))
@@ -102,25 +102,25 @@ def test_every_public_name_has_an_example() -> None:
     exempt = needs_a_package()
     missing = [
         path
-        for path, one in public().items()
-        if one not in exempt and ">>> " not in (one.__doc__ or "")
+        for path, obj in public().items()
+        if obj not in exempt and ">>> " not in (obj.__doc__ or "")
     ]
     for path, kind in classes().items():
         shown = "" if kind in exempt else examples(kind)
         missing += [
             f"{path}.{name}"
-            for name, one in members(kind).items()
+            for name, member in members(kind).items()
             if kind not in exempt
-            and not isinstance(one, property)
+            and not isinstance(member, property)
             and not re.search(rf"\.{name}\b", shown)
         ]
     assert not missing
 
 
 def test_examples_are_sections_that_the_site_shows_as_such() -> None:
-    docs = {path: inspect.getdoc(one) or "" for path, one in public().items()}
+    docs = {path: inspect.getdoc(obj) or "" for path, obj in public().items()}
     for path, kind in classes().items():
-        docs |= {f"{path}.{name}": inspect.getdoc(one) or "" for name, one in members(kind).items()}
+        docs |= {f"{path}.{name}": inspect.getdoc(m) or "" for name, m in members(kind).items()}
     assert not [
         path for path, text in docs.items() if ">>>" in text and "\nExamples:\n" not in text
     ]
@@ -151,19 +151,19 @@ def taken_modules(package: str) -> dict[str, ModuleType]:
 @pytest.mark.parametrize(
     "module",
     [
-        pytest.param(one, marks=STARTS_RANKS if one == "headway.notebook" else ())
-        for one in defining_modules()
+        pytest.param(module, marks=STARTS_RANKS if module == "headway.notebook" else ())
+        for module in defining_modules()
     ],
 )
 def test_the_examples_of(module: str, own_globals: None, capfd: pytest.CaptureFixture[str]) -> None:
     if module == "headway.notebook" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         pytest.skip("no rank can be forked from a process that uses CUDA")
     said: list[str] = []
-    for one in doctest.DocTestFinder().find(import_module(module)):
+    for test in doctest.DocTestFinder().find(import_module(module)):
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-        one.globs = {"__name__": "__main__"} | given(one.name)
-        doctest.DocTestRunner(verbose=False).run(one, out=said.append)
+        test.globs = {"__name__": "__main__"} | given(test.name)
+        doctest.DocTestRunner(verbose=False).run(test, out=said.append)
     assert not said, "".join(said)
     lines = capfd.readouterr().err.splitlines()
     lines = [line for line in lines if not line.startswith("USDT:")]  # from torch's profiler
@@ -174,6 +174,6 @@ def test_the_examples_of(module: str, own_globals: None, capfd: pytest.CaptureFi
 def given(name: str) -> dict[str, object]:
     """Return the names that the example at this path begins with."""
     owner = name.rpartition(".")[0]
-    if owner not in [f"{one.__module__}.{one.__qualname__}" for one in (Accelerator, Process)]:
+    if owner not in [f"{kind.__module__}.{kind.__qualname__}" for kind in (Accelerator, Process)]:
         return {}
     return {"Accelerator": Accelerator, "accelerator": Accelerator(cpu=True), "torch": torch}

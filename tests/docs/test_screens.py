@@ -136,14 +136,14 @@ TOP = (
 
 def files() -> list[str]:
     """Return the paths of all files of the tree, from its root and with a slash before it."""
-    found = (one for top in TOP for one in (ROOT / top).rglob("*.*"))
-    return [f"/{one.relative_to(ROOT).as_posix()}" for one in found]
+    found = (path for top in TOP for path in (ROOT / top).rglob("*.*"))
+    return [f"/{item.relative_to(ROOT).as_posix()}" for item in found]
 
 
 def anchors(page: Path) -> set[str]:
     """Return the fragments of a page's headings, as GitHub and mkdocs make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in headings}
+    return {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}
 
 
 @pytest.mark.parametrize("page", [*OUTSIDE, *screens.PAGES], ids=lambda page: page.name)
@@ -161,4 +161,4 @@ def test_files_that_pages_name_are_there() -> None:
     there = files()
     for page in (*OUTSIDE, *screens.PAGES):
         for named in NAMED.findall(page.read_text()):
-            assert any(one.endswith(f"/{named}") for one in there), f"{page.name}: {named}"
+            assert any(link.endswith(f"/{named}") for link in there), f"{page.name}: {named}"

@@ -31,7 +31,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     found = [
         (page.name, *match) for page in screens.PAGES for match in BLOCK.findall(page.read_text())
     ]
-    return [(page, text) for page, one, _, text in found if one == language]
+    return [(page, text) for page, item, _, text in found if item == language]
 
 
 @pytest.mark.processes

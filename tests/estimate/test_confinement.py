@@ -39,12 +39,12 @@ def goes_on_and_notes(outcome: TrialResult) -> bool:
     expected = [number for number, line in lines if NOTED in line]
     notes = outcome.notes
     assert len(notes) == len(expected), notes
-    return all(any(f"line {one})" in note for note in notes) for one in expected)
+    return all(any(f"line {number})" in note for note in notes) for number in expected)
 
 
 def listing(folder: Path) -> dict[str, str]:
     """Return the text of every file below a folder."""
-    return {str(one): one.read_text() for one in folder.rglob("*") if one.is_file()}
+    return {str(path): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def test_files_are_as_they_were_whatever_is_done_to_them(follow: Follow, results
         path.write_text("weights")
         lines += [f"path = {str(path)!r}", change]
     own = "open('own', 'w').close(); os.chmod('own', 0o600); shutil.copy('own', 'own2')\n"
-    before, of_files = listing(results), [one.stat() for one in sorted(results.iterdir())]
+    before, of_files = listing(results), [path.stat() for path in sorted(results.iterdir())]
     assert goes_on_and_notes(follow(written(MODULES + "\n".join(lines) + "\n" + own)))
     assert listing(results) == before
-    for old, new in zip(of_files, [one.stat() for one in sorted(results.iterdir())], strict=True):
+    for old, new in zip(of_files, [path.stat() for path in sorted(results.iterdir())], strict=True):
         assert (old.st_mode, old.st_uid, old.st_mtime) == (new.st_mode, new.st_uid, new.st_mtime)
 
 
@@ -180,4 +180,4 @@ sqlite3.connect(":memory:").execute("create table t(x)")
 """
     outcome = follow(written(text))
     assert outcome.steps == 2, outcome
-    assert {one.name for one in Path().iterdir()} == {"script.py"}
+    assert {path.name for path in Path().iterdir()} == {"script.py"}

@@ -129,7 +129,7 @@ def test_a_strategy_in_the_script_is_left_to_those_that_are_compared(follow: Fol
         prepared = "net, optimizer = accelerator.prepare(net, optimizer)\nfor _ in range(3):"
         paths.append(script(("for _ in range(3):", prepared), text=made + TRAINING))
     for sharded in (False, True):
-        found, expected = (follow(one, sharded=sharded, **TWO) for one in paths)
+        found, expected = (follow(path, sharded=sharded, **TWO) for path in paths)
         assert not found.failed_at, found
         assert found.peak_bytes == expected.peak_bytes
         assert found.notes

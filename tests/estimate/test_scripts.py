@@ -55,22 +55,20 @@ def unfollowed(chosen: list[Idiom], follow: Follow) -> list[str]:
 
 
 def test_idioms_of_each_kind_are_followed(follow: Follow) -> None:
-    followed = [one for one in IDIOMS if one.kind not in ("hard", "libraries")]
-    named = [
-        one for one in IDIOMS if one.name.startswith(("the accelerator of", "prepared workers"))
-    ]
+    followed = [idiom for idiom in IDIOMS if idiom.kind not in ("hard", "libraries")]
+    named = [i for i in IDIOMS if i.name.startswith(("the accelerator of", "prepared workers"))]
     assert not unfollowed(followed[::QUICK] + named, follow)
 
 
 def test_a_script_that_cannot_be_followed_names_its_line(follow: Follow) -> None:
-    hard = [one for one in IDIOMS if one.kind == "hard"]
+    hard = [idiom for idiom in IDIOMS if idiom.kind == "hard"]
     assert len(unfollowed(hard, follow)) == len(hard)
 
 
 @pytest.mark.long
 def test_all_idioms_but_the_hard_ones_are_followed(follow: Follow) -> None:
-    failed = unfollowed([one for one in IDIOMS if one.kind != "hard"], follow)
-    assert not [one for one in failed if "ModuleNotFoundError" not in one]
+    failed = unfollowed([idiom for idiom in IDIOMS if idiom.kind != "hard"], follow)
+    assert not [text for text in failed if "ModuleNotFoundError" not in text]
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
@@ -82,9 +80,9 @@ def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow, e
     for number, (page, text) in enumerate(pages):
         scripts.append(Path(f"{number}_{page}.py"))
         scripts[-1].write_text(text)
-    for one in scripts[::every]:
-        outcome = follow(one)
-        assert (outcome.failed_at, outcome.steps) == ("", 2), one
+    for script in scripts[::every]:
+        outcome = follow(script)
+        assert (outcome.failed_at, outcome.steps) == ("", 2), script
 
 
 MODEL = """
@@ -182,10 +180,10 @@ def test_scripts_that_go_on_are_followed_and_nothing_is_written(
     for kind, text in GOES_ON.items():
         script = folder / "script.py"
         script.write_text(MODEL + text)
-        before = {one: one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         found = follow(script, device="cuda", world_size=ranks, local_world_size=ranks)
         assert (found.failed_at, found.steps) == ("", 2), (kind, found)
-        assert {one: one.read_bytes() for one in folder.rglob("*") if one.is_file()} == before
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
         for number, line in enumerate(script.read_text().splitlines(), 1):
             is_noted = any(f"line {number})" in note for note in found.notes)
             assert is_noted or "# noted" not in line, (kind, found)

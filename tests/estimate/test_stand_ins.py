@@ -41,18 +41,18 @@ def differences(of_class: bool, stand_in: Callable[..., Any], original: Any) -> 
     first = parameters[:1] if of_class else []  # self, which nobody passes by its name
     others = parameters[len(first) :]
     calls: list[tuple[list[None], dict[str, None]]] = [
-        ([None] * sum(one.kind in POSITIONAL for one in parameters), {}),
-        ([None] * len(first), {one.name: None for one in others if one.kind in KEYWORD}),
+        ([None] * sum(p.kind in POSITIONAL for p in parameters), {}),
+        ([None] * len(first), {other.name: None for other in others if other.kind in KEYWORD}),
     ]
-    calls[0][1].update({one.name: None for one in others if one.kind is KEYWORD[1]})
+    calls[0][1].update({other.name: None for other in others if other.kind is KEYWORD[1]})
     found = []
     for args, kwargs in calls:
         try:
             new.bind(*args, **kwargs)
         except TypeError as error:
             found.append(str(error))
-    named = [one.name for one in new.parameters.values() if one.kind in KEYWORD][len(first) :]
-    old_names = [one.name for one in others]
+    named = [p.name for p in new.parameters.values() if p.kind in KEYWORD][len(first) :]
+    old_names = [other.name for other in others]
     found += [
         f"{mine} stands for {its}"
         for mine, its in zip(named, old_names, strict=False)

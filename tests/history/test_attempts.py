@@ -55,7 +55,7 @@ def test_the_wall_time_of_a_run_is_shared_out(
 
 def noted(attempts: Attempts, *reports: tuple[float, Any]) -> list[str]:
     """Return the sentences that reports at these seconds give rise to."""
-    return [said for at, one in reports if (said := attempts.note(0, one, BEGAN + at))]
+    return [said for at, report in reports if (said := attempts.note(0, report, BEGAN + at))]
 
 
 def test_steps_count_for_what_they_were_and_repeated_ones_apart() -> None:

@@ -81,7 +81,7 @@ def test_a_run_is_compared_with_the_last_one_of_its_script_that_ended_well() -> 
 def test_what_has_changed_among_the_arguments_is_told_flag_by_flag() -> None:
     old = ("data", "--mode", "a b", "--steps=10", "--shift", "-1")
     new = ("data", "--steps", "20", "--lr", "0.2", "--mode", "c", "--shift", "-1")
-    assert [str(one) for one in changes(write_run(arguments=old), write_run(arguments=new))] == [
+    assert [str(c) for c in changes(write_run(arguments=old), write_run(arguments=new))] == [
         "argument --mode: a b -> c",
         "argument --steps: 10 -> 20",
         "argument --lr: - -> 0.2",

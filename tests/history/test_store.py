@@ -106,7 +106,7 @@ def test_figures_of_any_length_keep_their_sums_in_few_rows() -> None:
             series.note(rank, figures(step, loss=loss, stolen_s=0.5))
     series.note(0, figures(50_000).moved_to(50_003, 1.0))
     series.note(2, figures(50_000).moved_to(50_003, 1.0))  # nothing else is known of it
-    first, second, _ = (one.figures for one in series.ranks({}))
+    first, second, _ = (rank.figures for rank in series.ranks({}))
     assert len(first) + len(second) <= 1200
     assert first[-1].step == 50_003
     assert sum(row.num_steps for row in second) == 50_000

@@ -131,10 +131,10 @@ def test_the_list_is_not_uploaded_and_lists_only_what_exists(tmp_path: Path) -> 
     save(tmp_path, 20)
     (tmp_path / "checkpoint-10" / STATE).unlink()
     (tmp_path / "checkpoint-10").rmdir()
-    assert [Path(one.path).name for one in read_list(tmp_path)] == ["checkpoint-20"]
+    assert [Path(entry.path).name for entry in read_list(tmp_path)] == ["checkpoint-20"]
     add_to_list(tmp_path, TrainerSave(str(tmp_path / "checkpoint-20"), "400"))
-    assert [one.owner for one in read_list(tmp_path)] == ["400"], "saved again"
-    files = [one.name for one in tmp_path.iterdir() if one.is_file()]
+    assert [entry.owner for entry in read_list(tmp_path)] == ["400"], "saved again"
+    files = [path.name for path in tmp_path.iterdir() if path.is_file()]
     assert files == [LIST]
     assert fnmatch(LIST, "_*"), "as Trainer's push_to_hub chooses files"
 

@@ -85,7 +85,7 @@ def test_at_the_end_the_last_steps_and_saves_after_them_are_reported(
     save(2.0)
     progress.finish()
     progress.finish()
-    of_steps = [(one.step, one.num_steps, one.seconds, one.save_s) for one in told]
+    of_steps = [(row.step, row.num_steps, row.seconds, row.save_s) for row in told]
     assert of_steps == [(2, 1, 0.5, 0.25), (3, 1, 0.5, 0.25), (3, 0, 0.0, 2.25)]
 
 

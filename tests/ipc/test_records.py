@@ -64,7 +64,7 @@ def test_every_kind_of_record_arrives_as_it_was_told() -> None:
     lines = b"".join(map(encode, RECORDS))
     assert lines.count(b"\n") == len(RECORDS)
     reader = RecordReader()  # to which they may come in parts
-    assert [one for part in (lines[:9], lines[9:]) for one in reader.read(part)] == RECORDS
+    assert [record for part in (lines[:9], lines[9:]) for record in reader.read(part)] == RECORDS
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_record_is_refused_and_raises_nothing(line: bytes) -> None:
 
 def test_a_line_that_is_too_long_is_refused_and_the_next_one_is_read() -> None:
     reader = RecordReader()
-    assert [type(one) for one in reader.read(b"x" * (2**24 + 1))] == [InvalidRecord]
+    assert [type(record) for record in reader.read(b"x" * (2**24 + 1))] == [InvalidRecord]
     assert [*reader.read(encode(Started(7)))] == [Started(7)]
 
 
@@ -170,4 +170,4 @@ def test_one_long_line_in_small_parts_takes_time_in_proportion_to_its_length() -
     for _ in range(2**14):
         assert [*lines.feed(b"x" * 1000)] == []
         assert time.monotonic() - began < 20
-    assert [len(one) for one in lines.feed(b"\n")] == [1000 * 2**14]
+    assert [len(line) for line in lines.feed(b"\n")] == [1000 * 2**14]

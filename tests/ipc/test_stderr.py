@@ -102,6 +102,6 @@ def test_ranks_are_written_as_ranges() -> None:
 
 
 def test_sizes_are_in_the_unit_that_fits() -> None:
-    assert [size(one) for one in (7, 1536, 3 * 2**20, 70 * 2**30)] == [
+    assert [size(n) for n in (7, 1536, 3 * 2**20, 70 * 2**30)] == [
         *("7 B", "1.5 KiB", "3.0 MiB", "70.00 GiB")
     ]

@@ -339,7 +339,7 @@ def test_a_heartbeat_tells_how_far_a_rank_is_while_its_device_is_behind(
         device.queue(1000)
         device.time.now += 2
         progress.follow(step, 9, None)
-    assert [type(one).__name__ for one in sent] == 2 * ["Heartbeat"]
+    assert [type(record).__name__ for record in sent] == 2 * ["Heartbeat"]
     assert sent[-1] == Heartbeat(ProgressSnapshot(3, "script", 9, None))
 
 

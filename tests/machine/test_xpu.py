@@ -114,4 +114,4 @@ def test_more_ranks_than_gpus_are_refused_and_each_precision_is_planned() -> Non
         assert planned("intel_4", mixed_precision=precision).gpus == (0, 1, 2, 3)
     settings = planned("intel_4").settings
     hidden = load("intel_4")._replace(mask="1")
-    assert [one.code for one in problems(settings, hidden)] == [Code.TOO_FEW_GPUS]
+    assert [problem.code for problem in problems(settings, hidden)] == [Code.TOO_FEW_GPUS]

@@ -366,7 +366,7 @@ def load(name: str) -> Machine:
 def changed(name: str, key: str, value: Any) -> Any:
     """Return the JSON object of the snapshot `name` with a value changed: gpus[0].uuid."""
     data = json.loads((FOLDER / f"{name}.json").read_text())
-    *parents, last = (int(one) if one.isdecimal() else one for one in re.findall(r"\w+", key))
+    *parents, last = (int(word) if word.isdecimal() else word for word in re.findall(r"\w+", key))
     whole = data
     for parent in parents:
         whole = whole[parent]

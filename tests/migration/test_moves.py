@@ -21,8 +21,8 @@ MOVES = runpy.run_path(str(BENCHMARK))
 USUAL = ("schedule_of_epochs",)
 SCRIPTS = sorted(MOVES["SCRIPTS"].glob("*.py"))
 marked = [
-    pytest.param(one, marks=() if one.stem in USUAL else pytest.mark.long, id=one.stem)
-    for one in SCRIPTS
+    pytest.param(script, marks=() if script.stem in USUAL else pytest.mark.long, id=script.stem)
+    for script in SCRIPTS
 ]
 
 
@@ -32,12 +32,12 @@ def test_a_script_gives_the_same_results_or_there_is_a_reason(script: Any) -> No
     words = [sys.executable, str(BENCHMARK), str(script), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=170, check=True)
     found = json.loads(done.stdout)
-    assert [one["ranks"] for one in found] == [1, 2]
-    for one in found:
-        differing = {name for name in ("headway", "compat") if not is_same(one[name])}
+    assert [row["ranks"] for row in found] == [1, 2]
+    for row in found:
+        differing = {name for name in ("headway", "compat") if not is_same(row[name])}
         has_reason = script.stem in MOVES["WHY"]
-        assert "headway" not in differing or has_reason, one
-        assert "compat" not in differing or script.stem in MOVES["ALSO_WITH_COMPAT"], one
+        assert "headway" not in differing or has_reason, row
+        assert "compat" not in differing or script.stem in MOVES["ALSO_WITH_COMPAT"], row
 
 
 def is_same(difference: float | str) -> bool:
@@ -45,7 +45,7 @@ def is_same(difference: float | str) -> bool:
 
 
 def test_reasons_are_about_scripts_that_are_there() -> None:
-    assert MOVES["ALSO_WITH_COMPAT"] <= set(MOVES["WHY"]) <= {one.stem for one in SCRIPTS}
+    assert MOVES["ALSO_WITH_COMPAT"] <= set(MOVES["WHY"]) <= {script.stem for script in SCRIPTS}
     assert len(SCRIPTS) >= 12
 
 

@@ -63,7 +63,7 @@ def differences(text: str, *, compat: bool = False) -> list[str]:
 def test_every_difference_of_a_name_is_listed_whatever_its_arguments_are_called() -> None:
     script = "from accelerate import Accelerator\na = Accelerator()\nx = a.prepare(any_name)\n"
     assert differences(script) == ["Accelerator.prepare"] * 4
-    names = [one.name for one in DIFFERENCES]
+    names = [difference.name for difference in DIFFERENCES]
     uses = "\n".join(f"a.{name.rpartition('.')[2]}" for name in names if "=" not in name)
     imported = "from accelerate import DataLoaderConfiguration, find_executable_batch_size\n"
     imported += imported.replace("import", ".utils import", 1).replace(" .", ".")
@@ -208,7 +208,8 @@ def test_comments_line_endings_and_formatting_stay() -> None:
 def test_the_modules_in_rewritten_imports_exist(form: str) -> None:
     accelerate = pytest.importorskip("accelerate")
     modules = [
-        one.name for one in walk_packages(accelerate.__path__, "accelerate.", lambda _: None)
+        package.name
+        for package in walk_packages(accelerate.__path__, "accelerate.", lambda _: None)
     ]
     assert len(modules) > 50
     for module in modules:

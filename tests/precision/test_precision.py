@@ -31,7 +31,7 @@ class Training:
         ]
 
     def backward(self, gradient: float, *, of: tuple[int, ...] = (0, 1)) -> None:
-        self.precision.backward(sum(self.weights[one] * gradient for one in of))  # type: ignore[arg-type]
+        self.precision.backward(sum(self.weights[name] * gradient for name in of))  # type: ignore[arg-type]
 
 
 @fused_or_not
@@ -60,13 +60,13 @@ def test_two_optimizers_step_on_one_backward_pass_with_one_scale(fused: bool) ->
     training.backward(1.0, of=(1,))
     for optimizer in training.optimizers:
         optimizer.step()
-    assert [one.step_was_skipped for one in training.optimizers] == [True, False]
+    assert [optimizer.step_was_skipped for optimizer in training.optimizers] == [True, False]
     assert [weight.item() for weight in training.weights] == [0.0, -1.0]
 
 
 def test_clipping_twice_unscales_once_and_only_what_is_clipped() -> None:
     training = Training()
-    inner = [one.optimizer for one in training.optimizers]
+    inner = [optimizer.optimizer for optimizer in training.optimizers]
     training.backward(3.0)
     for _ in range(2):
         training.precision.unscale(inner, training.weights[:1])

@@ -89,7 +89,7 @@ class Training:
                 pass
 
     def weights(self) -> list[str]:
-        return [repr(one.tolist()) for one in self.model.state_dict().values()]
+        return [repr(t.tolist()) for t in self.model.state_dict().values()]
 
     def steps(self, run: ResumedRun = FRESH, epochs: int = 3) -> Iterator[int]:
         """Train, with an evaluation in each epoch, in which nothing is trained."""
@@ -112,7 +112,7 @@ class Training:
 
 
 def names() -> list[str]:
-    return sorted(one.name for one in CHECKPOINTS.iterdir())
+    return sorted(path.name for path in CHECKPOINTS.iterdir())
 
 
 def launched(**fields: Any) -> str:

@@ -149,7 +149,7 @@ def test_what_another_accelerator_prepared_follows_the_new_one(is_freed: bool) -
         first.free_memory()
     second = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer, loader, _ = found = second.prepare(*prepared)
-    assert all(one is before for one, before in zip(found, prepared, strict=True))
+    assert all(after is before for after, before in zip(found, prepared, strict=True))
     changes = []
     for (x,) in loader:  # 3 batches, the last of which ends an accumulation
         before = copy.deepcopy(model.state_dict())
@@ -157,7 +157,7 @@ def test_what_another_accelerator_prepared_follows_the_new_one(is_freed: bool) -
             second.backward(model(x).sum())
             optimizer.step()
             optimizer.zero_grad()
-        changes.append(not all(before[name].equal(one) for name, one in model.state_dict().items()))
+        changes.append(not all(before[name].equal(t) for name, t in model.state_dict().items()))
     assert changes == [False, True, True]
 
 
@@ -444,8 +444,8 @@ class Mark:
 def test_steps_that_nobody_reads_call_nothing_of_the_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for one, name in ((StepClock, "enter"), (Progress, "end_backward"), (Progress, "end_step")):
-        monkeypatch.setattr(one, name, lambda *_: pytest.fail("nobody reads this"))
+    for owner, name in ((StepClock, "enter"), (Progress, "end_backward"), (Progress, "end_step")):
+        monkeypatch.setattr(owner, name, lambda *_: pytest.fail("nobody reads this"))
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
     model, optimizer, loader = accelerator.prepare(

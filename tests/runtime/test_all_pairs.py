@@ -77,8 +77,8 @@ class Run:
             tensors,
         )
         bits = {
-            name: (str(one.dtype), one.contiguous().view(-1).view(torch.uint8).tolist())
-            for name, one in tensors.items()
+            name: (str(tensor.dtype), tensor.contiguous().view(-1).view(torch.uint8).tolist())
+            for name, tensor in tensors.items()
         }
         return repr((values, bits))
 
@@ -92,11 +92,11 @@ COSINE = partial(lr_scheduler.CosineAnnealingLR, T_max=9)
 
 
 def in_sequence(*makers: Any) -> Callable[[Optimizer], LRScheduler]:
-    return lambda one: lr_scheduler.SequentialLR(one, [make(one) for make in makers], [3])
+    return lambda opt: lr_scheduler.SequentialLR(opt, [make(opt) for make in makers], [3])
 
 
 def chained(*makers: Any) -> Callable[[Optimizer], LRScheduler]:
-    return lambda one: lr_scheduler.ChainedScheduler([make(one) for make in makers], one)
+    return lambda opt: lr_scheduler.ChainedScheduler([make(opt) for make in makers], opt)
 
 
 OPTIMIZERS = ("SGD", "AdamW", "LBFGS", "SparseAdam")

@@ -108,9 +108,9 @@ class StatefulStream(Stream):
     at = 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for one in islice(super().__iter__(), self.at, None):
+        for x in islice(super().__iter__(), self.at, None):
             self.at += 1
-            yield one
+            yield x
         self.at = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -166,8 +166,8 @@ def automatic(folder: Path, **options: Any) -> Accelerator:
 def test_checkpoints_are_numbered_and_the_oldest_removed(tmp_path: Path) -> None:
     accelerator = automatic(tmp_path, total_limit=2)
     folders = [accelerator.save_state() for _ in range(3)]
-    assert [Path(one).name for one in folders] == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
-    names = [one.path.name for one in checkpoints_in(tmp_path / "checkpoints")]
+    assert [Path(f).name for f in folders] == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
+    names = [checkpoint.path.name for checkpoint in checkpoints_in(tmp_path / "checkpoints")]
     assert names == ["checkpoint_1", "checkpoint_2"]
     other = automatic(tmp_path)
     with pytest.raises(CheckpointError, match="iteration"):
@@ -213,7 +213,7 @@ def test_hooks_get_what_accelerate_gives_them_and_may_take_weights_out(tmp_path:
     assert seen[0][1][0].keys() == run.model.state_dict().keys()
     assert Path(seen[0][2]).parent == tmp_path
     assert not Path(seen[0][2]).exists()
-    assert "mine.bin" in [one.path for one in verify(tmp_path / "saved").files]
+    assert "mine.bin" in [file.path for file in verify(tmp_path / "saved").files]
     before = run.weights()
     resumed = begun(seed=99)
     with pytest.raises(CheckpointError, match="models"):
@@ -293,7 +293,7 @@ class OwnAdam(torch.optim.Adam):
 def prepared_for(optimizer: Any, *objects: Any, sizes: tuple[int, ...] = (2, 2)) -> Accelerator:
     """Return an Accelerator that has a model, and what `optimizer` makes of its layers."""
     accelerator = Accelerator(cpu=True)
-    model = torch.nn.Sequential(*(torch.nn.Linear(one, 1, bias=False) for one in sizes))
+    model = torch.nn.Sequential(*(torch.nn.Linear(size, 1, bias=False) for size in sizes))
     accelerator.prepare(model, optimizer(model))
     accelerator.register_for_checkpointing(*objects)
     return accelerator
@@ -332,10 +332,10 @@ def test_a_state_that_looks_the_same_but_is_of_another_object_is_refused(
     folder = first().save_state(tmp_path / "saved")
     first().load_state(folder)
     run = second()
-    before = repr([one.state_dict() for _, one in run.parts.training.prepared])
+    before = repr([obj.state_dict() for _, obj in run.parts.training.prepared])
     with pytest.raises(CheckpointError):
         run.load_state(folder)
-    assert repr([one.state_dict() for _, one in run.parts.training.prepared]) == before
+    assert repr([obj.state_dict() for _, obj in run.parts.training.prepared]) == before
 
 
 def test_a_class_that_has_moved_to_another_module_is_the_same(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_an_evaluation_in_an_epoch_s_last_batch_is_part_of_a_save_after_it() -> 
                 optimizer.zero_grad()
                 seen = [*batch.flatten().tolist(), optimizer.param_groups[0]["lr"]]
                 if loader.end_of_dataloader:
-                    seen += [one for (inputs,) in evaluation for one in inputs.flatten().tolist()]
+                    seen += [x for (inputs,) in evaluation for x in inputs.flatten().tolist()]
                     scheduler.step()
                 drawn.append(seen)
                 accelerator.checkpoint(every=1)

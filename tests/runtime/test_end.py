@@ -97,7 +97,7 @@ def test_a_run_ends_in_one_order(
     before = signal.getsignal(signal.SIGTERM)
     how(training[0])
     assert training[1] == ORDER * times
-    assert not [one for one in threading.enumerate() if one.name == "headway-checkpoint"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "headway-checkpoint"]
     if how is not asked_to_stop:  # which ignores signals from there on
         assert signal.getsignal(signal.SIGTERM) == before
 

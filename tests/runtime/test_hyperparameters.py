@@ -19,7 +19,7 @@ WEIGHTS = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
 
 
 def groups(*rates: float) -> list[dict[str, Any]]:
-    return [{"params": [one], "lr": rate} for one, rate in zip(WEIGHTS, rates, strict=False)]
+    return [{"params": [weight], "lr": rate} for weight, rate in zip(WEIGHTS, rates, strict=False)]
 
 
 def warmed(optimizer: Optimizer, size: int = 5) -> SequentialLR:
@@ -81,7 +81,7 @@ def test_a_resume_reports_what_it_replaces_and_how_to_set_it(
     assert "replaces" not in capsys.readouterr().err
     for steps in (4, 5):  # as long as it is not set
         script = Script(0.0001, 7, steps)
-        lines = [one for one in capsys.readouterr().err.splitlines() if "replaces" in one]
+        lines = [line for line in capsys.readouterr().err.splitlines() if "replaces" in line]
         assert len(lines) == 2
         assert "learning rate 0.05 of the checkpoint replaces 0.0001 of the script" in lines[0]
         assert "step_size 2 of the checkpoint replaces 7 of the script" in lines[1]

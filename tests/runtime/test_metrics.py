@@ -16,10 +16,10 @@ FULL, SHORT = GlobalBatch(8, 8, 8), GlobalBatch(1, 2, 8)  # the second of two sa
 
 def kept(loop: LoaderLoop, *numbers: int) -> list[int]:
     """Return how many of so many results are left, the same of tensors and of lists."""
-    rows = [torch.arange(one) for one in numbers]
-    as_tensors, as_lists = gather_for_metrics((rows, tuple(one.tolist() for one in rows)))
-    assert [one.tolist() for one in as_tensors] == [*as_lists]
-    return [len(one) for one in as_tensors]
+    rows = [torch.arange(number) for number in numbers]
+    as_tensors, as_lists = gather_for_metrics((rows, tuple(row.tolist() for row in rows)))
+    assert [tensor.tolist() for tensor in as_tensors] == [*as_lists]
+    return [len(tensor) for tensor in as_tensors]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ HANDLERS = [
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_fields_and_their_order_are_accelerate_s(kind: type[Any]) -> None:
     theirs = getattr(pytest.importorskip("accelerate.utils"), kind.__name__)
-    names = [[one.name for one in dataclasses.fields(of)] for of in (kind, theirs)]
+    names = [[field.name for field in dataclasses.fields(of)] for of in (kind, theirs)]
     assert names[0][: len(names[1])] == names[1]  # compare_weights is our own
     assert kind().to_kwargs() == theirs().to_kwargs() == {}
 
@@ -258,15 +258,15 @@ def test_the_profiler_records_what_its_handler_says(tmp_path: Path) -> None:
             profiler.step()
     assert cycles == [3]
     trace = json.loads((tmp_path / "new" / "folder" / "profile_0.json").read_text())
-    products = [one for one in trace["traceEvents"] if one["name"] == "aten::mm"]
-    assert [one["args"]["Input Dims"][0] for one in products] == [[2, 2], [3, 3]]
+    products = [op for op in trace["traceEvents"] if op["name"] == "aten::mm"]
+    assert [op["args"]["Input Dims"][0] for op in products] == [[2, 2], [3, 3]]
 
 
 def test_a_handler_given_to_profile_goes_first() -> None:
     accelerator = Accelerator(cpu=True, kwargs_handlers=[ProfileKwargs(activities=["nothing"])])
     with accelerator.profile(ProfileKwargs(activities=["cpu"])) as profiler:
         ONES.exp()
-    assert "aten::exp" in {one.key for one in profiler.key_averages()}
+    assert "aten::exp" in {row.key for row in profiler.key_averages()}
     with pytest.raises(UsageError, match="activity is 'nothing'"), accelerator.profile():
         pass
 

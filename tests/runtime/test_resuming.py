@@ -258,7 +258,7 @@ def test_runs_of_trackers_that_no_save_has_written_are_refused(text: str) -> Non
     rewrite(newest)
     training = Training()
     accelerator = training.accelerator
-    before = [one.detach().clone() for one in training.model.parameters()]
+    before = [p.detach().clone() for p in training.model.parameters()]
     with pytest.raises(CheckpointError, match=r"runs of trackers|cannot be read") as caught:
         accelerator.resume()
     assert str(newest / "trackers.json") in str(caught.value)

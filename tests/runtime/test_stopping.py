@@ -239,6 +239,6 @@ accelerator.{call}
 """
     variables = {"HEADWAY_RUN": launched(resume="latest", time_limit=60)}
     done = run([sys.executable, script(text)], environment(**variables), timeout_s=120, code=0)
-    said = [one for one in ("resume=latest", "time_limit=60") if f"{one} had no" in done.stderr]
+    said = [text for text in ("resume=latest", "time_limit=60") if f"{text} had no" in done.stderr]
     assert said == unused
     assert done.stderr.count("had no effect") == len(unused)

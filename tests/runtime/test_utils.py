@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         u.concatenate([[BATCH["a"]], [BATCH["a"]]], dim=1),
         u.concatenate(["alone"]),
     ],
-    "honor_type": lambda u: [u.honor_type(one, iter((1, 2))) for one in KINDS],
+    "honor_type": lambda u: [u.honor_type(kind, iter((1, 2))) for kind in KINDS],
     "convert_to_fp32": lambda u: u.convert_to_fp32(BATCH),
     "convert_outputs_to_fp32": lambda u: u.convert_outputs_to_fp32(lambda x: {"x": x.half()})(
         BATCH["a"]

@@ -73,4 +73,4 @@ def test_a_walk_of_the_page_is_the_one_that_is_taken(name: str, tmp_path: Path) 
     told = walk(name)
     assert len(told) <= MOST
     taken = called(action[name])
-    assert [one for one in taken if one in told] == told
+    assert [line for line in taken if line in told] == told

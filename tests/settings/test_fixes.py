@@ -133,7 +133,7 @@ def asked(layer: Layer) -> Iterator[tuple[Sources, Machine, Problem]]:
 
 def is_among(problem: Problem, others: Sequence[Problem]) -> bool:
     """Return whether a problem is reported, wherever it was found."""
-    return (problem.code, problem.names) in [(one.code, one.names) for one in others]
+    return (problem.code, problem.names) in [(other.code, other.names) for other in others]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -147,7 +147,7 @@ def test_a_setting_that_is_changed_as_the_fix_says_is_no_problem_any_more(layer:
             if after is not None:
                 left = problems(settings_of(after, machine), machine)
                 assert not is_among(problem, left), (problem, after)
-                new = [one for one in left if one.code not in [old.code for old in before]]
+                new = [p for p in left if p.code not in [old.code for old in before]]
                 assert not new, (problem, after, new)
         seen.add(problem.code)
         assert any(ways), problem

@@ -56,9 +56,9 @@ def test_the_strongest_source_wins_for_every_setting(
     sources: set[Layer], data: st.DataObject
 ) -> None:
     for name in TABLE:
-        said = {one: data.draw(st.sampled_from(two_values(name))) for one in sorted(sources)}
+        said = {source: data.draw(st.sampled_from(two_values(name))) for source in sorted(sources)}
         settings = settled(
-            *(layer(one, **{name: raw}) for one, raw in said.items()), machine=SERVER
+            *(layer(source, **{name: raw}) for source, raw in said.items()), machine=SERVER
         )
         strongest = max(sources)
         assert settings.values[name].value == TABLE[name].parse(said[strongest])

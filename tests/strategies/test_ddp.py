@@ -139,7 +139,7 @@ def test_what_comes_after_the_last_gradient_is_waiting(group: None) -> None:
         assert sync_s >= 2 * SLOW_S
     for some in (taken[:3], taken[3:]):  # until the last parameter is known, and from then on
         assert min(backward_s for backward_s, _ in some) < 2 * SLOW_S
-    assert sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters()) == 1
+    assert sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()) == 1
 
 
 def test_some_short_steps_are_watched_and_stand_for_all(
@@ -163,15 +163,13 @@ def test_some_short_steps_are_watched_and_stand_for_all(
     num_hooks = []
     for number in range(201):
         loss = model(torch.ones(2, 4)).sum()
-        num_hooks.append(
-            sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters())
-        )
+        num_hooks.append(sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()))
         progress.clock.enter(BACKWARD)
         now += 0.0006
         loss.backward()
         progress.end_backward()
         progress.end_step(number)
-    assert 200 / 8 < len([one for one in num_hooks if one]) < 200 / 4
+    assert 200 / 8 < len([hook for hook in num_hooks if hook]) < 200 / 4
     figures = progress.clock.take(0, None)
     assert figures is not None
     backward_s, sync_s = figures.backward_s, figures.sync_s

@@ -50,7 +50,7 @@ class Replacing(Strategy):
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
-            group["params"] = [self.replaced.get(one, one) for one in group["params"]]
+            group["params"] = [self.replaced.get(p, p) for p in group["params"]]
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
@@ -134,7 +134,7 @@ class Model(nn.Module):
 
 def names(model: nn.Module, wrap: str = "auto") -> list[str]:
     by_module = {module: name for name, module in model.named_modules()}
-    return [by_module[one] for one in units_of(model, wrap)]
+    return [by_module[unit] for unit in units_of(model, wrap)]
 
 
 def test_units_are_the_outermost_blocks_that_a_list_repeats() -> None:

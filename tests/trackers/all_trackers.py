@@ -68,7 +68,7 @@ def mlflow_afterwards(run_id: Any, folder: Path) -> dict[str, Any]:
         "params": run.data.params,
         "metrics": run.data.metrics,
         "status": run.info.status,
-        "steps": [one.step for one in mlflow.MlflowClient().get_metric_history(run_id, "loss")],
+        "steps": [point.step for point in mlflow.MlflowClient().get_metric_history(run_id, "loss")],
     }
 
 

@@ -117,7 +117,7 @@ def test_a_line_that_no_tracker_wrote_is_left_out(odd: str, tmp_path: Path) -> N
     metrics = read_metrics(path)
     assert metrics["loss"].values == [1, 2]
     assert metrics["loss"].steps[1] == 9
-    assert all(math.isfinite(step) for one in metrics.values() for step in one.steps)
+    assert all(math.isfinite(step) for metric in metrics.values() for step in metric.steps)
     assert all(map(str.isprintable, metrics))
 
 

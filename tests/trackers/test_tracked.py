@@ -337,4 +337,4 @@ def test_a_full_disk_is_told_and_the_training_continues(
     assert "missed 2 calls" in told
     events: Any = EventAccumulator(str(tmp_path / "project"))
     events.Reload()
-    assert [one.step for one in events.Scalars("loss")] == [0]
+    assert [event.step for event in events.Scalars("loss")] == [0]

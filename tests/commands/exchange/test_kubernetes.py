@@ -74,7 +74,7 @@ def test_the_pods_are_the_machines_of_one_run_and_find_each_other_by_name() -> N
 def test_headway_in_a_pod_reads_the_settings_that_were_exported() -> None:
     objects = exported(PROFILE)
     assert SECRET not in str(objects)
-    variables = {one["name"]: one.get("value", "x") for one in container(objects)["env"]}
+    variables = {env["name"]: env.get("value", "x") for env in container(objects)["env"]}
     settings = resolve([environment_layer(variables)], load("gpu_8_h100"), {})
     assert settings.num_machines == 2
     assert settings.main_address == "headway-0.headway"
@@ -87,5 +87,5 @@ def test_one_machine_needs_no_service_and_no_key() -> None:
     (job,) = exported("device: cpu\n", "laptop_cpu")
     assert job["spec"]["completions"] == 1
     assert "resources" not in container([job])
-    names = {one["name"] for one in container([job])["env"]}
+    names = {variable["name"] for variable in container([job])["env"]}
     assert names == {"HEADWAY_NUM_MACHINES", "HEADWAY_DEVICE"}

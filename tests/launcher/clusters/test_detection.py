@@ -357,7 +357,7 @@ def test_a_named_cluster_that_is_not_here_is_refused_and_another_is_not_asked() 
     for said in ({}, {"num_machines": "1"}, {"num_machines": "2", "main_address": "a"}):
         with pytest.raises(ConfigError) as caught:
             settings_in(dict(POD), cluster="slurm", **said)
-        assert [one.code for one in caught.value.problems] == [Code.NO_CLUSTER]
+        assert [problem.code for problem in caught.value.problems] == [Code.NO_CLUSTER]
 
 
 def test_no_cluster_is_read_where_none_is_meant() -> None:

@@ -55,8 +55,8 @@ def group(*operations: str, open: int = 0, name: str = "0", ranks: tuple[int, ..
 
 def ranks(*groups: Group | None, place: tuple[Frame, ...] = TRAIN) -> list[RankStatus]:
     return [
-        RankStatus(rank, stacks=(place,), groups=None if one is None else (one,))
-        for rank, one in enumerate(groups)
+        RankStatus(rank, stacks=(place,), groups=None if entry is None else (entry,))
+        for rank, entry in enumerate(groups)
     ]
 
 
@@ -83,7 +83,7 @@ AT = "at /w/train.py:14 in main"
 
 def but(rank: int, told: list[RankStatus], **changes: Any) -> list[RankStatus]:
     """Return the statuses with one that differs."""
-    return [one._replace(**changes) if one.rank == rank else one for one in told]
+    return [row._replace(**changes) if row.rank == rank else row for row in told]
 
 
 DIVERGENCES: dict[str, tuple[list[RankStatus], list[str]]] = {
@@ -256,7 +256,7 @@ def test_stack_states_how_long_nothing_moved_and_who_has_not_entered_what() -> N
 def test_the_newest_collective_of_all_ranks_counts() -> None:
     times = ((1.0, 5.0), (2.0,))
     reduces = [tuple(Collective(1, "all_reduce", "", True, at) for at in some) for some in times]
-    assert newest_entry([RankStatus(0, groups=(Group("0", ALL, one),)) for one in reduces]) == 5.0
+    assert newest_entry([RankStatus(0, groups=(Group("0", ALL, op),)) for op in reduces]) == 5.0
     assert newest_entry([RankStatus(0)]) == 0
 
 

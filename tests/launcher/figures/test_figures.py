@@ -57,7 +57,7 @@ def test_a_slow_rank_is_told_once_when_it_has_lasted_and_again_when_it_changes()
     assert told == [f"{sentence} median)"]
     assert figures.line().endswith("slowest: rank 1 (+30 ms, data)")
     note(figures, WAITING, WAITING, WAITING, SLOW, times=8)
-    assert [one[:6] for one in told] == ["rank 1", "rank 3"]
+    assert [row[:6] for row in told] == ["rank 1", "rank 3"]
     note(figures, USUAL, USUAL, USUAL, USUAL, times=4)
     assert "slowest" not in figures.line()
     assert len(told) == 2
@@ -191,7 +191,7 @@ EVEN = Times(step=0.1, data=0.01, forward=0.03, backward=0.05, sync=0.005)
 def with_a_slow(rank: int, cost: float, *, size: float = 4, **more: float) -> dict[int, Times]:
     """Return what steps take where one rank spends `cost` seconds more in the named places."""
     step = EVEN.step + cost
-    times = {one: EVEN._replace(step=step, sync=EVEN.sync + cost) for one in range(int(size))}
+    times = {rank: EVEN._replace(step=step, sync=EVEN.sync + cost) for rank in range(int(size))}
     slow = EVEN._replace(step=step)
     times[rank] = slow._replace(**{name: getattr(slow, name) + s for name, s in more.items()})
     return times
@@ -213,7 +213,7 @@ TIMES = with_a_slow(2, 0.04, data=0.04)
     "times",
     [
         with_a_slow(2, 0.0105, data=0.0105),
-        {rank: Times(*(one / 100 for one in times)) for rank, times in TIMES.items()},
+        {rank: Times(*(time / 100 for time in times)) for rank, times in TIMES.items()},
         {**TIMES, 1: TIMES[2]},
         {0: EVEN},
         {},
@@ -276,9 +276,9 @@ def test_whatever_the_figures_a_name_needs_a_tenth_of_a_step(parts: list[Times])
     found = find_slow_rank(dict(enumerate(parts)))
     if found is not None:
         assert found.cost_s >= LEAST_SHARE * found.step_s
-        assert parts[found.rank].sync == min(one.sync for one in parts)
+        assert parts[found.rank].sync == min(part.sync for part in parts)
         if found.cause is not None:
-            others = [getattr(one, found.cause) for one in parts]
+            others = [getattr(part, found.cause) for part in parts]
             assert getattr(parts[found.rank], found.cause) > min(others)
 
 

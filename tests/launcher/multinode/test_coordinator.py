@@ -76,7 +76,7 @@ class Run:
     def sent(self) -> list[tuple[int, Message]]:
         """Return what has been sent since the last call, without what says nothing."""
         sent, self.coordinator.outbox = self.coordinator.outbox, []
-        return [one for one in sent if not isinstance(one[1], (Accepted, Beat))]
+        return [record for record in sent if not isinstance(record[1], (Accepted, Beat))]
 
     def joined(self, count: int) -> Run:
         """Return this run, once so many machines have joined, each with its rank."""
@@ -92,7 +92,7 @@ class Run:
         self.wait(SETTLE_S + 1)
         self.probed(*range(1, count + 1))
         rounds = [message for _, message in self.sent() if isinstance(message, StartRound)]
-        assert [one.machine for one in rounds] == list(range(count))
+        assert [start.machine for start in rounds] == list(range(count))
         return self
 
 
@@ -217,7 +217,7 @@ def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int)
 
 def test_a_range_is_no_advice_against_the_loss_of_machine_0_which_it_does_not_survive() -> None:
     advice = [loss(f"machine {rank}", rank, "n", "it was killed", "").fix for rank in (0, 1)]
-    assert ["--num-machines" in one for one in advice] == [False, True]
+    assert ["--num-machines" in fix for fix in advice] == [False, True]
 
 
 def test_a_machine_without_a_rank_is_refused_as_a_machine_and_not_as_none() -> None:
@@ -250,7 +250,7 @@ def test_machines_that_were_started_alike_get_the_ranks_that_nobody_has() -> Non
     run.ready(4)
     run.probed(1, 2, 3, 4)
     rounds = {peer: message for peer, message in run.sent() if isinstance(message, StartRound)}
-    assert {peer: one.machine for peer, one in rounds.items()} == {1: 0, 2: 1, 3: 2, 4: 3}
+    assert {peer: start.machine for peer, start in rounds.items()} == {1: 0, 2: 1, 3: 2, 4: 3}
 
 
 def test_a_victim_is_blamed_only_if_nobody_else_is_to_blame() -> None:
@@ -327,7 +327,7 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_with_restarts_le
     run.ready(1, 2)
     run.sent()
     run.take(2, failed()._replace(site=site))
-    said = [one.repeats for _, one in run.sent() if isinstance(one, Failed)]
+    said = [message.repeats for _, message in run.sent() if isinstance(message, Failed)]
     assert said[0].startswith("ValueError at train.py:7 in f after step 20 as in the failure")
     assert said[0] == said[1]
 
@@ -343,7 +343,7 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
     run.ready(1, 2, 3)
     run.probed(1, 2, 3, 4)
     rounds = [message for _, message in run.sent() if isinstance(message, StartRound)]
-    assert [(one.machine, one.num_machines) for one in rounds] == [(n, 4) for n in range(4)]
+    assert [(start.machine, start.num_machines) for start in rounds] == [(n, 4) for n in range(4)]
 
 
 def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
@@ -358,7 +358,7 @@ def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
     run.ready(1, 3)
     run.wait(SETTLE_S + 1)
     rounds = [message for _, message in run.sent() if isinstance(message, StartRound)]
-    assert [(one.machine, one.num_machines, one.num_restarts) for one in rounds] == [
+    assert [(start.machine, start.num_machines, start.num_restarts) for start in rounds] == [
         (0, 2, 0),
         (1, 2, 0),
     ]

@@ -106,10 +106,10 @@ def begin(some: Channel) -> list[Member]:
 
 
 def start_ranks(members: list[Member]) -> None:
-    wait_until(lambda: all(one.probe for one in members))
+    wait_until(lambda: all(member.probe for member in members))
     for member in members:
         member.send(Probed(""))
-    wait_until(lambda: all(one.round for one in members))
+    wait_until(lambda: all(member.round for member in members))
 
 
 def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() -> None:
@@ -118,12 +118,12 @@ def test_a_machine_without_the_key_is_refused_and_named_and_the_run_goes_on() ->
         other = some.join(1, key=b"another run's key")
         keyless = some.join(1, key=b"")
         wait_until(lambda: other.unacceptable and keyless.unacceptable)
-        for one in (other, keyless):
-            assert one.unacceptable is not None
-            assert one.unacceptable.reason == "key"
+        for peer in (other, keyless):
+            assert peer.unacceptable is not None
+            assert peer.unacceptable.reason == "key"
         wait_until(lambda: len(some.lines) >= 2)
         assert all("refused a connection from 127.0.0.1" in line for line in some.lines)
-        assert not any(one.is_over for one in members)
+        assert not any(member.is_over for member in members)
 
 
 def greeted(link: socket.socket, key: bytes) -> Session:
@@ -164,11 +164,11 @@ def test_nothing_that_one_without_the_key_sends_changes_the_run() -> None:
                     stranger.sendall(data)
                     sent += 1
         assert sent == 14
-        for one in members:
-            one.send(Beat("still here"))
-            one.send(Done())
-        wait_until(lambda: all(one.is_all_done for one in members))
-        assert not any(one.ended_by or one.lost for one in members)
+        for member in members:
+            member.send(Beat("still here"))
+            member.send(Done())
+        wait_until(lambda: all(member.is_all_done for member in members))
+        assert not any(member.ended_by or member.lost for member in members)
         assert not any("stranger" in line for line in some.lines)
 
 
@@ -181,7 +181,7 @@ def test_one_with_the_key_who_has_not_joined_cannot_end_a_run_that_has_begun() -
                 early.sendall(greeted(early, KEY).seal(message))
                 wait_until(lambda number=number: len(some.lines) == number)  # type: ignore[misc]
         assert all("has not joined" in line for line in some.lines)
-        assert not any(one.is_over for one in members)
+        assert not any(member.is_over for member in members)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_a_machine_whose_launcher_is_killed_is_known_as_lost_to_all() -> None:
         members = begin(some)
         members[2].connection.link.shutdown(socket.SHUT_RDWR)  # as the kernel does
         wait_until(lambda: members[0].ended_by and members[1].ended_by)
-        for one in members[:2]:
-            assert one.ended_by is not None
-            assert "machine 2 (n2) was lost: its launcher has ended" in one.ended_by.cause
+        for member in members[:2]:
+            assert member.ended_by is not None
+            assert "machine 2 (n2) was lost: its launcher has ended" in member.ended_by.cause
 
 
 class Relay:
@@ -286,12 +286,12 @@ def cut_off(machines: int, *, from_hub: bool) -> Iterator[list[Member]]:
 def test_a_machine_that_hears_nothing_says_so_and_the_others_blame_the_link(machines: int) -> None:
     with cut_off(machines, from_hub=True) as members:
         *others, last = members
-        wait_until(lambda: all(one.ended_by for one in others))
-        for one in others:
-            assert one.ended_by is not None
-            assert one.ended_by.exit_code == 4
-            assert f"machine {machines - 1} (n{machines - 1}) was lost" in one.ended_by.cause
-            assert re.search(r"nothing from machine 0 since \d\d:\d\d:\d\d", one.ended_by.cause)
+        wait_until(lambda: all(other.ended_by for other in others))
+        for other in others:
+            assert other.ended_by is not None
+            assert other.ended_by.exit_code == 4
+            assert f"machine {machines - 1} (n{machines - 1}) was lost" in other.ended_by.cause
+            assert re.search(r"nothing from machine 0 since \d\d:\d\d:\d\d", other.ended_by.cause)
         assert last.lost is not None
         assert "nothing was heard from it" in last.lost
 

@@ -105,5 +105,5 @@ def ways_out(fix: str, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         passed = re.findall(r"pass --([\w-]+) ([^\s,;`]+)", way)
         left = re.findall(r"leave --([\w-]+) out", way)
         if passed or left:
-            kept = {name: one for name, one in values.items() if name.replace("_", "-") not in left}
+            kept = {name: v for name, v in values.items() if name.replace("_", "-") not in left}
             yield {**kept, **{name.replace("-", "_"): value for name, value in passed}}

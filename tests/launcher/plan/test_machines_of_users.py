@@ -182,7 +182,7 @@ def test_a_users_machine_and_its_plan(name: str) -> None:
 def test_ranks_are_bound_to_the_cores_beside_their_gpus_only_where_that_is_asked_for() -> None:
     place = "sys/bus/pci/devices/0000:{:x}:00.0/local_cpulist"
     cores = ("0-31", "0-31", "32-63", "32-63")
-    files = {place.format(0x10 + index): f"{one}\n" for index, one in enumerate(cores)}
+    files = {place.format(0x10 + index): f"{core}\n" for index, core in enumerate(cores)}
     four = server(gpus(4, "NVIDIA A100-SXM4-80GB", 80, (8, 0)), files=files)
     assert plan_on(four).cpus == ()
     found = plan_on(four, numa_binding="node")

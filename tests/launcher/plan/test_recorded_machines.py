@@ -80,7 +80,7 @@ def test_nothing_is_noted_of_what_was_asked_for() -> None:
 
 def test_several_models_are_counted_as_nvidia_smi_counts_them() -> None:
     plans = planned("gpu_mixed"), planned("gpu_4"), planned("gpu_mixed", {"CUDA_DEVICE_ORDER": ""})
-    assert [variables(one).get("CUDA_DEVICE_ORDER") for one in plans] == ["PCI_BUS_ID", None, None]
+    assert [variables(p).get("CUDA_DEVICE_ORDER") for p in plans] == ["PCI_BUS_ID", None, None]
     assert "RTX 4090" not in refusal("gpu_mixed", devices="1,", mixed_precision="bf16")
 
 

@@ -44,7 +44,7 @@ NO_MEMORY = {"kind": "OutOfMemoryError", "message": "CUDA out of memory"}
         ({"kind": "DistBackendError"}, None),
         ({"kind": "RuntimeError", "traceback": TRACEBACK + "Connection closed by peer"}, None),
         ({"kind": "KeyboardInterrupt", "code": -2}, None),
-        *(({"kind": "OSError", "message": os.strerror(one)}, None) for one in DISK),
+        *(({"kind": "OSError", "message": os.strerror(number)}, None) for number in DISK),
         ({"kind": "OSError", "message": "[Errno 2] No such file or directory: 'x'"}, AN_OS_ERROR),
         ({"kind": "CheckpointError", "message": f"it failed: {os.strerror(errno.EIO)}"}, None),
         ({"kind": "RuntimeError", "traceback": TRACEBACK + CAUSED_BY_DISK}, None),

@@ -60,7 +60,7 @@ with open({str(tmp_path / "found")!r}, "w") as file:
     finally:
         for fd, is_inherited in zip((1, 2), before, strict=True):
             os.set_inheritable(fd, is_inherited)
-    expected = [(one.st_dev, one.st_ino) for one in (os.fstat(1), os.fstat(2))]
+    expected = [(status.st_dev, status.st_ino) for status in (os.fstat(1), os.fstat(2))]
     assert (tmp_path / "found").read_text() == repr(expected)
 
 

@@ -86,8 +86,8 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
     plain = execute([sys.executable, name])
     rank, sent = run_as_rank(name)
     assert (rank.returncode, rank.stderr) == (plain.returncode, plain.stderr)
-    reported = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
-    assert [(one.kind, one.message) for one in reported] == [(kind, message)]
+    reported = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
+    assert [(crash.kind, crash.message) for crash in reported] == [(kind, message)]
     assert abs(reported[0].time - time.time()) < 60
     first = parse_traceback(reported[0].traceback)[0]
     assert (os.path.basename(first.file), first.line) == (name, text.count("\n"))
@@ -96,7 +96,7 @@ def test_an_odd_exception_is_shown_as_plain_python_does_and_reported(crash: str)
 def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> None:
     text = "from headway.errors import UsageError\nraise UsageError('a', where='b', fix='c')\n"
     rank, sent = run_as_rank(script(text))
-    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    (crash,) = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
     assert crash.fix == "c"
     assert crash.traceback.endswith("UsageError: a\n  from: b\n")
     assert rank.stderr == crash.traceback + "  fix:  c\n"
@@ -104,7 +104,7 @@ def test_the_fix_of_an_error_of_headway_is_reported_apart_and_printed_once() -> 
 
 def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> None:
     rank, sent = run_as_rank("gone.py")
-    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    (crash,) = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
     assert (rank.returncode, crash.kind, crash.is_from_headway) == (2, "ConfigError", False)
     assert "gone.py" in rank.stderr
     assert "leave the script" in crash.fix
@@ -131,7 +131,7 @@ def test_a_script_that_is_gone_when_its_rank_starts_is_no_error_of_headway() -> 
 )
 def test_an_error_in_our_own_files_is_told_from_one_in_the_script(text: str, is_ours: bool) -> None:
     _, sent = run_as_rank(script(text))
-    (crash,) = [one for one in RecordReader().read(sent) if isinstance(one, Crash)]
+    (crash,) = [record for record in RecordReader().read(sent) if isinstance(record, Crash)]
     assert crash.is_from_headway is is_ours
     assert ("Did you mean: 'prepare'?" in crash.traceback) is ("prepaer" in text)
 
@@ -144,8 +144,8 @@ def test_the_last_step_is_told_also_where_the_second_since_the_one_before_is_not
         f"from headway.ipc.progress import process_progress\nprocess_progress().step = 7\n{end}\n"
     )
     _, sent = run_as_rank(name)
-    told = [one.progress for one in RecordReader().read(sent) if isinstance(one, Heartbeat)]
-    assert [one.step for one in told] == [7]
+    told = [r.progress for r in RecordReader().read(sent) if isinstance(r, Heartbeat)]
+    assert [row.step for row in told] == [7]
 
 
 START = """
