@@ -2,7 +2,7 @@
 
     python benchmarks/moves.py                          # all of tests/migration/scripts
     python benchmarks/moves.py --ranks 1 SCRIPT...      # some, at 1 rank only
-    python benchmarks/moves.py --markdown               # the table of docs/from-accelerate.md
+    python benchmarks/moves.py --markdown               # the table of docs/reference/accelerate.md
 
 Each script prints one JSON object. `headway adopt --write` changes its imports, once as it is and
 once with `--compat`. All run on the CPU, with the variables of torchrun, in forked processes.

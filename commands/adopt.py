@@ -26,17 +26,16 @@ _GUIDES = (
     (
         ("transformers", "trl", "sentence_transformers", "diffusers"),
         "its library imports accelerate itself: start it with `headway launch` as it is;"
-        " docs/launching.md and docs/from-accelerate.md have what holds then",
+        " docs/reference/launching.md and docs/reference/accelerate.md have what holds then",
     ),
     (
         ("lightning", "pytorch_lightning", "lightning_fabric"),
         "Lightning has a runtime of its own: start it with `headway launch` as it is; see"
-        " docs/from-lightning.md",
+        " docs/guides/coming-from.md",
     ),
     (
         ("torch",),
-        "docs/from-pytorch.md has the lines to change; a script for torchrun runs as it is, see"
-        " docs/from-torchrun.md",
+        "docs/guides/coming-from.md has the lines to change; a script for torchrun runs as it is",
     ),
 )
 """What is said of a script without Accelerate, by the first packages of which it imports one."""

@@ -53,7 +53,7 @@ _WITHOUT_COUNTERPART = {  # and what to do; "--a-" stands for all that begin so
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
     "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
     "--fp8-": "pass --mixed-precision bf16",
-    "--fsdp-": "pass --strategy fsdp; docs/sharding.md has what it takes",
+    "--fsdp-": "pass --strategy fsdp; docs/guides/sharding.md has what it takes",
     **dict.fromkeys(
         (
             *("--use-deepspeed", "--deepspeed-", "--zero-stage", "--zero3-", "--use-megatron-lm"),

@@ -1,7 +1,7 @@
-"""The page of error messages: what causes each code, and a command that shows it.
+"""The page of error messages: the cause of each code, and a command that shows it.
 
-The messages on the page are those that the commands print while the page is made. They run in this
-process, for recorded machines, in a folder of their own.
+The messages are the output of the commands, which run in this process, for recorded machines, in a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from headway.errors import (
 
 
 class Example(NamedTuple):
-    """What causes a code, and the flags of a `headway launch` that is refused with it.
+    """The cause of a code, and the flags of a `headway launch` that is refused with it.
 
     Args:
         cause: Markdown.
         flags: of `headway launch --dry-run`; None where no recorded machine shows the code.
         machine: one of tests/machines.
         profile: the text of a headway.yaml.
-        fix: what to do, where there are no flags that show it.
+        fix: what to do, if no flags show it.
     """
 
     cause: str
@@ -58,14 +58,12 @@ class Example(NamedTuple):
 PARTS: Mapping[str, Mapping[Code, Example]] = {
     "In one profile, variable or flag": {
         Code.UNKNOWN_SETTING: Example(
-            "A profile has a key that is no setting, most often a typo.",
+            "A profile has an unknown key, most often a typo.",
             profile="num_procesess: 2\n",
         ),
-        Code.BAD_VALUE: Example(
-            "A value is not of the kind that its setting takes.", "--num-processes two"
-        ),
+        Code.BAD_VALUE: Example("A value is invalid for its setting.", "--num-processes two"),
         Code.DUPLICATE_KEY: Example(
-            "A profile sets a key twice. YAML leaves open which one holds.",
+            "A profile sets a key twice. YAML does not define which one applies.",
             profile="device: cpu\nnum_processes: 2\ndevice: cuda\n",
         ),
         Code.NO_VALUE: Example("A key of a profile has no value.", profile="device:\n"),
@@ -76,14 +74,14 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
     },
     "Between settings": {
         Code.FP16_ON_CPU: Example(
-            "fp16 needs a loss scale and kernels that torch has for GPUs only.",
+            "fp16 needs a loss scale and kernels that torch has only for GPUs.",
             "--cpu --mixed-precision fp16",
         ),
         Code.DEVICES_WITHOUT_CUDA: Example(
-            "`devices` selects GPUs by number, and the device has no numbers.", "--cpu --devices 2"
+            "`devices` selects GPUs by number, but the device is not numbered.", "--cpu --devices 2"
         ),
         Code.DEVICES_OR_PROCESSES: Example(
-            "Each process has one GPU, and the two settings give different numbers of processes.",
+            "Each process uses one GPU, but the two settings mean different numbers of processes.",
             "--devices 0,1 --num-processes 1",
             "gpu_4",
         ),
@@ -93,19 +91,19 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "mac_m2",
         ),
         Code.MACHINE_RANK: Example(
-            "Machines are counted from 0, so the highest rank is one less than their number.",
+            "Machines are numbered from 0, so the highest rank is one less than their number.",
             "--num-machines 2 --machine-rank 2 --main-address node0",
         ),
         Code.NO_MAIN_ADDRESS: Example(
-            "The ranks of several machines meet at machine 0, whose address is not known.",
+            "The ranks of several machines connect to machine 0, whose address is unknown.",
             "--num-machines 2 --machine-rank 0",
         ),
         Code.VARIABLE_OF_LAUNCHER: Example(
-            "`env` sets a variable that differs between ranks, which the launcher sets itself.",
+            "`env` sets a variable that the launcher sets for each rank.",
             "--env RANK=1",
         ),
         Code.VARIABLE_OF_SETTING: Example(
-            "`env` sets a variable that a setting of Headway stands for, or that only Accelerate "
+            "`env` sets a variable that a setting of Headway replaces, or that only Accelerate "
             "reads.",
             "--env CUDA_VISIBLE_DEVICES=1",
         ),
@@ -114,31 +112,30 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--env OMP_NUM_THREADS=2 --threads-per-process 3",
         ),
         Code.MISSING_RANK: Example(
-            "A setting names a rank that this run does not have.", "--ranks 0,70"
+            "A setting names a rank that does not exist in this run.", "--ranks 0,70"
         ),
         Code.DEBUG_ON_MACHINES: Example(
-            "The terminal of one machine cannot be given to a rank while others wait elsewhere.",
+            "`debug_rank` works on one machine only.",
             "--num-machines 2 --machine-rank 0 --main-address node0 --debug-rank 0",
         ),
         Code.NO_CLUSTER: Example(
-            "`cluster` names a scheduler, or mpirun, and it has not started this process.",
+            "`cluster` names a scheduler, or mpirun, that has not started this process.",
             "--cluster slurm",
         ),
         Code.CLUSTERS_DISAGREE: Example(
-            "Two clusters say something else of the run's machines: SLURM's step has 4, and "
-            "`PET_NNODES` is 2.",
+            "Two clusters report different machines: SLURM's step has 4, and `PET_NNODES` is 2.",
             None,
-            fix="unset the wrong variable, or name the cluster that is meant: `--cluster slurm`",
+            fix="unset the wrong variable, or name the right cluster: `--cluster slurm`",
         ),
         Code.TASKS: Example(
-            "SLURM or mpirun has started one process for each rank, and the settings need one for "
+            "SLURM or mpirun has started one process for each rank, but the settings need one for "
             "each machine, or another number of ranks.",
             None,
             fix="start one task on each machine: `srun --ntasks-per-node=1 headway launch`",
         ),
         Code.NO_SHARD_SIZE: Example(
-            "hsdp shards a model over the ranks of a machine, and repeats that on each machine. On "
-            "one machine, `shard_size` says how many ranks share a copy.",
+            "hsdp shards a model over the ranks of a machine, with a copy on each machine. On "
+            "one machine, `shard_size` sets the number of ranks that share a copy.",
             "--cpu --num-processes 4 --strategy hsdp",
         ),
         Code.SHARD_SIZE: Example(
@@ -146,20 +143,20 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--cpu --num-processes 4 --strategy hsdp --shard-size 3",
         ),
         Code.OFFLOAD_WITHOUT_GPU: Example(
-            "`cpu_offload` moves what a GPU holds to the memory of the CPU.",
+            "`cpu_offload` moves tensors from a GPU to the memory of the CPU.",
             "--cpu --num-processes 2 --strategy fsdp --cpu-offload",
         ),
     },
     "Between settings and the machine": {
         Code.NO_MPS: Example(
-            "MPS is asked for, and torch cannot use it here. The message says which of the known "
-            "causes it is.",
+            "MPS is requested, but torch cannot use it on this machine. The message states the "
+            "cause.",
             "--device mps",
             "mac_rosetta",
         ),
         Code.NO_GPU: Example(
-            "A kind of GPU is asked for, or its driver is loaded, and torch sees none: none there, "
-            "hidden by `CUDA_VISIBLE_DEVICES`, a driver too old, or a torch not built for it.",
+            "A GPU is requested, or its driver is loaded, but torch finds none: it is missing or "
+            "hidden by `CUDA_VISIBLE_DEVICES`, its driver is too old, or torch lacks it.",
             "--device cuda",
             "driver_too_old",
         ),
@@ -167,13 +164,13 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "`devices` names a GPU that does not exist or is not visible.", "--devices 9,", "gpu_4"
         ),
         Code.NO_USABLE_GPU: Example(
-            "GPUs are visible, and the driver lets no process use one: their compute mode is "
+            "GPUs are visible, but the driver allows no process to use one: their compute mode is "
             "prohibited, or they are in MIG mode without slices.",
             None,
-            fix="ask who runs the machine, or pass `--device cpu`",
+            fix="ask the machine's administrator, or pass `--device cpu`",
         ),
         Code.SEVERAL_MIG_SLICES: Example(
-            "A process sees one MIG slice, and NCCL does not connect slices.",
+            "A process sees one MIG slice, and NCCL cannot connect slices.",
             "--num-processes 2",
             "gpu_mig",
         ),
@@ -192,11 +189,11 @@ PARTS: Mapping[str, Mapping[Code, Example]] = {
             "--cpu --num-processes 2 /dev/stdin",
         ),
         Code.LAUNCHER_IN_PROCESS: Example(
-            "`--in-process` runs one process without a launcher, and a setting needs one.",
+            "`--in-process` runs one process without a launcher, but a setting needs a launcher.",
             "--in-process --num-processes 2",
         ),
         Code.PROGRAM_IN_PROCESS: Example(
-            "`--in-process` runs Python code, and the program is not Python.",
+            "`--in-process` runs Python code, but the program is not Python.",
             "--in-process --no-python ls",
         ),
     },
@@ -251,9 +248,8 @@ def page() -> str:
     lines = [
         "# Error messages",
         "",
-        "An error has three parts: what is wrong, with the value; where the value came from; and "
-        "what to type instead. Below is what each error of a launch looks like, by the code that "
-        "names it in the source. Nothing has been started when one is reported.",
+        "An error has three parts: the problem with its value, the origin of the value, and the "
+        "fix. This page lists each error of a launch before its start, by its code in the source.",
         "",
         "| kind | meaning | exit code |",
         "|---|---|---|",

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: adds the pages that are made from the code and the changelog."""
+"""A hook of mkdocs: adds the pages generated from the code, the changelog and llms.txt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from docs import errors, reference  # noqa: E402  after the path is set
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages; mkdocs calls it after it has listed the files in docs/."""
+    """Add the generated files; mkdocs calls it after it has listed the files in docs/."""
     pages = {
-        "settings.md": reference.settings_page(),
-        "python.md": reference.python_page(),
-        "errors.md": errors.page(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "reference/settings.md": reference.settings_page(),
+        "reference/python.md": reference.python_page(),
+        "reference/errors.md": errors.page(),
+        "reference/changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "llms.txt": (ROOT / "llms.txt").read_text().replace("docs/", "").replace(".md)", ".html)"),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))

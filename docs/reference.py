@@ -1,4 +1,4 @@
-"""The pages of the site that are made from the code: settings and the Python names."""
+"""The pages of the site that are generated from the code: settings and Python names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each setting is a flag of `headway launch` (the rare ones by `--set`), a key of a "
-        "[profile](profiles.md) and an environment variable. `auto` means that Headway detects the "
-        "value.",
+        "Each setting is a flag of `headway launch` (the rare ones of `--set`), a key of a "
+        "[profile](../guides/profiles.md) and an environment variable. `auto` means that Headway "
+        "detects the value.",
         "",
     ]
     for row in TABLE.values():
@@ -50,7 +50,7 @@ def _facts(row: Setting[object]) -> Iterator[tuple[str, str]]:
         auto = f", or `{AUTO}`" if row.default == AUTO else ""
         yield "values", f"a whole number, {row.kind.minimum}{highest}{auto}"
     if row.needs_launcher:
-        yield "launcher", "keeps a launcher beside the script, also for one process"
+        yield "launcher", "also a single process keeps its launcher"
 
 
 def _sentence(text: str) -> str:
@@ -59,7 +59,7 @@ def _sentence(text: str) -> str:
 
 def python_page() -> str:
     """Return the reference of Python names as Markdown for mkdocstrings."""
-    lines = ["# Python", "", "What scripts import: `from headway import ...`.", ""]
+    lines = ["# Python", "", "The names that scripts import: `from headway import ...`.", ""]
     own = list(_paths(headway, headway.__all__))
     names = [name for name in dir(headway.utils) if not name.startswith("_")]
     others = [path for path in _paths(headway.utils, names) if path not in own]
@@ -73,19 +73,19 @@ def _directives(paths: list[str]) -> Iterator[str]:
 
 
 def _made_functions(module: ModuleType, names: list[str]) -> Iterator[str]:
-    """Yield a line for each function that another one has made: no source shows its name."""
+    """Yield a line for each function that another function creates: no source shows its name."""
     for name in names:
         if is_made(getattr(module, name)):
             yield f"- `{name}()`: {inspect.getdoc(getattr(module, name))}"
 
 
 def is_made(found: object) -> bool:
-    """Return whether another function has made this one."""
+    """Return whether another function creates this one."""
     return inspect.isfunction(found) and "<locals>" in found.__qualname__
 
 
 def _paths(module: ModuleType, names: list[str]) -> Iterator[str]:
-    """Yield where the classes and functions of Headway among these names are defined."""
+    """Yield the defining paths of those names that are Headway's classes and functions."""
     for name in names:
         found = getattr(module, name)
         is_documented = inspect.isclass(found) or inspect.isfunction(found)

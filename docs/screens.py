@@ -1,10 +1,10 @@
-"""Run every `$ headway ...` in docs/*.md and write its output into the page.
+"""Run every `$ headway ...` of the pages in docs/ and write its output into the page.
 
     python docs/screens.py     from the root of the repository
 
 The commands run in a temporary folder with a `train.py` and the recorded machines of
-tests/machines; names of this machine and its folders are replaced. A screen stays as it is where
-its script is not in that folder, as one that trains with another library, unless it shows an error.
+tests/machines; names of this machine and its folders are replaced. A screen is not rewritten if a
+line of it is "...", or if its script is not in that folder, unless it shows an error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SCREEN = re.compile(r"```console\n\$ (headway .*)\n(?:[^`]|`(?!``))*```")
+ELIDED = re.compile(r"^ *\.\.\.$", re.MULTILINE)
 Execute = Callable[[list[str], dict[str, str], Path], str]
-TIMEOUT_S = 500  # an estimate of several strategies, where other work goes on
+TIMEOUT_S = 500  # an estimate of several strategies, on a busy machine
 WITH_ACCELERATE = """\
 from accelerate import Accelerator
 from accelerate.utils import BnbQuantizationConfig, set_seed
@@ -79,12 +80,14 @@ def run(command: str, stage: Path, execute: Execute = execute) -> str:
 
 
 def is_made(screen: str, command: str, stage: Path) -> bool:
-    """Return whether a screen is made by running its command: what that needs is on the stage."""
+    """Return whether a screen is the output of its command: whole, and its script is there."""
+    if ELIDED.search(screen):
+        return False
     scripts = [word for word in shlex.split(command) if word.endswith(".py")]
     return "error:" in screen or all((stage / script).exists() for script in scripts)
 
 
-def made_anew(text: str, stage: Path, run: Callable[[str, Path], str] = run) -> str:
+def updated(text: str, stage: Path, run: Callable[[str, Path], str] = run) -> str:
     """Return the text of a page with the output that its commands have now."""
 
     def screen_of(found: re.Match[str]) -> str:
@@ -100,7 +103,7 @@ def main() -> None:
         stage = Path(folder)
         make_stage(stage)
         for page in PAGES:
-            page.write_text(made_anew(page.read_text(), stage))
+            page.write_text(updated(page.read_text(), stage))
 
 
 if __name__ == "__main__":

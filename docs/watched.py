@@ -3,8 +3,8 @@
     make pictures      from the root of the repository, on Linux; needs unshare, ip and chromium
 
 Four ranks train `examples/char_gpt.py` as if on the recorded laptop of tests/machines, and the
-samples of one take long. The make target gives them namespaces of their own, so that no other run,
-no folder and no name of this machine is in the pictures.
+samples of one are slow. The make target runs them in separate namespaces, so the pictures show no
+other run, no folder and no name of this machine.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ PAGE_SIZE = "560,1120"  # of the part of the page that is shown
 
 
 def make_stage(folder: Path) -> None:
-    """Go to `folder`, which gets the example with a rank whose samples take 3 ms each."""
+    """Change to `folder` and write the example there; samples of rank 2 take 3 ms each."""
     text = (ROOT / "examples" / "char_gpt.py").read_text()
     text = text.replace("import argparse\n", "import argparse\nimport os\n")
     text = text.replace("= TensorDataset(", "= SlowOnRank2(")
     text = text.replace("\ndef main", f"{SLOW}\ndef main")
     (folder / "char_gpt.py").write_text(text)
     os.environ |= {"HOME": str(folder), "XDG_CONFIG_HOME": "", "XDG_STATE_HOME": ""}
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # or it tells that no name server answers
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # or it logs that no name server answers
     os.chdir(folder)
 
 
 def start(command: str, *more: str, rows: int, columns: int) -> Terminal:
-    """Start a command on a terminal of its own."""
+    """Start a command on a new terminal."""
     return Terminal("laptop_cpu", *command.split(), *more, rows=rows, columns=columns)
 
 
 def read(seconds: float, *terminals: Terminal) -> None:
-    """Draw what is printed in this time, or until one has ended."""
+    """Draw the output of this time, or until a terminal has closed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and all(map(Terminal.read, terminals)):
         pass
 
 
 def write(name: str, command: str, terminal: Terminal) -> None:
-    """Write docs/NAME, a picture of what a terminal shows."""
+    """Write docs/NAME, a picture of a terminal."""
     title = f"headway {command}"
     lines = [f"$ {title}", *lines_of(terminal)]
     (ROOT / "docs" / name).write_text(draw(title, terminal.screen.columns, lines), encoding="utf-8")

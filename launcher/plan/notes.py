@@ -181,7 +181,7 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     if not (is_alone or readers or any(uses.group for uses in known)):
         parts.append(
             f"no rank joined a process group: all {count} ranks did the same work, unless the "
-            "script reads RANK; docs/from-pytorch.md shows how to divide it"
+            "script reads RANK; see docs/guides/coming-from.md"
         )
     return ["; ".join(parts)] if parts else []
 

@@ -80,7 +80,7 @@ def supervise(
     if plan.is_one_machine and settings.num_processes > 1 and not is_debugged:
         watch.on_alone = lambda: log(
             f"note: no rank has joined a process group in {ALONE_AFTER_S} s: all {ranks} do the "
-            "same work, unless the script reads RANK; docs/from-pytorch.md shows how to divide it"
+            "same work, unless the script reads RANK; see docs/guides/coming-from.md"
         )
     if run_socket is not None:
         run_socket.figures = lambda: figures.to_json(output.last_line)

@@ -8,7 +8,7 @@ save; this process then kills the others, and ends what they have left, as a lau
 same runs again, from other seeds wherever the checkpoint has to know better. What each rank takes,
 computes and draws in each step must be what a run without a kill took, computed and drawn.
 
-Left out is what the product does not promise (docs/checkpoints.md): random augmentation in workers
+The product does not promise these (docs/reference/checkpoints.md): random augmentation in workers
 without a seed, and of streams without `state_dict()`; and a save in an evaluation.
 """
 

@@ -117,7 +117,7 @@ code=$?
 echo "code $code"
 if [ $code -eq 75 ]; then scontrol requeue $SLURM_JOB_ID; fi
 """
-"""What docs/clusters.md says for a job that goes on where it was stopped."""
+"""What docs/guides/clusters.md says for a job that goes on where it was stopped."""
 
 
 def submit_training(slurm: Slurm, training: Training, nap: str, *options: str) -> Job:

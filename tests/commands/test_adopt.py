@@ -43,9 +43,9 @@ def test_each_name_has_its_lines_and_all_its_differences(
 @pytest.mark.parametrize(
     ("text", "guide"),
     [
-        ("import torch.distributed\n", "docs/from-pytorch.md"),
-        ("import torch\nimport lightning.pytorch as pl\n", "docs/from-lightning.md"),
-        ("import torch\nfrom transformers import Trainer\n", "docs/from-accelerate.md"),
+        ("import torch.distributed\n", "docs/guides/coming-from.md"),
+        ("import torch\nimport lightning.pytorch as pl\n", "docs/guides/coming-from.md"),
+        ("import torch\nfrom transformers import Trainer\n", "docs/reference/accelerate.md"),
         ("import torch\nfrom headway import Accelerator\n", "imports headway already"),
         ("import os\n", "neither accelerate nor torch"),
     ],

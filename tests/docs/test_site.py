@@ -43,14 +43,14 @@ def test_the_site_is_built_without_a_warning_and_needs_no_other_server(tmp_path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
 
-    pages = {path.name: path.read_text() for path in site.glob("*.html")}
+    pages = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
     for text in pages.values():
         remote = (
             r"""<(?:script|img|iframe)[^>]+src=["']?(?:https?:)?//|<link[^>]+stylesheet[^>]+//"""
         )
         assert not re.search(remote, text)
-    assert all(f'id="{name}"' in pages["settings.html"] for name in TABLE)
-    assert 'id="headway.accelerator.Accelerator.prepare"' in pages["python.html"]
+    assert all(f'id="{name}"' in pages["reference/settings.html"] for name in TABLE)
+    assert 'id="headway.accelerator.Accelerator.prepare"' in pages["reference/python.html"]
 
 
 def test_every_setting_is_in_its_reference() -> None:
@@ -122,7 +122,7 @@ WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person, or t
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Path:
-    """A folder with the files that the README speaks of."""
+    """A folder with the files that the README names."""
     stage = tmp_path / "stage"
     stage.mkdir()
     screens.make_stage(stage)
