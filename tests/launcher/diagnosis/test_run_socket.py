@@ -63,8 +63,8 @@ def kind(
 
 SUSPENDED = """
 import os, signal
-from headway.launcher.diagnosis.run_socket import Run, RunSocket
-opened = RunSocket(Run(os.getpid(), "train.py", 2, 0, 1, 1e9))
+from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
+opened = RunSocket(ActiveRun(os.getpid(), "train.py", 2, 0, 1, 1e9))
 print("opened", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 opened.close()
