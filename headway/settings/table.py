@@ -217,8 +217,8 @@ class Settings:
     restart_delay = Setting(
         Seconds(0, 60),
         1,
-        "seconds before the first restart; doubled with every failure up to 60, until the run "
-        "makes progress",
+        "seconds before a restart if the failed attempt made no progress; doubled with each such "
+        "failure, up to 60",
         metavar="S",
         obeyed_by="launcher",
         has_flag=False,

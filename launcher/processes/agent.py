@@ -72,23 +72,26 @@ def place_of(failure: Failure | Hang | ServerDeath, folder: str | None) -> str:
 
 
 class Restarts:
-    """Doubles the delay with every failure until an attempt makes progress, which resets it.
+    """Delays a restart if the attempt made no progress, and doubles the delay with each of these.
 
-    Progress is a step beyond the furthest one before, or without known steps more than 60 s.
+    Progress is a step beyond the furthest one before, or without known steps more than 60 s. On
+    several machines `delay_s` is also the delay after progress, in which others can join.
     """
 
-    def __init__(self, delay_s: float) -> None:
+    def __init__(self, delay_s: float, *, is_one_machine: bool = True) -> None:
         self._furthest = 0  # step of all attempts
+        self._after_progress_s = 0.0 if is_one_machine else delay_s
         self._first_delay_s = delay_s
         self._delay_s = delay_s
 
     def after(self, what: str, step: int, lasted_s: float) -> tuple[str, float]:
         """Return the line to print, that `what` comes next, and the delay in seconds."""
         if step > self._furthest or (not step and lasted_s > _MAX_DELAY_S):
-            self._delay_s = self._first_delay_s
+            delay_s, self._delay_s = self._after_progress_s, self._first_delay_s
+        else:
+            delay_s = min(self._delay_s, _MAX_DELAY_S)
+            self._delay_s = delay_s * 2
         self._furthest = max(self._furthest, step)
-        delay_s = min(self._delay_s, _MAX_DELAY_S)
-        self._delay_s = delay_s * 2
         return what + (f" in {delay_s:.0f} s" if delay_s else ""), delay_s
 
 
@@ -136,7 +139,7 @@ class Agent(LocalElasticAgent):
         self._figures = figures
         self._ranks: RankProcesses | None = None
         settings = plan.settings
-        self._restarts = Restarts(settings.restart_delay)
+        self._restarts = Restarts(settings.restart_delay, is_one_machine=plan.is_one_machine)
         self._repeats = Repeats(self._project, settings.restart_anyway == YES)
         handler.judge = self._repeats.judge
         self._repeated = ""  # how the failure that has ended the run is the one before it

@@ -1,4 +1,4 @@
-"""Each restart is put off longer after each failure without progress."""
+"""A restart is immediate after progress, and delayed longer after each failure without it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ pytest.importorskip("torch")
 from headway.launcher.processes.agent import Restarts
 
 
-def test_the_default_delay_doubles_from_1_s_to_60_s_and_starts_anew_after_progress() -> None:
+def test_the_default_delay_doubles_from_1_s_to_60_s_and_is_none_after_progress() -> None:
     restarts = Restarts(resolve([], load("laptop_cpu"), {}).restart_delay)
 
     def next_delay(step: int = 0, lasted_s: float = 1) -> float:
         return restarts.after("", step, lasted_s)[1]
 
     assert [next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert [next_delay(lasted_s=61), next_delay()] == [1, 2]
-    assert [next_delay(step) for step in (7, 7, 5, 7, 8)] == [1, 2, 4, 8, 1]  # repeated ones
-    assert next_delay(8, lasted_s=61) == 2
+    assert [next_delay(lasted_s=61), next_delay()] == [0, 1]
+    assert [next_delay(step) for step in (7, 7, 5, 7, 8)] == [0, 1, 2, 4, 0]  # repeated ones
+    assert next_delay(8, lasted_s=61) == 1
+    machines = Restarts(3, is_one_machine=False)
+    assert [machines.after("", step, 1)[1] for step in (7, 7, 8)] == [3, 3, 3]
     never = Restarts(0)
     assert {never.after("restart", 0, 0) for _ in range(5)} == {("restart", 0)}
     assert Restarts(1).after("restart", 0, 0) == ("restart in 1 s", 1)
