@@ -149,6 +149,9 @@ def pytest_configure(config: pytest.Config) -> None:
     They make and remove some 20,000 folders, which takes milliseconds each on a disk.
     """
     gc.disable()  # until the tests are collected
+    vars(gc)["unfreeze"] = bool  # commands do, and each collection would look through all imports
+    if config.getoption("--long"):
+        os.environ["LONG_TESTS"] = "1"  # see tests/waiting.py
     sys.addaudithook(_refuse_processes)
     if importlib.util.find_spec("torch") is None:
         from headway.commands import main

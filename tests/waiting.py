@@ -1,10 +1,14 @@
-"""The way in which tests wait for what other processes do: each time with a limit."""
+"""What tests share: whether the long forms run, and waiting for what other processes do."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
+
+IS_LONG = "LONG_TESTS" in os.environ
+"""Whether the tests run with --long: what is random is then repeated more often."""
 
 
 def wait_until(

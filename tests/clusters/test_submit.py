@@ -21,12 +21,16 @@ pytestmark = [
 
 HEADWAY = (sys.executable, "-m", "headway")
 
-# stops with 75 the first time
+# stops with 75 the first time; the first rank that ends would end those that have yet to print
 RANK = """
-import os, sys
+import os, sys, time
+from pathlib import Path
 again = os.environ.get("SLURM_RESTART_COUNT", "0")
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
 print("attempt", again, "rank", rank, "of", world, sys.argv[1:], flush=True)
+Path(f"printed_{again}_{rank}").touch()
+while len([*Path().glob(f"printed_{again}_*")]) < int(world):
+    time.sleep(0.05)
 sys.exit(75 if again == "0" else 3)
 """
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 from headway.commands.main import main
 from headway.ipc.origin import Layer
@@ -17,11 +17,8 @@ from tests.distributed.launching import environment
 
 def run(*words: str) -> tuple[int, str]:
     """Return the exit code and all that is printed; a traceback would be an exception here."""
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-        return main(words), out.getvalue() + err.getvalue()
+    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(printed):
+        return main(words), printed.getvalue()
 
 
 def python(

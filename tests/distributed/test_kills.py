@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,9 @@ from tests.distributed.families import (
 )
 from tests.distributed.launching import HEADWAY, begin, finished, launch, on_linux, script, start
 from tests.distributed.networks import needs_namespaces
-from tests.waiting import wait_until
+from tests.waiting import IS_LONG, wait_until
 
 pytestmark = on_linux
-
-LONG = pytest.mark.long
 
 
 def start_families(count: int, *words: str) -> tuple[subprocess.Popen[str], list[int]]:
@@ -55,37 +54,16 @@ def kill_suspended(processes: list[psutil.Process]) -> None:
             process.send_signal(number)
 
 
-def kill_launcher_and_server(count: int, *words: str) -> list[str]:
-    """Kill both in a new run; return what is left."""
-    process, ranks = start_families(count, *words)
-    ours = above(ranks[0], process.pid)
-    kill_suspended([ours[0], ours[-1]])
-    process.communicate()
-    return survivors()
-
-
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("counts", "method"),
-    [((2,), "fork"), *(pytest.param((1, 2, 8) * 8, way, marks=LONG) for way in ("fork", "exec"))],
-)
-def test_nothing_survives_launcher_and_fork_server_killed_together(
-    counts: tuple[int, ...], method: str
-) -> None:
-    left = [kill_launcher_and_server(count, "--set", f"start_method={method}") for count in counts]
-    assert not any(left)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("spared", ["fork server", "guardian", "launcher"])
-def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together(spared: str) -> None:
-    process, ranks = start_families(2)
-    ours = dict(
-        zip(["fork server", "guardian", "launcher"], above(ranks[0], process.pid), strict=True)
-    )
-    kill_suspended([pid for name, pid in ours.items() if name != spared])
-    process.communicate(timeout=120)
-    assert not survivors()
+def test_nothing_survives_two_of_the_three_above_the_ranks_killed_together() -> None:
+    names = ("fork server", "guardian", "launcher")
+    often = product(names, (1, 2, 8) * 8, ("fork", "exec"))
+    for spared, count, method in often if IS_LONG else [("guardian", 2, "fork")]:
+        process, ranks = start_families(count, "--set", f"start_method={method}")
+        ours = dict(zip(names, above(ranks[0], process.pid), strict=True))
+        kill_suspended([pid for name, pid in ours.items() if name != spared])
+        process.communicate(timeout=120)
+        assert not survivors(), (spared, count, method)
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ import pytest
 
 from tests.distributed.families import process_of_this_test, processes_of_this_test, survivors
 from tests.distributed.launching import on_linux, start
-from tests.waiting import wait_for_lines, wait_until
+from tests.waiting import IS_LONG, wait_for_lines, wait_until
 
 pytest.importorskip("torch")
 pytestmark = [*on_linux, pytest.mark.timeout(300)]  # two runs, which may take LIMIT_S each
@@ -143,11 +143,10 @@ def one_rank(job: Job, rank: int, number: signal.Signals) -> None:
     process_of_this_test(job.pid(rank)).send_signal(number)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_ranks_that_are_killed_at_random_are_restarted_and_end_with_the_same_weights(
-    count: int, tmp_path: Path, undisturbed: Callable[..., str]
+    tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
-    job, dice = Job(tmp_path / "job", *TWO), random.Random()
+    job, dice, count = Job(tmp_path / "job", *TWO), random.Random(), 20 if IS_LONG else 2
     process = job.start(flags=("--max-restarts", str(count), "--set", "restart_delay=0"))
     killed: set[int] = set()
     for step in sorted(dice.randrange(STEPS - 3) for _ in range(count)):

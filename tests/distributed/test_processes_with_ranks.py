@@ -44,7 +44,7 @@ from tests.distributed.in_ranks import (
 pytestmark = marks(__name__)
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_collectives_agree_with_arithmetic() -> None:
     accelerator = Accelerator()
     last = WORLD - 1
@@ -69,7 +69,7 @@ def test_collectives_agree_with_arithmetic() -> None:
     assert objects == [f"rank {last}", last]
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_tensors_are_padded_to_the_longest() -> None:
     ragged = torch.ones(RANK + 1, 2)
     padded = pad_across_processes(ragged, pad_index=7).tolist()
@@ -82,7 +82,7 @@ def test_tensors_are_padded_to_the_longest() -> None:
             pad_across_processes(own, pad_index=index)
 
 
-@with_ranks(2, 3)
+@with_ranks(3, long=(2,))
 def test_tensors_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
     Accelerator()
     last = int(RANK == WORLD - 1)
@@ -105,14 +105,14 @@ def test_tensors_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
         assert f"{of_last} on rank {WORLD - 1}" in str(refused.value)
 
 
-@with_ranks(2, 3)
+@with_ranks(3, long=(2,))
 def test_the_device_mesh_is_of_all_ranks_and_makes_no_group_of_its_own() -> None:
     mesh = Accelerator().world.mesh
     assert (mesh.get_local_rank("data"), mesh.size()) == (RANK, WORLD)
     assert mesh.get_group("data") is dist.group.WORLD
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_each_rank_knows_its_place_and_its_turn() -> None:
     accelerator = Accelerator()
     with accelerator.main_process_first():
@@ -139,7 +139,7 @@ def test_each_rank_knows_its_place_and_its_turn() -> None:
     assert torch.load("saved.pt") == {"rank": 0}
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_ranks_take_their_turns_though_the_first_one_leaves_by_an_error() -> None:
     accelerator = Accelerator()
     with contextlib.suppress(OSError), accelerator.main_process_first():
@@ -150,7 +150,7 @@ def test_ranks_take_their_turns_though_the_first_one_leaves_by_an_error() -> Non
     accelerator.wait_for_everyone()
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_what_is_for_each_machine_s_first_rank_happens_there_first_and_only_there() -> None:
     accelerator = Accelerator()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -164,7 +164,7 @@ def test_what_is_for_each_machine_s_first_rank_happens_there_first_and_only_ther
     assert accelerator.on_local_main_process(lambda: RANK)() == (0 if RANK == 0 else None)
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_a_state_made_before_the_accelerator_has_its_ranks() -> None:
     state = PartialState()
     accelerator = Accelerator()
@@ -178,7 +178,7 @@ def test_a_state_made_before_the_accelerator_has_its_ranks() -> None:
     assert on_first() == (0 if RANK == 0 else None)
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_the_state_s_text_has_the_usual_lines() -> None:
     kind = f"{DistributedType.NO if WORLD == 1 else DistributedType.MULTI_CPU}"
     kind += "  Backend: gloo" if WORLD > 1 else ""
@@ -200,7 +200,7 @@ def part_of(inputs: Any, *, padded: bool = False) -> Any:
         return part
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_parts_of_inputs_are_consecutive_and_complete() -> None:
     deep = part_of({"x": list("abcd"), "deep": {"y": torch.arange(8).view(4, 2)}})
     for mine in (part_of(list("abcd")), deep["x"]):
@@ -221,7 +221,7 @@ def test_padded_parts_are_equally_long_and_repeat_the_last_element() -> None:
     assert part.tolist() == [[0, 1], [2, 3], [3, 3]][RANK]
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_a_trigger_of_one_rank_is_seen_once_by_all() -> None:
     accelerator = Accelerator()
     assert not accelerator.check_trigger()
@@ -231,7 +231,7 @@ def test_a_trigger_of_one_rank_is_seen_once_by_all() -> None:
     assert not accelerator.check_trigger()
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 3, long=(2,))
 def test_every_rank_writes_its_own_trace() -> None:
     accelerator = Accelerator()
     with accelerator.profile(ProfileKwargs(activities=["cpu"], output_trace_dir="traces")):
@@ -244,7 +244,7 @@ def timeout_s() -> float:
     return float(backend.options._timeout.total_seconds())
 
 
-@with_ranks(2, 3)
+@with_ranks(3, long=(2,))
 def test_the_timeout_reaches_a_group_that_exists_but_another_backend_is_refused() -> None:
     Accelerator()
     assert timeout_s() == 1800
@@ -254,7 +254,7 @@ def test_the_timeout_reaches_a_group_that_exists_but_another_backend_is_refused(
         Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="mpi")])
 
 
-@with_ranks(2, 3)
+@with_ranks(3, long=(2,))
 def test_a_new_group_is_as_the_handler_describes_it() -> None:
     """The last check, for the group of all before is gone."""
     Accelerator().end_training()

@@ -121,7 +121,7 @@ DRIFTS: dict[Callable[..., None], str] = {
 }
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_ranks_whose_weights_differ_are_refused() -> None:
     for drift, told in DRIFTS.items():
         with pytest.raises(UsageError) as refused:
@@ -157,7 +157,7 @@ def test_weights_that_are_meant_to_differ_are_not_compared() -> None:
     accelerator.save_state("same")
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_frozen_models_have_the_weights_of_rank_0() -> None:
     accelerator, net = Accelerator(), Net().requires_grad_(False)
     net.register_buffer("mean", torch.tensor([float(RANK)]))
@@ -168,7 +168,7 @@ def test_frozen_models_have_the_weights_of_rank_0() -> None:
         accelerator.prepare(torch.nn.Linear(1, 1 + RANK).requires_grad_(False))
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2, long=(3,))
 def test_named_methods_exchange_gradients() -> None:
     handler = DistributedDataParallelKwargs(find_unused_parameters=True)
     accelerator, model, optimizer = prepared(
@@ -293,7 +293,7 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
     assert "note" not in said(both)
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_a_number_of_a_sharded_weight_is_that_of_all_of_it() -> None:
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 6)

@@ -134,7 +134,7 @@ for batch in loader:
 
 
 def train(how: str, *words: str) -> subprocess.CompletedProcess[str]:
-    usual = ["-q", "--cpu", "--num-processes", "2", "--max-restarts", "3", *NO_DELAY]
+    usual = ["-q", "--cpu", "--num-processes", "2", "--max-restarts", "2", *NO_DELAY]
     return launch(*usual, *words, script(TRAINING), how)
 
 
@@ -143,17 +143,17 @@ def test_a_failure_that_is_the_one_before_it_again_ends_the_run_and_the_next_one
     assert (done.returncode, done.stdout.count("tried 0")) == (76, 2), done.stderr
     *_, cause = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert "exit code 76, not the rank's own 1: ValueError at " in cause
-    end = "as in the failure before it with no new step in between; 1 of 3 restarts used"
+    end = "as in the failure before it with no new step in between; 1 of 2 restarts used"
     assert cause.endswith(f"after step 5 {end}")
     assert restarts(find(None)) == [
-        "1 of 3 restarts used",
+        "1 of 2 restarts used",
         "rank 1 of 2 failed with ValueError at step 5",
     ]
     assert "--restart-anyway restarts it nonetheless" in done.stderr
     again = train("hopeless")
     assert (again.returncode, again.stdout.count("tried 0")) == (76, 1), again.stderr
     anyway = train("hopeless", "--restart-anyway")
-    assert (anyway.returncode, anyway.stdout.count("tried 0")) == (1, 4), anyway.stderr
+    assert (anyway.returncode, anyway.stdout.count("tried 0")) == (1, 3), anyway.stderr
 
 
 def test_a_failure_before_the_first_new_step_is_the_one_before_it_again() -> None:
@@ -163,7 +163,7 @@ def test_a_failure_before_the_first_new_step_is_the_one_before_it_again() -> Non
 
 def test_a_run_that_progresses_between_failures_has_all_its_restarts() -> None:
     done = train("forward")
-    assert (done.returncode, done.stdout.count("tried 0")) == (1, 4), done.stderr
+    assert (done.returncode, done.stdout.count("tried 0")) == (1, 3), done.stderr
 
 
 def test_two_connections_refused_at_the_start_are_retried() -> None:

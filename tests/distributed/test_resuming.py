@@ -21,7 +21,6 @@ from headway.utils import DataLoaderConfiguration, set_seed
 from tests.distributed.in_ranks import WORLD, run_in_ranks
 
 pytestmark = pytest.mark.distributed
-LONG = pytest.mark.long
 
 
 class Trained(NamedTuple):
@@ -198,7 +197,7 @@ def test_two_ranks_go_on_bit_for_bit_and_others_see_each_sample_once(tmp_path: P
     require_that_each_goes_on_from_the_others([(2, 1), (2, 3)], begun, tmp_path)
 
 
-@LONG
+@pytest.mark.long
 def test_any_number_of_ranks_goes_on_from_any_other(tmp_path: Path) -> None:
     worlds = (1, 2, 3, 4)
     begun = {world: run_in_ranks(world, tmp_path, whole, limit_s=400)[0] for world in worlds}

@@ -53,7 +53,7 @@ def sgd(model: torch.nn.Module, lr: float = 0.1, momentum: float = 0) -> Any:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2, long=(3,))
 def test_weights_are_those_of_plain_torch_on_the_same_global_batches() -> None:
     """With and without bf16 and accumulation, and where the data cannot be shared out evenly."""
     found = PARITY["compare"]()
@@ -61,7 +61,7 @@ def test_weights_are_those_of_plain_torch_on_the_same_global_batches() -> None:
         assert difference <= (1e-2 if precision == "bf16" else 1e-6)
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2, long=(3,))
 def test_one_scheduler_step_per_optimizer_step_also_in_an_incomplete_window() -> None:
     """In an epoch of 10 batches in each rank."""
     for accumulation, split, steps in ((1, False, 10), (1, True, 10), (3, False, 4)):
@@ -114,7 +114,7 @@ def test_an_optimizer_with_a_closure_sees_the_loss_of_all_ranks() -> None:
     assert values(model) == pytest.approx(values(plain), abs=1e-4)
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_gradients_stay_on_their_rank_until_they_are_due() -> None:
     set_seed(0)
     data = TensorDataset(torch.randn(5 * WORLD, 3))
@@ -131,7 +131,7 @@ def test_gradients_stay_on_their_rank_until_they_are_due() -> None:
     assert found == [False, True, False, True, True]
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_sync_each_batch_exchanges_gradients_of_every_micro_batch() -> None:
     for each, expected in ((False, [False, True, False, True]), (True, [True] * 4)):
         plugin = GradientAccumulationPlugin(num_steps=2, sync_each_batch=each)
@@ -147,7 +147,7 @@ def test_sync_each_batch_exchanges_gradients_of_every_micro_batch() -> None:
         assert found == expected
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_an_exchange_can_be_triggered_in_the_last_of_several_backward_passes() -> None:
     accelerator = Accelerator()
     model = accelerator.prepare(torch.nn.Linear(2, 1))
@@ -201,7 +201,7 @@ def test_compiled_models_train_alike_and_keep_the_names_of_their_weights() -> No
         assert [*unwrapped.state_dict()] == ["0.0.weight", "0.0.bias", "1.0.weight", "1.0.bias"]
 
 
-@with_ranks(1, 2, 3)
+@with_ranks(1, 2, long=(3,))
 def test_a_model_for_evaluation_exchanges_nothing() -> None:
     model: Any = torch.nn.Linear(1, 1)
     prepared = Accelerator().prepare_model(model, evaluation_mode=True)
@@ -235,7 +235,7 @@ def weights_of_two_models() -> dict[str, list[float]]:
     return result
 
 
-@each_world(2, 3)
+@each_world(2, long=(3,))
 @pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-5), ("bf16", 0.05)])
 def test_two_models_with_an_optimizer_each_train_alike_with_any_number_of_ranks(
     world: int, precision: str, tolerance: float
@@ -246,7 +246,7 @@ def test_two_models_with_an_optimizer_each_train_alike_with_any_number_of_ranks(
     assert ranks[0] == pytest.approx(alone, abs=tolerance)
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_each_rank_goes_on_with_its_own_buffers_from_a_checkpoint() -> None:
     def prepared() -> tuple[Accelerator, Any]:
         accelerator = Accelerator(cpu=True)
@@ -283,7 +283,7 @@ class Partly(torch.nn.Module):
         return self.used(x)
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_find_unused_parameters_reaches_ddp() -> None:
     def train(finds: bool) -> None:
         handler = DistributedDataParallelKwargs(find_unused_parameters=finds)
@@ -305,7 +305,7 @@ def prepared_with_hook(hook: DDPCommunicationHookType) -> tuple[Accelerator, Any
     return accelerator, accelerator.prepare(torch.nn.Linear(4, 4, bias=False))
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_gradients_are_exchanged_by_the_hook() -> None:
     found = {}
     for hook in ("no", "fp16", "power_sgd"):
@@ -321,7 +321,7 @@ def test_gradients_are_exchanged_by_the_hook() -> None:
     assert found["power_sgd"] == pytest.approx(mean, abs=1e-4)
 
 
-@with_ranks(2, 3)
+@with_ranks(2, long=(3,))
 def test_a_hook_that_torch_cannot_run_here_is_refused() -> None:
     has_hook = torch.version.cuda is not None or torch.version.hip is not None
     with nullcontext() if has_hook else pytest.raises(MachineError):
@@ -412,7 +412,7 @@ def _train_on_tokens(accumulation: int, way: str) -> list[float]:
     return values(model)
 
 
-@each_world(1, 2, 3)
+@each_world(1, 2, long=(3,))
 def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_they_are_shared_out(
     world: int,
 ) -> None:

@@ -11,7 +11,10 @@ from types import ModuleType
 
 import pytest
 
+from headway.commands.main import COMMANDS as commands
+from tests.commands.running import run
 from tests.distributed import launching
+from tests.waiting import IS_LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +32,15 @@ screens = load_screens()
 
 
 def printed_by(command: str, stage: Path) -> str:
-    """Return the output of a command of a page, forked where that is the same."""
+    """Return the output of a command of a page, in this process if it starts no other."""
 
     def execute(words: list[str], environ: dict[str, str], folder: Path) -> str:
+        if "--dry-run" in words or words[3] in ("adopt", "config", "doctor", "env"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                for name in ("HOME", "XDG_CONFIG_HOME"):
+                    patch.setenv(name, environ[name])
+                return run(*words[3:])[1]
         environ = environ | {"PYTHONPATH": launching.environment()["PYTHONPATH"]}
         done = launching.run(
             words, environ, timeout_s=screens.TIMEOUT_S, cwd=folder, stderr=subprocess.STDOUT
@@ -53,9 +62,9 @@ COMMANDS = [
 @pytest.mark.usefixtures("warm_pythons")
 @pytest.mark.parametrize(("page", "shown", "command"), COMMANDS, ids=lambda word: word[:60])
 def test_a_page_shows_what_a_command_prints(
-    page: str, shown: str, command: str, tmp_path: Path, pytestconfig: pytest.Config
+    page: str, shown: str, command: str, tmp_path: Path
 ) -> None:
-    if command.startswith(("headway estimate ", "headway test ")) and not pytestconfig.option.long:
+    if command.startswith(("headway estimate ", "headway test ")) and not IS_LONG:
         pytest.skip("the long form; runs with --long")  # other tests show it, on smaller models
     stage = tmp_path / "stage"
     stage.mkdir()
@@ -93,8 +102,6 @@ def test_the_training_page_lists_names_that_exist() -> None:
 
 
 def test_the_pages_have_screens_and_name_only_commands_that_exist() -> None:
-    from headway.commands.main import COMMANDS as commands
-
     assert len(COMMANDS) > 5
     for page in screens.PAGES:
         for name in re.findall(r"`headway (\w+)", page.read_text()):

@@ -19,6 +19,7 @@ from headway.settings.table import TABLE
 from tests.distributed.launching import HEADWAY, environment, launch, run, script
 from tests.docs import test_screens
 from tests.docs.test_screens import ROOT, printed_by, screens
+from tests.waiting import IS_LONG
 
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TESTED = {"sh", "console", "python", "yaml"}
@@ -133,7 +134,10 @@ def stage(tmp_path: Path) -> Path:
 
 @pytest.mark.distributed
 @pytest.mark.usefixtures("warm_pythons")
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=[pytest.mark.long] * ("estimate" in one)) for one in sorted(COMMANDS)],
+)
 def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
     command: str, stage: Path
 ) -> None:
@@ -142,6 +146,8 @@ def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
     for sign, added in WHAT_A_TEST_ADDS.items():
         if sign in command:
             words[2:2] = shlex.split(added)
+    if words[1] == "launch" and not {"--lr", "--dry-run"} & {*words} and not IS_LONG:
+        words.insert(2, "--dry-run")  # one launch of them all is enough
     if "unset" in words:
         printed_by("headway config set num_processes=2", stage)
     printed = printed_by(shlex.join(words), stage)

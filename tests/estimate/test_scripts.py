@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.test_site import blocks
 from tests.estimate.following import ROOT, Follow
+from tests.waiting import IS_LONG
 
 pytestmark = pytest.mark.processes
 
@@ -54,10 +55,13 @@ def unfollowed(chosen: list[Idiom], follow: Follow) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(900)
 def test_idioms_of_each_kind_are_followed(follow: Follow) -> None:
-    followed = [idiom for idiom in IDIOMS if idiom.kind not in ("hard", "libraries")]
+    own = [idiom for idiom in IDIOMS if idiom.kind not in ("hard", "libraries")]
     named = [i for i in IDIOMS if i.name.startswith(("the accelerator of", "prepared workers"))]
-    assert not unfollowed(followed[::QUICK] + named, follow)
+    all_of_them = [idiom for idiom in IDIOMS if idiom.kind != "hard"]
+    failed = unfollowed(all_of_them if IS_LONG else own[::QUICK] + named, follow)
+    assert not [text for text in failed if "ModuleNotFoundError" not in text]
 
 
 def test_a_script_that_cannot_be_followed_names_its_line(follow: Follow) -> None:
@@ -65,14 +69,7 @@ def test_a_script_that_cannot_be_followed_names_its_line(follow: Follow) -> None
     assert len(unfollowed(hard, follow)) == len(hard)
 
 
-@pytest.mark.long
-def test_all_idioms_but_the_hard_ones_are_followed(follow: Follow) -> None:
-    failed = unfollowed([idiom for idiom in IDIOMS if idiom.kind != "hard"], follow)
-    assert not [text for text in failed if "ModuleNotFoundError" not in text]
-
-
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow, every: int) -> None:
+def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow) -> None:
     scripts = sorted((ROOT / "examples").glob("*.py"))
     assert len(scripts) >= 9
     pages = [(page, text) for page, text in blocks("python") if "optimizer.step()" in text]
@@ -80,7 +77,7 @@ def test_each_example_and_each_script_of_the_pages_is_followed(follow: Follow, e
     for number, (page, text) in enumerate(pages):
         scripts.append(Path(f"{number}_{page}.py"))
         scripts[-1].write_text(text)
-    for script in scripts[::every]:
+    for script in scripts[:: 1 if IS_LONG else 3]:
         outcome = follow(script)
         assert (outcome.failed_at, outcome.steps) == ("", 2), script
 
