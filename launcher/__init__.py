@@ -1,1 +1,1 @@
-"""Decides, then starts: settings and a machine become a plan, a plan becomes running ranks."""
+"""The launcher: makes a plan from the settings and the machine, and runs its ranks."""

@@ -1,4 +1,4 @@
-"""A launcher that is PID 1, as in a container: it stays as a small init above the run.
+"""A minimal init for a launcher that runs as PID 1, such as in a container.
 
 The kernel gives PID 1 no default action for a signal, so a script without handlers would ignore
 SIGTERM, and orphans of the container would stay zombies.
@@ -23,13 +23,13 @@ _NOT_FORWARDED = {
 
 
 def leave_pid_1() -> None:
-    """Return in a child; this process forwards signals to it and reaps orphans until it ends.
+    """Fork and return in the child; the parent forwards signals and reaps orphans until it exits.
 
-    The child has a process group of its own, the terminal's foreground one: Ctrl-C reaches it once.
+    The child gets its own process group, in the terminal's foreground: Ctrl-C reaches it once.
     """
     forwarded = signal.valid_signals() - _NOT_FORWARDED
     awaited = {*forwarded, signal.SIGCHLD}
-    signals.reset_handlers(signal.SIGCHLD)  # ignored, it would not be sent
+    signals.reset_handlers(signal.SIGCHLD)  # an ignored SIGCHLD is not sent
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     child = os.fork()
     if child == 0:

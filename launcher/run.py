@@ -1,4 +1,4 @@
-"""Runs a plan: one process replaces the launcher or runs inside it; several run under the agent."""
+"""Run a plan: one process replaces the launcher or runs inside it; several run under the agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.errors import STOP_SIGNALS, HeadwayError
 from headway.ipc import signals
 from headway.ipc.run_contract import RECORD_VARIABLE
-from headway.ipc.stderr import flush_streams, log
+from headway.ipc.stderr import flush_streams, log, waiting_for
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headway.launcher.diagnosis.run_socket import RunSocket
     from headway.launcher.processes.starter import Starter
 
-_DIFF_WITHIN_S = 0.5  # that the start of a single process waits for `git diff`
+_DIFF_WITHIN_S = 0.5  # how long the start of a single process waits for `git diff`
 
 
 def run(
@@ -34,17 +34,17 @@ def run(
     is_quiet: bool = False,
     start: Callable[[], Launch] | None = None,
 ) -> int:
-    """Run the plan to its end and return the exit code; does not return for an exec'ed script.
+    """Run the plan and return the exit code; does not return if the script replaces this process.
 
-    `start` returns what the run's record says of the launch: None where there is to be no record.
+    `start` returns the launch's part of the run's record; if it is None, no record is written.
     Raises LaunchError or WorkerFailed.
     """
     environment = changed(plan, environ)
-    environment.pop(RECORD_VARIABLE, None)  # of a run that this process is a part of
+    environment.pop(RECORD_VARIABLE, None)  # inherited from an outer run
     if plan.is_single_rank:
         import socket
 
-        with socket.create_server((LOOPBACK, 0)) as server:  # nobody listens at this port then
+        with socket.create_server((LOOPBACK, 0)) as server:  # a free port
             address = server.getsockname()
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(address[1])}
     if plan.supervised is None:
@@ -60,9 +60,6 @@ def run(
     # the fork server imports torch in parallel
     starter = Starter(plan, environment, is_quiet=is_quiet)
     try:
-        # not in the handler: a second signal would interrupt that import
-        from headway.ipc.stderr import waiting_for
-
         signals.trap(lambda *_: log("no rank has started yet"), signal.SIGQUIT)
 
         with _answering(plan) as run_socket, _recorded(plan, environ, start) as recorder:
@@ -100,7 +97,7 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
 
 
 def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
-    """Answer `headway top` and `headway stack`; a launch that cannot is run all the same."""
+    """Serve `headway top` and `headway stack`; without a socket, the launch runs all the same."""
     from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 
     settings = plan.settings
@@ -115,7 +112,7 @@ def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
     try:
         return closing(RunSocket(run))
     except OSError as error:
-        log(f"note: `headway stack` will not find this launch: its socket: {error.strerror}")
+        log(f"note: `headway stack` cannot find this launch, which has no socket: {error.strerror}")
         return nullcontext()
 
 
@@ -136,7 +133,7 @@ def _begin_record(environ: Mapping[str, str], start: Callable[[], Launch]) -> di
 def _recorded(
     plan: LaunchPlan, environ: Mapping[str, str], start: Callable[[], Launch] | None
 ) -> Iterator[Recorder | None]:
-    """Write the record of a run beside its ranks, to its end, also by an exception."""
+    """Record the run until it ends, including by an exception."""
     recorder: Recorder | None = None
     try:
         if start is not None:
@@ -160,7 +157,7 @@ def _recorded(
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Return a LaunchError for what the system has refused; any other error as it is."""
+    """Return a LaunchError if the system is out of a resource, else the error unchanged."""
     from headway.launcher.diagnosis.torch_messages import NO_THREAD, contains
     from headway.launcher.processes.starter import cannot_start
 
@@ -174,15 +171,15 @@ def _refusal(error: BaseException) -> BaseException:
 
 
 def _end_by(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the report of a launch that ends by an exception."""
-    if isinstance(error, SystemExit):  # of a stop signal
+    """Return the exit code and the report of a launch that an exception ended."""
+    if isinstance(error, SystemExit):  # from a stop signal
         return int(error.code or 0), "stopped before its ranks had started"
     code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
     return code, str(error) or type(error).__name__
 
 
 def wants_color(environ: Mapping[str, str]) -> bool:
-    """Return whether a terminal may be coloured: no-color.org, and TERM."""
+    """Return whether the output may have colors, by NO_COLOR and TERM (no-color.org)."""
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
@@ -192,9 +189,9 @@ def changed(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _replace_with_script(plan: LaunchPlan, environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the script's Python, which keeps its pid, terminal and stdin."""
+    """Replace this process with the script's Python, which keeps the pid, terminal and stdin."""
     flush_streams()
-    # Python ignores them, which exec would pass on
+    # Python ignores these signals, and exec would keep them ignored
     signals.restore_handlers(dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL))
     program = plan.program
     command = program.command(plan.python)
@@ -221,7 +218,7 @@ def _run_in_process(plan: LaunchPlan, environment: Mapping[str, str]) -> None:
         del os.environ[name]
     os.environ.update(environment)
     if not worker.is_path_safe():
-        del sys.path[0]  # where Python found `headway`; the script's folder takes its place
+        del sys.path[0]  # where Python found `headway`; the script's folder replaces it
     if signal.getsignal(signal.SIGTERM) is signals.exit_on_signal:
         signals.reset_handlers(signal.SIGTERM)
     atexit.register(worker.finish_process)

@@ -1,4 +1,4 @@
-"""What the environment of a cluster says of this machine's place in a run.
+"""This machine's place in a run, from a cluster's environment variables.
 
-Never talks to another machine, but for asking SLURM or PMIx.
+Never contacts another machine, except a SLURM or PMIx server.
 """

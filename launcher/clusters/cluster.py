@@ -1,7 +1,7 @@
-"""What a cluster's variables say of a machine's place in the run.
+"""The settings, rank and job id that a cluster's variables assign to this process.
 
-The row of `table.py` that fits the environment gives one layer of settings, weaker than all that a
-person sets: it answers only for settings that are left to `auto`. No torch, nothing is started.
+The row of `table.py` that matches the environment makes one layer of settings, weaker than every
+value that the user sets: it only fills in settings that are `auto`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SIGNS = (
     *("PET_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "JSM_NAMESPACE_", "FLUX_", "SLURM_"),
     *("SKYPILOT_", "WORLD_", "RANK", "JOB_COMPLETION_", "AWS_BATCH_JOB_", "SM_", "PBS_", "LSB_"),
 )
-"""Prefixes of the variables in NUMBERINGS: without one of them neither it nor a row is imported."""
+"""Prefixes of the variables in NUMBERINGS; if none is set, no row is imported."""
 
 
 def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) -> Entries:
-    """Return the settings that the cluster in `environ` holds, with its variables as origins.
+    """Return the settings from the cluster's variables in `environ`, which are their origins.
 
-    `layers`, the user's settings from the weakest on, name the cluster. A launch inside a rank is
-    no part of that rank's run.
+    `layers` are the user's settings, weakest first, which may name the cluster. A launch inside
+    a rank is not part of that rank's run.
     """
     wanted = _wanted(layers)
     may_be_on_one = any(name.startswith(SIGNS) for name in environ) and not _is_inside_rank(environ)
@@ -38,9 +38,9 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
 
 
 def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
-    """Return this process's place where its cluster has started each rank by itself.
+    """Return this process's rank if the cluster started each rank itself, else None.
 
-    Where the user has set which machine this is, the cluster has started one launch per machine.
+    If the user sets the number or rank of the machine, the cluster started one launch per machine.
     """
     typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if typed or settings.cluster == NO_CLUSTER:
@@ -51,7 +51,7 @@ def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | Non
 
 
 def job_in(environ: Mapping[str, str], settings: Settings) -> str:
-    """Return the id of the scheduler's job that this process runs in; empty outside of one."""
+    """Return the id of the scheduler's job that this process runs in; empty outside a job."""
     if JOB_VARIABLE in environ or settings.cluster == NO_CLUSTER:
         return environ.get(JOB_VARIABLE, "")
     from headway.launcher.clusters.table import row_of
@@ -60,13 +60,13 @@ def job_in(environ: Mapping[str, str], settings: Settings) -> str:
 
 
 def _is_inside_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether a rank has started this process, and not another job that it has submitted."""
+    """Return whether a rank of the same job started this process."""
     job, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
     return RUN_VARIABLE in environ and job == environ.get(JOB_VARIABLE, "")
 
 
 def _wanted(layers: Sequence[Entries]) -> str:
-    """Return the cluster that a person has named; an unknown name is reported elsewhere."""
+    """Return the cluster that the user named, else `auto`; unknown names are reported elsewhere."""
     row = TABLE["cluster"]
     named = [layer["cluster"] for layer in layers if "cluster" in layer]
     return str(row.parse(named[-1].raw)) if named and row.reads(named[-1].raw) else AUTO

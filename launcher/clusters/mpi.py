@@ -1,6 +1,6 @@
-"""What mpirun of Open MPI says of a process that it has started, and its PMIx server, without MPI.
+"""Rank, world size and hosts from Open MPI's environment and its PMIx server, without MPI.
 
-Sources: Open MPI's documentation, environment variables that are defined for each MPI process; the
+Sources: Open MPI's documentation, environment variables defined for each MPI process; the
 PMIx 4 standard, chapters on PMIx_Init, PMIx_Get and reserved keys; pmix_common.h for the layout of
 pmix_proc_t and pmix_value_t, and the numbers of types and ranks.
 """
@@ -23,7 +23,7 @@ _SIZE, _RANK = NUMBERINGS["mpi"].size, NUMBERINGS["mpi"].rank
 _LOCAL_SIZE, _LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
 _NAMESPACE = "PMIX_NAMESPACE"
 _STRING, _UINT32 = 3, 14
-_ANY_RANK = 0xFFFFFFFE  # PMIX_RANK_WILDCARD: what holds for the whole job
+_ANY_RANK = 0xFFFFFFFE  # PMIX_RANK_WILDCARD: for keys of the whole job
 _NAME = "libpmix.so.2"
 
 
@@ -31,7 +31,7 @@ def _derive(environ: Environ) -> Entries:
     try:
         return _place(environ)
     except (ValueError, KeyError, OSError) as error:
-        return unreadable(_SIZE, "mpirun does not say where its machines are", error)
+        return unreadable(_SIZE, "cannot read the hosts from mpirun", error)
 
 
 def _place(environ: Environ) -> Entries:
@@ -39,7 +39,7 @@ def _place(environ: Environ) -> Entries:
     if size == 1:
         return {"num_machines": Entry("1", origin_of(_SIZE))}
     local_size = int(environ[_LOCAL_SIZE])
-    port = Entry(port_from(environ[_NAMESPACE]), origin_of(_NAMESPACE, "a port from its text"))
+    port = Entry(port_from(environ[_NAMESPACE]), origin_of(_NAMESPACE, "port derived from it"))
     if size == local_size:
         count = Entry(str(size), origin_of(_LOCAL_SIZE))
         return {
@@ -50,9 +50,9 @@ def _place(environ: Environ) -> Entries:
     job = ask_server()
     entries = {
         "main_port": port,
-        "num_machines": Entry(str(job.num_nodes), origin_of(_NAMESPACE, "mpirun answers")),
-        "machine_rank": Entry(str(job.node), origin_of(_NAMESPACE, "mpirun answers")),
-        "main_address": Entry(job.first_host, origin_of(_NAMESPACE, "mpirun answers")),
+        "num_machines": Entry(str(job.num_nodes), origin_of(_NAMESPACE, "reported by mpirun")),
+        "machine_rank": Entry(str(job.node), origin_of(_NAMESPACE, "reported by mpirun")),
+        "main_address": Entry(job.first_host, origin_of(_NAMESPACE, "reported by mpirun")),
     }
     if job.num_nodes == size:
         entries["machine_rank"] = Entry(environ[_RANK], origin_of(_RANK))
@@ -76,7 +76,7 @@ MPI = Cluster(
     {},
     _derive,
     _task,
-    hides=("slurm", "kubernetes"),  # whose variables are those of the process that mpirun runs in
+    hides=("slurm", "kubernetes"),  # their variables describe the process that mpirun runs in
 )
 
 
@@ -84,13 +84,13 @@ MPI = Cluster(
 
 
 class PmixError(OSError):
-    """The server, or its library, does not answer."""
+    """The PMIx server or its library is unavailable."""
 
 
 class MpiJob(NamedTuple):
     first_host: str  # of rank 0
     num_nodes: int
-    node: int  # the number of this one, from 0
+    node: int  # index of this node, from 0
 
 
 class _Process(ctypes.Structure):
@@ -101,9 +101,9 @@ class _Value(ctypes.Structure):
     _fields_ = (("type", ctypes.c_uint16), ("data", ctypes.c_void_p * 8))
 
 
-@cache  # a process asks once
+@cache  # one query per process
 def ask_server() -> MpiJob:
-    """Return where the job's processes are, in 40 ms; PmixError if no server or library answers."""
+    """Query the PMIx server for the job's nodes, which takes 40 ms; raises PmixError."""
     library, me, nothing = _load(), _Process(), ctypes.c_size_t(0)
     status = library.PMIx_Init(ctypes.byref(me), None, nothing)
     if status:
@@ -131,7 +131,7 @@ def _get(library: ctypes.CDLL, me: _Process, rank: int, key: str) -> Any:
         return ctypes.string_at(value.data[0]).decode()
     if value.type == _UINT32:
         return ctypes.c_uint32.from_buffer(value.data).value
-    raise PmixError(f"{key} is of the type {value.type}")
+    raise PmixError(f"{key} has type {value.type}")
 
 
 def _load() -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""What a kind of cluster is: how it is recognised, and where it says what."""
+"""A kind of cluster: how to detect it, and which variables hold which settings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FIRST_PORT, _NUM_PORTS = 20000, 12000
 
 
 class Cluster(NamedTuple):
-    """One kind of cluster.
+    """A kind of cluster.
 
-    `derive` returns the settings whose value no variable holds as it is; an entry that cannot be
-    used says so in its faults. `task` returns this process's place where the cluster has started
-    each rank, not one process on each machine. Another package adds a row by an
-    entry point of the group `headway.clusters`, whose name is the row's.
+    `derive` returns the settings that must be computed from variables; an unusable entry has
+    faults. `task` returns this process's rank if the cluster started each rank, not one process
+    per machine. Other packages add rows by entry points of the group `headway.clusters`, with the
+    row's name.
     """
 
-    name: str  # the value of the setting `cluster` that means it
-    is_here: Callable[[Environ], bool]  # whether such a cluster has started this process
-    variables: Mapping[str, str]  # by settings' names, those that hold the value as it is
+    name: str  # value of the setting `cluster`
+    is_here: Callable[[Environ], bool]  # whether this process runs on such a cluster
+    variables: Mapping[str, str]  # setting -> variable that holds its value
     derive: Callable[[Environ], Entries]
     task: Callable[[Environ], Ranks | None] = lambda _: None
     job_variable: str = ""  # holds the id of the scheduler's job
-    hides: tuple[str, ...] = ()  # clusters whose variables mean something else beside this one's
+    hides: tuple[str, ...] = ()  # clusters that are not compared with this one
 
 
 def origin_of(variable: str, reason: str = "") -> Origin:
@@ -48,7 +48,7 @@ def unreadable(variable: str, what: str, error: Exception) -> Entries:
 
 
 def port_from(text: str) -> str:
-    """Return a port for a text, such as a job's number, below the system's ephemeral ports."""
+    """Derive a port below the system's ephemeral ports from a text, such as a job id."""
     import zlib
 
     return str(_FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS)

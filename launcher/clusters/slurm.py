@@ -1,4 +1,4 @@
-"""SLURM: what its variables say, its lists of nodes, and a launch that becomes a step of a job."""
+"""SLURM: its variables, its node lists, and launches that become a step of a job."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from headway.launcher.clusters.row import Cluster, Environ, faulty, origin_of, p
 from headway.settings.profile import Entries, Entry
 from headway.settings.table import Settings
 
-_MAX_NODES = 1_000_000  # more than any cluster has: the list is wrong, not long
+_MAX_NODES = 1_000_000  # more than any cluster has: the list is malformed
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
 
 def read_nodelist(text: str) -> list[str]:
-    """Return the names of the nodes in a list, in its order; ValueError if it is none.
+    """Expand a node list, in order; raises ValueError if it is malformed.
 
     >>> read_nodelist("rack[1-2]n[03-04],login")
     ['rack1n03', 'rack1n04', 'rack2n03', 'rack2n04', 'login']
     """
     nodes: list[str] = []
-    for pattern in re.split(r",(?![^[]*\])", text):  # at the commas that are outside of brackets
-        parts = re.split(r"\[([^][]*)\]", pattern)  # a name's fixed parts, and the ranges between
+    for pattern in re.split(r",(?![^[]*\])", text):  # at commas outside brackets
+        parts = re.split(r"\[([^][]*)\]", pattern)  # literal parts, and ranges between them
         if not pattern or any(char in part for part in parts for char in "[]"):
-            raise ValueError(f"{text!r} is not a list of nodes")
+            raise ValueError(f"{text!r} is not a node list")
         ranges = {odd: islice(_numbers(parts[odd]), _MAX_NODES) for odd in range(1, len(parts), 2)}
         choices = [[*ranges.get(index, (part,))] for index, part in enumerate(parts)]
         if len(nodes) + prod(map(len, choices)) >= _MAX_NODES:
-            raise ValueError(f"{text[:60]!r} is a list of more than {_MAX_NODES} nodes")
+            raise ValueError(f"{text[:60]!r} has more than {_MAX_NODES} nodes")
         nodes += map("".join, product(*choices))
     return nodes
 
 
 def read_repeated(text: str) -> list[int]:
-    """Return the numbers, one for each node, in a text; ValueError if it has none.
+    """Expand a list of one number per node; raises ValueError if it is malformed.
 
     >>> read_repeated("2(x3),1")
     [2, 2, 2, 1]
@@ -54,13 +54,13 @@ def read_repeated(text: str) -> list[int]:
     for part in text.split(","):
         match = _REPEATED.fullmatch(part)
         if match is None or len(numbers) + int(match[2] or 1) > _MAX_NODES:
-            raise ValueError(f"{text[:60]!r} is not a list of numbers for nodes")
+            raise ValueError(f"{text[:60]!r} is not a list of one number per node")
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
 
 
 def _numbers(ranges: str) -> Iterator[str]:
-    """Yield 03, 04, 7 for 03-04,7: with as many digits as the start of the range."""
+    """Yield 03, 04, 7 for 03-04,7, zero-padded like the start of the range."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
@@ -78,17 +78,17 @@ _CPUS = "SLURM_JOB_CPUS_PER_NODE"
 
 
 class Allocation(NamedTuple):
-    """The machines of a job, or of the step of an interactive shell in it."""
+    """The machines of a job, or of an interactive shell's step."""
 
     nodes: tuple[str, ...]
-    is_here: bool  # this process is on one of the machines
-    shell_nodes: str = ""  # the list of the step that this shell is a task of, if it is
+    is_here: bool  # whether this process runs on one of them
+    shell_nodes: str = ""  # node list of the interactive shell's step, if any
 
 
 def allocation_of(environ: Environ) -> Allocation:
-    """Return the machines that a process which is no task of a step may use.
+    """Return the machines available to a process that is not a task of a step.
 
-    Raises ValueError or KeyError where SLURM's variables cannot be read, or one is missing.
+    Raises ValueError if a variable is malformed, and KeyError if it is missing.
     """
     is_shell = is_numbered_step(environ)
     nodes = environ[_STEP_NODES if is_shell else _JOB_NODES]
@@ -101,21 +101,21 @@ def allocation_of(environ: Environ) -> Allocation:
 
 def _derive(environ: Environ) -> Entries:
     if environ.get(_COMPONENTS, "1") != "1":
-        what = "heterogeneous jobs of SLURM are not supported"
-        fix = "submit a job of one component, or pass --cluster none"
+        what = "heterogeneous SLURM jobs are not supported"
+        fix = "submit a job with one component, or pass --cluster none"
         return faulty(_COMPONENTS, what, fix)
     try:
         return _of_step(environ) if is_task(environ) else _of_job(environ)
     except (ValueError, KeyError, IndexError) as error:
         has_one_node = not set(environ[_JOB_NODES]) & {*"[],"}
         is_alone = has_one_node and NUMBERINGS["slurm"].count(environ) <= 1
-        if isinstance(error, KeyError) and is_alone:  # a container may lack the other variables
+        if isinstance(error, KeyError) and is_alone:  # a container may hide the other variables
             return {"num_machines": Entry("1", origin_of(_JOB_NODES))}
         return unreadable(JOB_VARIABLE, "SLURM's variables cannot be read", error)
 
 
 def _of_job(environ: Environ) -> Entries:
-    """Return what is known before a step is made: one has to be, unless one machine is enough."""
+    """Return the settings known before the step that several machines need is created."""
     allocation = allocation_of(environ)
     entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
     if len(allocation.nodes) > 1:
@@ -124,7 +124,7 @@ def _of_job(environ: Environ) -> Entries:
 
 
 def requested_tasks(environ: Environ) -> str:
-    """Return how many tasks a job asks for on each machine, as SLURM writes it; empty: none."""
+    """Return the tasks per node that the job requests, in SLURM's notation; empty if none."""
     return environ.get("SLURM_TASKS_PER_NODE", "") if "SLURM_NTASKS" in environ else ""
 
 
@@ -134,7 +134,7 @@ def _of_step(environ: Environ) -> Entries:
         "num_machines": Entry(environ["SLURM_STEP_NUM_NODES"], origin_of("SLURM_STEP_NUM_NODES")),
         "machine_rank": Entry(environ["SLURM_NODEID"], origin_of("SLURM_NODEID")),
         "main_address": Entry(read_nodelist(environ[_STEP_NODES])[0], origin_of(_STEP_NODES)),
-        "main_port": Entry(port_from(step), origin_of(STEP_VARIABLE, "a port from job and step")),
+        "main_port": Entry(port_from(step), origin_of(STEP_VARIABLE, "port derived from the step")),
     }
     task = _task(environ)
     if task is not None:
@@ -147,7 +147,7 @@ def _of_step(environ: Environ) -> Entries:
 
 
 def _processes(tasks_per_node: str, index: int) -> Entries:
-    """Return num_processes if a job asks for several tasks on a machine; 1 is SLURM's default."""
+    """Return num_processes if the job requests several tasks per node; 1 is SLURM's default."""
     counts = read_repeated(tasks_per_node) if tasks_per_node else []
     if not any(count > 1 for count in counts):
         return {}
@@ -169,7 +169,7 @@ def _task(environ: Environ) -> Ranks | None:
 
 
 def _index(environ: Environ) -> int:
-    """Return the place of this machine in the step's lists, which SLURM_NODEID need not be."""
+    """Return this machine's index in the step's lists, which may differ from SLURM_NODEID."""
     return read_nodelist(environ[_STEP_NODES]).index(environ["SLURMD_NODENAME"])
 
 
@@ -188,7 +188,7 @@ _OF_STEPS = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
     *("SLURM_GPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_PTY_", "SLURM_CPU_BIND"),
 )
-"""Prefixes of the variables that srun would read as options of the step."""
+"""Prefixes of the variables that srun would interpret as options of the step."""
 
 
 class Step(NamedTuple):
@@ -201,14 +201,14 @@ class Step(NamedTuple):
 def step_of(
     environ: Environ, settings: Settings, launch: Sequence[str], *, has_terminal: bool
 ) -> Step | None:
-    """Return the step that a launch, by its command, is to become; None if it runs where it is.
+    """Return the step that must run the command `launch`; None if it runs in this process.
 
-    A job on one machine gets a step too, since SLURM signals steps, and not a batch script: before
-    its time is up, and when it is preempted. A person's own terminal is worth more. Whoever says
-    which machine this is, or where machine 0 is, starts the launch on each machine by hand.
+    A job on one machine gets a step too, unless it has a terminal: SLURM signals steps, not the
+    batch script, before the time limit and at preemption. A user who sets the machine rank or the
+    main address starts the launch on each machine by hand.
 
-    Raises ConfigError where the job has fewer machines than are asked for, and LaunchError in a
-    process that is in a step already, and does not see that it is.
+    Raises ConfigError if the job has fewer machines than requested, and LaunchError if this process
+    is in a step whose variables are missing.
     """
     is_by_hand = any(settings.are_user_set(name) for name in _PLACE)
     if settings.cluster != SLURM.name or is_task(environ) or is_by_hand:
@@ -223,9 +223,9 @@ def step_of(
     job = environ[JOB_VARIABLE]
     if KEY_VARIABLE in environ and environ.get(ALLOCATION_VARIABLE, "").startswith(f"{job}:"):
         raise LaunchError(
-            "srun has started this launch, but it has no variables of a step",
+            "srun started this launch, but the variables of its step are missing",
             where=f"{ALLOCATION_VARIABLE}={environ[ALLOCATION_VARIABLE]}, without SLURM_STEP_ID",
-            fix="do not unset the variables of SLURM in the job; or pass --cluster none",
+            fix="do not unset SLURM's variables in the job, or pass --cluster none",
         )
     _check_number(allocation, settings)
     words = [*launch] if ":" not in launch else ["sh", "-c", f"exec {shlex.join(launch)}"]
@@ -238,16 +238,16 @@ def step_of(
 
 
 def run_step(step: Step) -> NoReturn:
-    """Replace this process by srun, which exits with the highest code, or raise LaunchError."""
+    """Replace this process with srun, which returns the highest exit code; raises LaunchError."""
     flush_streams()
     try:
         os.execvpe(step.command[0], step.command, step.environment)
     except OSError as error:
         raise LaunchError(
-            f"srun cannot be run, which reaches the {step.num_machines} machines of this job: "
+            f"cannot run srun, which reaches the {step.num_machines} machines of this job: "
             f"{error.strerror}",
             where=f"{JOB_VARIABLE}={step.environment[JOB_VARIABLE]}",
-            fix="start it by srun outside of the container, with --ntasks-per-node=1; or pass "
+            fix="start it by srun outside the container, with --ntasks-per-node=1, or pass "
             "--num-machines 1 for a run on this machine alone",
         ) from None
 
@@ -258,28 +258,28 @@ def _check_number(allocation: Allocation, settings: Settings) -> None:
         raise ConfigError(
             f"num_machines is {asked}, but this job has {there}",
             where=settings.where("num_machines"),
-            fix="leave num_machines out: it is then the number of the job",
+            fix="remove num_machines: it defaults to the number of the job's machines",
         )
 
 
 def _fewest_cpus(environ: Environ) -> int:
-    """Return the job's CPUs on the machine that has the fewest."""
+    """Return the smallest number of CPUs that the job has on a machine."""
     try:
         return min(read_repeated(environ[_CPUS]))
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{_CPUS} is {environ.get(_CPUS, '')!r}, and srun needs the CPUs of each machine",
+            f"{_CPUS} is {environ.get(_CPUS, '')!r}, but srun needs the number of CPUs per machine",
             where=f"environment {_CPUS}",
-            fix="pass the variables of SLURM on to this process; or --num-machines 1 for a run on "
+            fix="keep SLURM's variables in the environment, or pass --num-machines 1 for a run on "
             "this machine alone",
         ) from None
 
 
 def _srun(allocation: Allocation, machines: int, cpus: int) -> list[str]:
-    """Return srun with its options: one task for each machine, with all of the job's CPUs there.
+    """Return the srun command: one task per machine, with all of the job's CPUs there.
 
-    The launchers end each other: those of ranks that still save must not be killed by srun. Other
-    steps, a shell's or a second launch's, may use the same CPUs and GPUs.
+    The launchers stop each other; srun must not kill those whose ranks are still saving. Other
+    steps, such as a shell's, may use the same CPUs and GPUs.
     """
     words = ["srun", "--export=ALL", "--overlap", "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
     words += ["--disable-status", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
@@ -290,7 +290,7 @@ def _srun(allocation: Allocation, machines: int, cpus: int) -> list[str]:
 
 
 def _environment(environ: Environ) -> dict[str, str]:
-    """Return the environment of the step, with a secret that only its launchers know."""
+    """Return the environment of the step, with a key that only its launchers share."""
     inherited = {name: text for name, text in environ.items() if not name.startswith(_OF_STEPS)}
     return {
         KEY_VARIABLE: secrets.token_hex(32),

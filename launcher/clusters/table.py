@@ -1,6 +1,6 @@
-"""The kinds of clusters, and what their variables say together of a machine's place in the run.
+"""The table of cluster kinds, and the settings that follow from the variables of those detected.
 
-Kubernetes, SkyPilot, Alibaba's PAI and torchrun have a row here, others a module.
+The rows of Kubernetes, SkyPilot, Alibaba's PAI and torchrun are here; SLURM and MPI have modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _skypilot(environ: Environ) -> Entries:
 
 
 def _ranked(environ: Environ) -> Entries:
-    """Read RANK as a machine's where NPROC_PER_NODE says so; otherwise it may be a process's."""
+    """Read RANK as the machine's rank if NPROC_PER_NODE is set; otherwise it is ambiguous."""
     if _PROCESSES in environ:
         return {
             "num_machines": Entry(environ["WORLD_SIZE"], origin_of("WORLD_SIZE")),
@@ -58,7 +58,7 @@ SKYPILOT = Cluster(
     {"num_machines": _SKYPILOT.size, "machine_rank": _SKYPILOT.rank},
     _skypilot,
 )
-KUBERNETES = Cluster(  # the number and the address are in the manifest, as HEADWAY_*
+KUBERNETES = Cluster(  # its manifest sets the other two, as HEADWAY_*
     "kubernetes", lambda environ: _INDEX in environ, {"machine_rank": _INDEX}, lambda _: {}
 )
 RANKED = Cluster(
@@ -80,7 +80,7 @@ _VARIABLES = {
 
 
 def _derive(environ: Environ) -> Entries:
-    """Read PET_NPROC_PER_NODE and PET_NNODES; words such as auto mean what is detected anyway."""
+    """Read PET_NPROC_PER_NODE and PET_NNODES; values such as `auto` leave it to detection."""
     text = environ.get(_NPROC, "auto")
     is_detected = text in ("auto", "gpu", "cpu", "xpu")
     processes = {} if is_detected else {"num_processes": Entry(text, origin_of(_NPROC))}
@@ -90,7 +90,7 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _endpoint(environ: Environ) -> Entries:
-    """Read HOST:PORT, unless PET_MASTER_ADDR says the same."""
+    """Read HOST:PORT, unless PET_MASTER_ADDR is set."""
     if _VARIABLES["main_address"] in environ or not environ.get(_ENDPOINT):
         return {}
     host, colon, port = environ[_ENDPOINT].rpartition(":")
@@ -109,19 +109,19 @@ TORCHRUN = Cluster(
 )
 
 CLUSTERS: Sequence[Cluster] = (TORCHRUN, MPI, SLURM, KUBERNETES, SKYPILOT, RANKED)
-"""The first row that is detected applies."""
+"""The first detected row applies."""
 
 WITH_ONE_OUTPUT = (SLURM.name, MPI.name)
 """Clusters that collect the output of all machines of a run in one place."""
 
 _COMPARED = ("num_machines", "machine_rank")
-"""What two clusters must agree on; an address has several names."""
+"""Settings on which clusters must agree; the same address can have several names."""
 
 
 def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
-    """Return the settings that the first row says that fits, with the variables as origins.
+    """Return the settings of the first row that matches, with the variables as origins.
 
-    A person has named the cluster `wanted`, or `auto`; `is_typed`: and how many machines there are.
+    `wanted` is the cluster that the user named, or `auto`; `is_typed`: they set num_machines too.
     """
     if wanted != AUTO:
         row = row_of(wanted)
@@ -136,7 +136,7 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
         return NOTHING
     first = here[0]
     entries = _entries(first, environ)
-    is_number = entries.keys() == {"machine_rank"}  # which any job has
+    is_number = entries.keys() == {"machine_rank"}  # any indexed job has it
     if not entries or (is_number and not is_typed):
         return NOTHING
     others = [row for row in here[1:] if row.name not in (*first.hides, RANKED.name)]
@@ -147,7 +147,7 @@ def layer_of(environ: Environ, wanted: str, is_typed: bool) -> Entries:
 
 
 def row_of(name: str) -> Cluster:
-    """Return the row with this name, which may be another package's; KeyError for no cluster."""
+    """Return the row with this name, possibly from another package; raises KeyError."""
     rows = {row.name: row for row in CLUSTERS}
     if name in rows:
         return rows[name]
@@ -156,13 +156,13 @@ def row_of(name: str) -> Cluster:
 
 
 def _refused(environ: Environ) -> Entries:
-    """Return an error for what counts several machines or processes, and is not joined."""
+    """Return an error for an unsupported launcher of several machines or processes."""
     for row in NUMBERINGS.values():
         try:
             count = row.count(environ)
         except OSError as error:
-            return unreadable(row.size, f"{row.by}'s file of hosts cannot be read", error)
-        if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # which says it itself
+            return unreadable(row.size, f"{row.by}'s hostfile cannot be read", error)
+        if count == UNKNOWN and row is not NUMBERINGS[TORCHRUN.name]:  # its own row reports it
             return faulty(row.size, f"{row.size} is {environ[row.size]!r}, not a whole number")
         if count > 1:
             return {} if row.is_joined else _not_joined(row, count, environ)
@@ -172,15 +172,15 @@ def _refused(environ: Environ) -> Entries:
 def _not_joined(row: Numbering, count: int, environ: Environ) -> Entries:
     if not row.rank:
         hosts = ",".join(row.names(environ))
-        what = f"this job of {row.by} has {count} machines, and this launch would use one of them"
+        what = f"this {row.by} job has {count} machines, but this launch would use one of them"
         return faulty(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
     number = environ.get(row.rank)
     which = f"one of {count} {row.what}s" if number is None else f"{row.what} {number} of {count}"
-    what = f"{row.by} has started this launch as {which}, which a launch does not join"
+    what = f"{row.by} started this launch as {which}, but such a run cannot be joined"
     fix = "start one launch on each machine, with --num-machines and --main-address"
     if row.what == PROCESS:
-        fix = f"leave {row.by.split()[0]} out: pass --hosts a,b, or {fix}"
-    return faulty(f"{row.size}, {row.rank}", what, f"{fix}; if it is alone, pass --cluster none")
+        fix = f"do not use {row.by.split()[0]}: pass --hosts a,b, or {fix}"
+    return faulty(f"{row.size}, {row.rank}", what, f"{fix}; if it runs alone, pass --cluster none")
 
 
 def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:
@@ -194,9 +194,9 @@ def _entries(cluster: Cluster, environ: Environ) -> dict[str, Entry]:
 
 def _missing(name: str) -> Entry:
     problem = Problem(
-        f"cluster is {name!r}, but this process has none of its variables",
+        f"cluster is {name!r}, but none of its variables is set",
         "the environment of this process",
-        f"start it inside of a job, or leave {TABLE['cluster'].flag} out",
+        f"start it inside a job, or leave {TABLE['cluster'].flag} out",
         code=Code.NO_CLUSTER,
         names=("cluster",),
     )
@@ -204,17 +204,17 @@ def _missing(name: str) -> Entry:
 
 
 def _disagreeing(entries: Entries, others: Entries) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of which another cluster says something else, with that as a fault."""
+    """Yield the entries that another cluster contradicts, each with a fault."""
     for name in entries.keys() & others.keys() & {*_COMPARED}:
         one, other = entries[name], others[name]
         if one.faults or other.faults or one.raw == other.raw:
             continue
         problem = Problem(
-            f"{name} is {one.raw!r} by {one.origin.variable}, "
-            f"but {other.raw!r} by {other.origin.variable}",
+            f"{name} is {one.raw!r} according to {one.origin.variable}, "
+            f"but {other.raw!r} according to {other.origin.variable}",
             f"{one.origin.variable}; {other.origin.variable}",
-            f"unset the wrong one; or pass {TABLE[name].flag}, or {TABLE['cluster'].flag} with the "
-            "one that is meant",
+            f"unset the wrong variable, pass {TABLE[name].flag}, or name the cluster with "
+            f"{TABLE['cluster'].flag}",
             code=Code.CLUSTERS_DISAGREE,
             names=(name,),
         )

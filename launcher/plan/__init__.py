@@ -1,1 +1,1 @@
-"""What one launch will be, a frozen value: starts nothing, reads no files, knows no torch."""
+"""The frozen plan of a launch. Starts nothing, reads no files, imports no torch."""

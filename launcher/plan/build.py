@@ -1,6 +1,6 @@
-"""Resolved settings + a machine -> a frozen LaunchPlan. Pure: no I/O, no torch.
+"""Build a frozen LaunchPlan from resolved settings and a machine. Pure: no I/O, no torch.
 
-Settings that cannot be used are rejected, with all problems at once; none is changed silently.
+Unusable settings are rejected, with all problems in one error, and never changed silently.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def build_plan(
     task: Ranks | None = None,
     job: str = "",
 ) -> LaunchPlan:
-    """Return the plan of one launch.
+    """Build the plan of a launch.
 
-    `problems`, those that `try_resolve` found, are reported with all others; the other arguments
-    are as in `LaunchPlan`.
+    `problems` are those found by `try_resolve`, reported together with the others; the other
+    arguments are as in `LaunchPlan`.
 
     Raises:
-        ConfigError: there are such problems, or settings contradict each other.
-        MachineError: this machine cannot do what they request.
+        ConfigError: for `problems`, and if settings contradict each other.
+        MachineError: if this machine does not support the settings.
     """
     needing = _setting_for_a_launcher(settings, is_rank=task is not None)
     supervised = "--supervise" if supervise else None
     if needing is not None:
         supervised = f"{needing} is {settings.values[needing].value}"
     if supervised is None and settings.replace_accelerate == YES and program.kind != "program":
-        in_process = True  # before the script's first line
+        in_process = True  # Accelerate must be replaced before the script's first line
     plan = LaunchPlan(
         program=program,
         python=python,
@@ -84,7 +84,7 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[int, ...]:
 
 
 def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
-    """Return the setting for which the launcher supervises the script, if one does."""
+    """Return the setting that requires a launcher to supervise the script, or None."""
     for name in ("num_processes", "num_machines"):
         if settings.values[name].value > 1 and not is_rank:
             return name
@@ -95,16 +95,16 @@ def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
 
 
 def _why_not_hooked(plan: LaunchPlan) -> str | None:
-    """Return why no training library is hooked in the script's process; None: each is.
+    """Return the reason why training libraries are not hooked, or None if they are.
 
-    The rule: ranks under a launcher are hooked, and one process without a launcher is plain Python,
-    unless it is a job, which may be preempted, or a setting that a Trainer obeys is set for it.
+    Libraries are hooked in ranks under a launcher. A single process without a launcher is plain
+    Python, unless it is a job, which may be preempted, or the user sets a Trainer's setting.
     """
     settings = plan.settings
     if settings.library_hooks != YES:
         return settings.where("library_hooks")
     if plan.program.kind == "program":
-        return "it is not a Python script"
+        return "the program is not a Python script"
     asked = any(settings.are_user_set(name) for name in ("library_hooks", "resume", "time_limit"))
     if asked or plan.supervised is not None or plan.in_process or plan.job:
         return None
@@ -126,15 +126,15 @@ def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem
         yield Problem(
             f"--in-process runs Python, but {program.name} is another program",
             "flag --in-process; flag --no-python",
-            "remove one of the two",
+            "remove one of the flags",
             code=Code.PROGRAM_IN_PROCESS,
         )
     if supervised is not None and program.is_stream:
         yield Problem(
-            f"the script {program.name!r} is read from a pipe or descriptor, which ranks under "
-            f"a launcher cannot, but {supervised}",
+            f"ranks under a launcher cannot read the script {program.name!r} from a pipe or "
+            f"descriptor, but {supervised}",
             "the command line",
-            "save the script to a file, or run one process without a launcher",
+            "save the script to a file, or run a single process without a launcher",
             code=Code.SCRIPT_FROM_STREAM,
         )
 
@@ -142,8 +142,8 @@ def _program_problems(plan: LaunchPlan, needing: str | None) -> Iterator[Problem
 def _binding_problems(plan: LaunchPlan) -> Iterator[Problem]:
     if plan.settings.numa_binding == NODE and not (plan.cpus and all(plan.cpus)):
         yield Problem(
-            "numa_binding is 'node', but the cores beside each rank's device are not known: "
-            f"the device is {plan.settings.device}, and Linux lists them for NVIDIA's GPUs",
+            "numa_binding is 'node', but the cores close to each rank's device are unknown: "
+            f"the device is {plan.settings.device}, and Linux lists them for NVIDIA GPUs only",
             plan.settings.where("numa_binding"),
             "pass --numa-binding off, or start the ranks under numactl",
             names=("numa_binding",),
@@ -159,13 +159,12 @@ def _task_problems(plan: LaunchPlan, task: Ranks) -> list[Problem]:
         what.append(f"num_processes is {settings.num_processes}")
     debugged = None if settings.debug_rank is None else f"debug_rank is {settings.debug_rank}"
     if reason := plan.supervised or debugged:
-        what.append(f"{reason}, which needs one launcher for all ranks of a machine")
+        what.append(f"{reason}, which needs a single launcher for all ranks of a machine")
     gpus = len(plan.machine.gpus_of(settings.device))
     if kind_of(settings.device).is_numbered and gpus < tasks:
-        what.append(f"this process sees {gpus} GPU{'s' * (gpus != 1)} only")
+        what.append(f"this process sees only {gpus} GPU{'s' * (gpus != 1)}")
     started = (
-        f"{settings.cluster} has started {tasks} task{'s' * (tasks != 1)} here, each of which is "
-        "a rank"
+        f"{settings.cluster} started {tasks} task{'s' * (tasks != 1)} here, each of which is a rank"
     )
     where = settings.where("num_processes", "cluster")
     fix = f"start one task on each machine: {_ONE_EACH}"

@@ -1,4 +1,4 @@
-"""Describes a plan in full, for `--dry-run`."""
+"""The full description of a plan, for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def describe_step(settings: Settings, command: Sequence[str], show_secrets: bool
         f"one launch on each of {machines}, by srun",
         *_section("settings", settings_table(shown).splitlines()),
         *_section("start", [shlex.join(words)]),
-        "note: what is detected here is detected again on each machine",
+        "note: hardware is detected again on each machine",
     ]
     return "\n".join(lines)
 
@@ -75,8 +75,8 @@ def _how(plan: LaunchPlan) -> tuple[str, str]:
     if plan.in_process:
         return "in this interpreter", "flag --in-process"
     if plan.task is not None:
-        started = f"one task for each rank: this is rank {plan.task.rank}"
-        return "exec", f"{plan.settings.cluster} has started {started}"
+        started = f"one task per rank: this is rank {plan.task.rank}"
+        return "exec", f"{plan.settings.cluster} started {started}"
     if plan.supervised is None:
         return "exec", "the script replaces the launcher"
     return "torch's elastic agent", plan.supervised

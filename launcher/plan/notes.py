@@ -1,4 +1,4 @@
-"""Notes of a launch: what may be unexpected, before it starts; what was set in vain, at its end."""
+"""Notes of a launch: surprises before it starts, and settings without effect after it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
-    """Return what obeys settings and is missing in this launch, and where that is so."""
+    """Return the obeyers of settings that this launch lacks, each with the reason."""
     settings = plan.settings
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
     is_moved = not kind.is_numbered and settings.is_overridden("devices", "device")
     absent: dict[Obeyer | None, tuple[bool, str]] = {
-        "launcher": (plan.supervised is None, "on one process without --supervise"),
+        "launcher": (plan.supervised is None, "with one process and without --supervise"),
         "machines": (plan.is_one_machine, "on one machine"),
         "gpus": (is_moved, f"on {settings.device}, set by {settings.origin('device')}"),
         "ranks": (
@@ -74,11 +74,11 @@ _BESIDE: tuple[tuple[tuple[str, ...], str, Callable[[LaunchPlan], bool]], ...] =
         lambda plan: plan.program.kind == "program",
     ),
 )
-"""Settings that another one makes useless, with the reason."""
+"""Settings that another setting makes useless, with the reason."""
 
 
 def _of_selection(plan: LaunchPlan) -> Iterator[str]:
-    """Explain which GPUs a selection stands for, and which of them are not used."""
+    """Explain which GPUs a selection contains and which of them are unused."""
     settings, machine = plan.settings, plan.machine
     if not kind_of(settings.device).is_numbered:
         return
@@ -99,7 +99,7 @@ def _of_selection(plan: LaunchPlan) -> Iterator[str]:
         yield f"{kind_of(settings.device).tool} reports: {machine.driver_fault}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
-        yield f"only one of {slices} MIG slices is used: CUDA shows a process only one"
+        yield f"only one of {slices} MIG slices is used: CUDA gives a process only one"
 
 
 def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
@@ -121,22 +121,22 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
 def _of_cores(plan: LaunchPlan) -> Iterator[str]:
     processes, cores = plan.settings.num_processes, plan.machine.cores
     if processes > 2 * cores:
-        yield f"{processes} processes share {counted(cores, 'core', 'cores')}, and slow down"
+        yield f"{processes} processes share {counted(cores, 'core', 'cores')} and become slow"
 
 
 def _too_late(plan: LaunchPlan) -> Iterator[str]:
     for name in plan.settings.env if plan.in_process else ():
         if name.startswith(("PYTHON", "LD_", "DYLD_")):
             yield (
-                f"env sets {name}, which a process reads when it starts: no effect with "
-                "--in-process"
+                f"env sets {name}, which has no effect with --in-process: a process reads it "
+                "when it starts"
             )
 
 
 def _removed(plan: LaunchPlan) -> Iterator[str]:
     names = [name for name in RANK_VARIABLES if {name} <= plan.inherited.keys() & plan.environment]
     if names and plan.task is None and RUN_VARIABLE not in plan.inherited:
-        yield f"not passed on to the script, as each launch sets its own: {', '.join(names)}"
+        yield f"not passed to the script, since each launch sets its own: {', '.join(names)}"
 
 
 NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
@@ -153,10 +153,10 @@ NOTES: tuple[Callable[[LaunchPlan], Iterable[str]], ...] = (
 
 
 def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
-    """Return one note for all settings that had no effect, or none.
+    """Return a single note on all settings that had no effect, or an empty list.
 
-    `ranks` are what each rank on this machine has used. Nothing is said of what a library may have
-    used, where a rank did not report its end, or where there were none.
+    `ranks` are the uses that each rank of this machine reported. There is no note if a rank did not
+    report, and none on a setting that a library may have used.
     """
     known = [uses for uses in ranks if uses is not None]
     if len(known) < len(ranks) or not ranks:
@@ -171,12 +171,12 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
     )
     parts += [
         f"{name} was not used: the script calls neither accelerator.{call} nor "
-        f"accelerator.checkpoint(), and no Trainer of a library was hooked ({settings.where(name)})"
+        f"accelerator.checkpoint(), and no library's Trainer was hooked ({settings.where(name)})"
         for name, call, is_called in calls
         if not (is_called or _is_default(settings, name))
     ]
     count = settings.num_processes * settings.num_machines
-    # the others of a range of machines may not have come
+    # of a range of machines, this may be the only one that joined
     is_alone = count == 1 or (settings.num_machines.is_range and len(ranks) == 1)
     if not (is_alone or readers or any(uses.group for uses in known)):
         parts.append(
@@ -187,11 +187,11 @@ def unused(settings: Settings, ranks: Sequence[Uses | None]) -> list[str]:
 
 
 def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
-    """Name what only Headway's Accelerator obeys; a reader may have read Accelerate's variables."""
+    """Name the settings for an Accelerator; other readers may have used Accelerate's variables."""
     is_alone = settings.num_processes * int(settings.num_machines) == 1
     is_sharded = settings.strategy in SHARDED and not is_alone
     obeyers: set[Obeyer | None] = {"accelerator"}
-    if is_sharded:  # otherwise a note before the start says that they have no effect
+    if is_sharded:  # otherwise a note before the start covers them
         obeyers |= {"ranks", "hsdp", "shards", "blocks"}
     names = [
         name
@@ -205,7 +205,7 @@ def _without_accelerator(settings: Settings, *, has_reader: bool) -> list[str]:
     *first, last = [f"{name} {settings.values[name].value}" for name in names]
     values = f"{', '.join(first)} and {last} were" if first else f"{last} was"
     return [
-        f"{values} not used: the script made no Accelerator of Headway's ({settings.where(*names)})"
+        f"{values} not used: the script created no Headway Accelerator ({settings.where(*names)})"
     ]
 
 

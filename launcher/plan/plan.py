@@ -1,4 +1,4 @@
-"""What one launch will be: a frozen value, its summary in one line, and what a record has of it."""
+"""The plan of a launch, its one-line summary, and its part of the run's record."""
 
 import os
 import sys
@@ -22,23 +22,23 @@ class LaunchPlan(NamedTuple):
     """The plan of a launch; `build_plan` makes it, `describe` prints it, `run` executes it."""
 
     program: Program
-    python: Sequence[str]  # and its own flags
+    python: Sequence[str]  # the interpreter and its flags
     settings: Settings
     machine: Machine
-    inherited: Mapping[str, str]  # the environment, which `environment` changes
-    gpus: tuple[int, ...]  # indices among the visible GPUs, one for each process
-    supervised: str | None  # why the launcher supervises the script; None: the script replaces it
+    inherited: Mapping[str, str]  # the launcher's environment, before the changes
+    gpus: tuple[int, ...]  # indices among the visible GPUs, one per process
+    supervised: str | None  # why a launcher supervises the script; None: the script replaces it
     in_process: bool  # the script runs in the launcher's interpreter
-    task: Ranks | None = None  # this process's place, where its scheduler starts each rank
+    task: Ranks | None = None  # this process's rank, if the scheduler starts each rank
     job: str = ""  # the id of the scheduler's job that the launch runs in
-    began_at: float = 0.0  # from which the time limit counts, in seconds since the epoch
-    environment: Mapping[str, Value] = {}  # what changes; None removes a variable
+    began_at: float = 0.0  # start of the time limit, in seconds since the epoch
+    environment: Mapping[str, Value] = {}  # the changes; None removes a variable
     notes: tuple[str, ...] = ()
-    not_hooked: str | None = None  # why no training library is
+    not_hooked: str | None = None  # why training libraries are not hooked
 
     @property
     def cpus(self) -> tuple[str, ...]:
-        """The cores that each process is bound to, as Linux lists them; empty: it is not bound."""
+        """The cores each process is bound to, in Linux's list format; empty if it is not bound."""
         gpus = self.machine.visible_gpus if self.settings.numa_binding == NODE else ()
         return tuple(gpus[index].local_cpus for index in self.gpus) if gpus else ()
 
@@ -53,28 +53,28 @@ class LaunchPlan(NamedTuple):
 
     @property
     def reports_elsewhere(self) -> bool:
-        """Whether another process of the same cluster prints what holds for all of them."""
+        """Whether another process of the run prints the messages common to all of them."""
         is_in_cluster = self.task is not None or self.settings.cluster != NO_CLUSTER
         return is_in_cluster and not self.is_first
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the run's first machine, or rank: the one that has its record."""
+        """Whether this is the run's first machine or rank, which keeps the run's record."""
         return not (self.settings.machine_rank if self.task is None else self.task.rank)
 
     @property
     def is_single_rank(self) -> bool:
-        """Whether a script that replaces the launcher finds the variables of a rank.
+        """Whether a script that replaces the launcher gets the variables of a rank.
 
-        Only where the flag asks for one process. Otherwise the script is plain Python, and may make
-        its own processes: Lightning, for one, would take this process for one of several.
+        Only if the flag requests one process. Otherwise the script is plain Python and may start
+        its own processes; Lightning, for example, would treat this one as one of several.
         """
         is_by_flag = self.settings.origin("num_processes").layer is Layer.FLAG
         return self.supervised is None and self.task is None and is_by_flag and self.is_alone
 
     @property
     def is_rank(self) -> bool:
-        """Whether the script finds the variables of a rank, whoever sets them."""
+        """Whether the script gets the variables of a rank, from any source."""
         return self.supervised is not None or self.task is not None or self.is_single_rank
 
 
@@ -102,7 +102,7 @@ def summary(plan: LaunchPlan) -> str:
 
 
 def _variable_of(settings: Settings, name: str) -> str:
-    """Return the variable of another program that has set a value, in parentheses, or empty."""
+    """Return another program's variable that set a value, in parentheses, or an empty string."""
     variable = settings.origin(name).variable
     return f" ({variable})" if variable and not variable.startswith(VARIABLE_PREFIX) else ""
 
@@ -118,9 +118,9 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def start_of(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
-    """Return what is recorded of a launch, with secrets masked.
+    """Return the launch's part of the run's record, with secrets masked.
 
-    `words` follow `headway launch`; `pid` is that of the launcher, or of what it becomes.
+    `words` follow `headway launch`; `pid` is the launcher's, or its replacement's.
     """
     shown = without_secrets(plan)
     settings, program = shown.settings, shown.program
@@ -149,7 +149,7 @@ def start_of(plan: LaunchPlan, words: Sequence[str], pid: int) -> Launch:
         environment={
             name: change.value or ""
             for name, change in shown.environment.items()
-            if name in settings.env  # all others follow from settings and machine
+            if name in settings.env  # the others follow from settings and machine
         },
         machine=_facts(plan.machine),
         variables=variables_of(plan.inherited),
@@ -183,7 +183,7 @@ def text_of(value: object) -> str:
 
 
 def _as_typed(code: str, root: str, word: str) -> str:
-    """Return a word of a command line as it was before a copy of the code was made."""
+    """Return a command-line word with the copy of the code replaced by the original path."""
     before, found, name = word.partition(code + os.sep)
     path = os.path.join(root, name)
     near = os.path.relpath(path)

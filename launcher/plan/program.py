@@ -10,15 +10,15 @@ RUNTIMES = (
     *("lightning", "lightning_fabric", "pytorch_lightning"),
     *("fastai.distributed", "mmengine", "ultralytics"),
 )
-"""Modules with a runtime of their own, by RANK and so on, or ACCELERATE_MIXED_PRECISION."""
+"""Modules whose own runtime reads RANK and so on, or ACCELERATE_MIXED_PRECISION."""
 
 
 class Hook(NamedTuple):
     """A training library that is hooked when the script imports it."""
 
     name: str  # for messages
-    module: str  # after whose import
-    joins: str  # our module that does it
+    module: str  # hooked after its import
+    joins: str  # our module with the hook
 
 
 HOOKS = (
@@ -33,8 +33,8 @@ HOOKS = (
 class Program(NamedTuple):
     name: str  # a path, or a module's name
     args: tuple[str, ...] = ()
-    kind: str = "script"  # script, module, or program if it is not Python
-    is_stream: bool = False  # a pipe, a terminal or a descriptor: for one reader, which has it open
+    kind: str = "script"  # script, module, or program (not Python)
+    is_stream: bool = False  # a pipe, terminal or descriptor: only one process can read it
 
     def command(self, python: Sequence[str]) -> list[str]:
         dashes = ["--"] if self.name.startswith("-") else []
@@ -43,7 +43,7 @@ class Program(NamedTuple):
 
 
 def finder_in(path: str) -> Any:
-    """Return what finds Python's modules in a folder or zip archive; None in anything else."""
+    """Return the module finder of a folder or zip archive, or None for other paths."""
     for hook in sys.path_hooks:
         with suppress(ImportError):
             return hook(path)
@@ -56,7 +56,7 @@ def interpreter() -> tuple[str, ...]:
 
 
 def flags_in(command: Sequence[str]) -> tuple[str, ...]:
-    """Return Python's own flags in a command line that runs a module or code, one by one.
+    """Return the interpreter's flags in a command line that runs a module or code.
 
     Source: the usage of `python --help`; -W and -X have values, and -m and -c end the flags.
     """

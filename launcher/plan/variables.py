@@ -22,12 +22,12 @@ from headway.settings.setting import Value
 from headway.settings.table import TABLE, YES, Settings
 
 LOOPBACK = "127.0.0.1"
-_KNOWS_P2P = (550, 40, 7)  # a driver
+_KNOWS_P2P = (550, 40, 7)  # version of the driver
 _ORDER = "CUDA_DEVICE_ORDER"
 _FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE"
 
 Variables = dict[str, Value]
-"""Changes of the environment; a value of None removes a variable."""
+"""Changes to the environment; a value of None removes a variable."""
 
 
 def variables_of(plan: LaunchPlan) -> Variables:
@@ -42,7 +42,7 @@ def variables_of(plan: LaunchPlan) -> Variables:
 
 
 def _contract(plan: LaunchPlan) -> Variables:
-    """Set HEADWAY_RUN: the settings that a script obeys, by their names."""
+    """Set HEADWAY_RUN: the settings that a script obeys, by name."""
     settings = plan.settings
     names = [name for name in RunContract._fields if name in TABLE]
     values = {name: settings.values[name].value for name in names}
@@ -58,7 +58,7 @@ def _contract(plan: LaunchPlan) -> Variables:
 
 
 def _accelerate(plan: LaunchPlan) -> Variables:
-    """Set the variables of `accelerate launch`, which its own runtime reads."""
+    """Set the variables of `accelerate launch`, for Accelerate's own runtime."""
     settings = plan.settings
     on_cpu = str(settings.device == "cpu").lower()
     changes = {
@@ -80,7 +80,7 @@ def _threads(plan: LaunchPlan) -> Variables:
 
 
 def _hidden_gpus(plan: LaunchPlan) -> Variables:
-    """Hide the GPUs from a script on the CPU, which may look for them itself."""
+    """Hide the GPUs from a script on the CPU, which may detect them itself."""
     machine, there = plan.machine, kind_of(plan.machine.gpu_kind)
     may_have_gpus = (machine.gpus or machine.has_driver) and not machine.is_hidden
     if plan.settings.device != "cpu" or not may_have_gpus or there.empty_mask is None:
@@ -112,21 +112,21 @@ def _gpu_mask(plan: LaunchPlan) -> Variables:
 
 
 def _without_p2p(plan: LaunchPlan) -> Variables:
-    """Disable what cards lack that their driver reports as present, as `accelerate launch` does."""
+    """Disable P2P and IB where the driver wrongly reports them, as `accelerate launch` does."""
     machine = plan.machine
     names = [machine.visible_gpus[index].name for index in plan.gpus]
     if len(names) < 2 or not any("RTX 40" in name for name in names):
         return {}
     if machine.driver is None or numbers(machine.driver) >= _KNOWS_P2P:
         return {}
-    absent = _ours("1", "RTX 40 cards have none, which drivers before 550.40.07 do not report")
+    absent = _ours("1", "RTX 40 cards lack it, which drivers before 550.40.07 do not report")
     return dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"), absent)
 
 
 def _outer_launch(plan: LaunchPlan) -> Variables:
-    """Remove what another launch has left, and what is for launchers only.
+    """Remove variables left over from another launch, and those for launchers only.
 
-    Without RANK it is for the script's own processes, unless it becomes a rank.
+    Without RANK, the former are kept for the script's own processes, unless it becomes a rank.
     """
     is_stale = plan.is_rank or "RANK" in plan.inherited
     stale = _ours(None, "left over from another launch")
@@ -134,9 +134,7 @@ def _outer_launch(plan: LaunchPlan) -> Variables:
     if KEY_VARIABLE in plan.inherited:
         changes[KEY_VARIABLE] = _ours(None, "for launchers only")
     if plan.job:
-        changes[ALLOCATION_VARIABLE] = _ours(
-            f"{plan.job}:", "so that launches inside of ranks know their job"
-        )
+        changes[ALLOCATION_VARIABLE] = _ours(f"{plan.job}:", "for launches inside ranks: their job")
     return changes
 
 
@@ -151,7 +149,7 @@ def _of_ranks(plan: LaunchPlan) -> Variables:
 
 
 def _loopback(plan: LaunchPlan) -> Variables:
-    """Keep ranks that are all on this machine, possibly under several agents, on loopback."""
+    """Use the loopback interface if all ranks are on this machine, even under several agents."""
     address = plan.settings.main_address or ""
     is_local = plan.is_one_machine or address == "localhost" or address.startswith("127.")
     if not (plan.is_rank and is_local):
@@ -173,7 +171,7 @@ def _env(plan: LaunchPlan) -> Variables:
 
 
 def _as_rank(plan: LaunchPlan) -> Variables:
-    """Set the variables of the only rank, or of the one that the scheduler has started."""
+    """Set the rank variables of a single rank, or of a rank that the scheduler started."""
     task, settings = plan.task, plan.settings
     if plan.is_single_rank:
         return {name: _from(settings, "num_processes", v) for name, v in WORLD_OF_ONE.items()}
@@ -212,10 +210,10 @@ RULES: tuple[Callable[[LaunchPlan], Variables], ...] = (
     _env,
     _as_rank,
 )
-"""Where two set the same variable, the later one holds."""
+"""If two set the same variable, the later one applies."""
 
 _DEFAULTS = (_accelerate, _hidden_gpus, _of_device, _without_p2p, _of_ranks, _loopback)
-"""They do not replace what the shell has set, unless the user has set the setting."""
+"""These do not override the shell's variables, unless the user set the setting."""
 
 
 def _ours(value: str | None, reason: str) -> Value:
@@ -228,7 +226,7 @@ def _from(settings: Settings, name: str, value: str | None = None) -> Value:
 
 
 def _counts_fastest_first(machine: Machine) -> bool:
-    """Return whether CUDA's numbering of the GPUs may differ from the driver's tools.
+    """Return whether CUDA's GPU order may differ from that of the driver's tools.
 
     Source: NVIDIA, CUDA C++ Programming Guide, environment variables: CUDA_DEVICE_ORDER.
     """

@@ -1,4 +1,4 @@
-"""Starts launches elsewhere: as a job of SLURM, or on other hosts over ssh.
+"""Launches on other machines: as a SLURM job, or on hosts over ssh.
 
-Knows nothing of ranks: what starts there is `headway launch`.
+These machines run `headway launch`; nothing here manages ranks.
 """

@@ -1,4 +1,4 @@
-"""A connection to an agent on another host, over ssh, which ends with this process."""
+"""A connection over ssh to an agent on another host, which ends with this process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from headway.ipc.typed import decode, kinds_of
 from headway.launcher.remote.orders import Found, LaunchEnd
 
 _OPTIONS = {
-    "BatchMode": "yes",  # no prompts: nobody could tell which host asks
+    "BatchMode": "yes",  # no prompts: they would not name their host
     "ConnectTimeout": "15",
     "ServerAliveInterval": "5",  # a cut connection is noticed after 15 s
     "ServerAliveCountMax": "3",
 }
-_READY_WITHIN_S = 120.0  # Python may start slowly from a network's file system
-CLOSE_WITHIN_S = 5.0  # for ssh to end after its agent
+_READY_WITHIN_S = 120.0  # Python may start slowly from a network file system
+CLOSE_WITHIN_S = 5.0  # for ssh to exit after its agent
 _REAPED_WITHIN_S = 1.0  # after SIGKILL
 _MOST_HELD_BYTES = 1 << 16  # of an unfinished line
-_LONGEST_ANSWER_BYTES = 1 << 23  # of an agent: how its launch has ended, with the report
+_LONGEST_ANSWER_BYTES = 1 << 23  # an agent's LaunchEnd, with the report
 
 
 def ssh_command(host: str, agent: Sequence[str]) -> list[str]:
@@ -43,7 +43,7 @@ class AgentLink:
         self._process = process
         self._mark = mark.encode()
         self._answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._held_errors: bytearray | None = bytearray()  # of ssh, until the agent answers
+        self._held_errors: bytearray | None = bytearray()  # from ssh, until the agent answers
         self._killer: asyncio.TimerHandle | None = None
         self._is_killed = False
         assert process.stdout is not None
@@ -59,13 +59,13 @@ class AgentLink:
         return self._process.returncode is None
 
     def send(self, line: bytes) -> None:
-        """Send a line; where the connection is gone, `end` says so."""
+        """Send a line; if the connection is lost, `end` returns None."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(line)
 
     async def ask(self, line: bytes) -> Found:
-        """Send a line, and return the agent's answer; LaunchError where none comes."""
+        """Send a line and return the agent's answer; raises LaunchError without an answer."""
         self.send(line)
         try:
             answer = await asyncio.wait_for(self._answers.get(), _READY_WITHIN_S)
@@ -85,14 +85,14 @@ class AgentLink:
 
     def _unreachable(self, reason: str) -> LaunchError:
         return LaunchError(
-            f"nothing can be launched on {self.name}: {reason.strip()}",
+            f"cannot launch on {self.name}: {reason.strip()}",
             where=f"host {self.name}",
-            fix=f"`ssh -oBatchMode=yes {self.name} {sys.executable} --version` has to work without "
-            "a question, with the same Python there",
+            fix=f"`ssh -oBatchMode=yes {self.name} {sys.executable} --version` must work without "
+            "a prompt, with the same Python there",
         )
 
     async def end(self) -> LaunchEnd | None:
-        """Return how the launch has ended; None if the connection did before."""
+        """Return how the launch ended, or None if the connection was lost before."""
         answer = await self._answers.get()
         if answer is not None:
             end: LaunchEnd = decode(kinds_of(LaunchEnd), answer)
@@ -106,33 +106,33 @@ class AgentLink:
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
             + self._how_it_ended(),
             where=f"host {self.name}",
-            fix="see the messages of ssh above; a host that is only cut off ends its launch when "
-            "the network is back, or after some 15 minutes: wait for that before you start again",
+            fix="see ssh's messages above; a host that lost its network stops its launch when the "
+            "network is back, or after about 15 minutes: wait for that before you start again",
         )
         return LaunchEnd(error.exit_code, f"error: {error}")
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
         if self._is_killed or code is None:
-            return "it did not end in time"
+            return "ssh did not exit before the deadline"
         if code < 0:
-            return f"ssh was ended by signal {-code} ({signal.strsignal(-code)})"
-        return f"ssh ended with exit code {code}"
+            return f"ssh was killed by signal {-code} ({signal.strsignal(-code)})"
+        return f"ssh exited with code {code}"
 
     def close_input(self, within_s: float) -> None:
-        """Let the agent stop its launch; ssh is killed where it has not ended in time."""
+        """Make the agent stop its launch; kill ssh if it does not exit within `within_s`."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self.kill_after(within_s)
 
     def kill_after(self, seconds: float) -> None:
-        """Kill ssh in so many seconds; what was said before does not hold any more."""
+        """Kill ssh after a delay, which replaces the delay of an earlier call."""
         if self._killer is not None:
             self._killer.cancel()
         self._killer = asyncio.get_running_loop().call_later(seconds, self.kill)
 
     def kill(self) -> None:
-        """Kill ssh, and what it has started here, at once; what they still print is dropped."""
+        """Kill ssh and its child processes here, and drop their remaining output."""
         if self.is_open:
             self._is_killed = True
             with suppress(ProcessLookupError):
@@ -140,16 +140,16 @@ class AgentLink:
         asyncio.get_running_loop().call_later(_REAPED_WITHIN_S, self._abandon)
 
     def _abandon(self) -> None:
-        """Stop waiting: what ssh has started for later connections may hold its pipes."""
+        """Stop waiting: a process that ssh started for later connections may hold its pipes."""
         for task in (*self._readers, self._exit):
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until ssh has ended, and all that it has written is shown."""
+        """Wait until ssh has exited and all of its output is shown."""
         await asyncio.wait([*self._readers, self._exit])
 
     async def _read(self, stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
-        """Take whole lines, so that those of several hosts do not mix; and what is left."""
+        """Forward complete lines, so that hosts do not mix within a line, then the rest."""
         rest = b""
         try:
             while data := await stream.read(_MOST_HELD_BYTES):
@@ -174,7 +174,7 @@ class AgentLink:
             _write(sys.stdout, shown)
         if mark:
             self.has_answered = True
-        if answer.strip():  # else the agent only shows that it is there
+        if answer.strip():  # an empty answer only shows that the agent runs
             self._answers.put_nowait(answer)
 
     def _take_error(self, line: bytes) -> None:
@@ -191,10 +191,10 @@ class AgentLink:
 
 
 async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
-    """Start ssh to a host, by its name as ssh knows it, and the agent there.
+    """Start ssh to a host, by its name in ssh's configuration, and the agent there.
 
-    `mark` precedes each answer of the agent among what else comes from there. Raises MachineError
-    where there is no ssh here, and LaunchError where it cannot be started.
+    `mark` precedes each answer of the agent in the host's output. Raises MachineError if ssh is not
+    installed here, and LaunchError if it cannot be started.
     """
     command = ssh_command(host, agent)
     here = os.getpid()
@@ -204,7 +204,7 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on
+            start_new_session=True,  # Ctrl-C goes to this process only, which forwards it
             preexec_fn=lambda: die_with_parent(here),
         )
     except FileNotFoundError:
@@ -213,9 +213,9 @@ async def connect(host: str, agent: Sequence[str], mark: str) -> AgentLink:
         ) from None
     except OSError as error:
         raise LaunchError(
-            f"ssh cannot be started for {host}: {error.strerror}",
+            f"cannot start ssh for {host}: {error.strerror}",
             where=f"host {host}",
-            fix="each host takes a process and some open files here: see `ulimit -u` and -n",
+            fix="each host needs a process and some open files here: see `ulimit -u` and -n",
         ) from None
     return AgentLink(host, process, mark)
 

@@ -1,8 +1,8 @@
-"""What the launch over ssh and its agents on the hosts say to each other: lines of JSON; and which
-variables of the environment go along.
+"""The messages between a launch over ssh and its agents, as lines of JSON, and the environment
+variables that are forwarded.
 
-Everything travels through ssh, which has authenticated both sides. The agents' lines begin with a
-word that only this launch knows, because a login shell and the ranks write to the same stream.
+Everything travels through ssh, which has authenticated both sides. The agents' lines start with a
+secret word of this launch, because a login shell and the ranks write to the same stream.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from headway.ipc.run_contract import (
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 
 _OF_ONE_HOST = (
-    # one user's login on one machine
+    # a user's login on a machine
     *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "HOST", "PWD", "OLDPWD", "SHLVL"),
     *("_", "TERM", "TMPDIR", "DISPLAY", "XAUTHORITY", "KRB5CCNAME", "TTY", "GPG_TTY"),
-    # GPUs that somebody has chosen on one machine
+    # GPUs selected on a machine
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 )
 _OF_ONE_HOST_PREFIXES = ("SSH_", "XDG_", "DBUS_")
 
 OF_ONE_RUN = (*(RUN_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE),)
-"""Of a run that this process is a part of; another one has its own."""
+"""Variables of an outer run, which are not passed to another run."""
 
 
 class AgentSetup(NamedTuple):
-    """The first words to an agent: where the launch is to run, and with what."""
+    """The first message to an agent: the folder, script and environment of the launch."""
 
-    mark: str  # at the beginning of the agent's lines
+    mark: str  # at the start of the agent's lines
     folder: str  # the working directory
-    script: str | None  # a file, which has to be there
+    script: str | None  # a file, which must exist
     variables: Mapping[str, str]  # the environment of the launch
 
 
 class Found(NamedTuple):
-    """Whether a launch can begin on a host, and how that is reached; the answer to an order."""
+    """Whether a launch can start on a host, and the host's address: the answer to AgentSetup."""
 
-    fault: str = ""  # why nothing can run there
-    address: str = ""  # at which ssh has reached the host
-    port: int = 0  # a free one
+    fault: str = ""  # why the launch cannot run there
+    address: str = ""  # where ssh reached the host
+    port: int = 0  # a free port
     caller: str = ""  # the address of ssh's client, as the host sees it
 
 
 class StartLaunch(NamedTuple):
-    """Lets an agent run `headway launch` with these words, and its secret in the environment."""
+    """The order to run `headway launch` with these arguments, and the key in the environment."""
 
     words: tuple[str, ...]
     key: str
-    stops_within_s: float  # after a stop signal; then the launch is killed
+    stops_within_s: float  # the launch is killed this long after a stop signal
 
 
 class Signal(NamedTuple):
@@ -62,14 +62,14 @@ class Signal(NamedTuple):
 
 
 class LaunchEnd(NamedTuple):
-    """How the launch has ended: an agent's last words."""
+    """How the launch ended: an agent's last message."""
 
     exit_code: int
-    report: str  # the error, as it is printed
+    report: str  # the printed error
 
 
 def forwarded_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a launch on another host gets from here."""
+    """Return this environment's variables for a launch on another host."""
     return {
         name: value
         for name, value in environ.items()
@@ -78,7 +78,7 @@ def forwarded_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def remote_env(own: Mapping[str, str], forwarded_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a launch: the caller's, but the host's where it belongs to it."""
+    """Return a launch's environment: the caller's variables and the host's own ones."""
     return {**{name: own[name] for name in own if _is_of_one_host(name)}, **forwarded_env}
 
 

@@ -1,4 +1,4 @@
-"""Jobs of SLURM: their batch script, submitted and followed: output, state, and how one ends."""
+"""SLURM jobs: their batch script, submission, output, state and exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from headway._version import __version__
 from headway.errors import LaunchError, MachineError
 
-_LEAST_S, _MOST_S = 1.0, 15.0  # between two questions to SLURM's controller, which all users share
+_LEAST_S, _MOST_S = 1.0, 15.0  # between queries of SLURM's controller, which all users share
 _READ_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 16
 _ENDED = {  # squeue(1), "JOB STATE CODES"
@@ -24,28 +24,28 @@ _ENDED = {  # squeue(1), "JOB STATE CODES"
 }
 _PENDING = "PENDING"
 _RUNNING = "RUNNING"
-_NOTICE_AT = 2  # times that a running job had no log: a shared folder shows it later
+_NOTICE_AT = 2  # polls without the log of a running job: a shared folder shows it later
 _JOB_ID = re.compile(r"\d+(_\d+)?")
 
 _BODY = """\
-# an array's last job has the number of the whole array
+# the last job of an array has the id of the array
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 job=${{job:-$SLURM_JOB_ID}}
-# until when ranks may save; older releases of SLURM do not say it, and some jobs have no end
+# deadline for saving; older SLURM releases do not set it, and some jobs have none
 end=$(squeue --noheader --jobs "$job" --format %e)
 export SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-$(date --date "$end" +%s 2>/dev/null)}}"
-trap : TERM  # the step of the job gets its own: it saves, and ends with exit code 75
+trap : TERM  # the job's step gets its own SIGTERM, saves and exits with code 75
 {command}
 code=$?
 again=$code
-if [ "$code" -eq 143 ]; then  # preempted before there was anything to save, it has to start anew
+if [ "$code" -eq 143 ]; then  # preempted before anything was saved: restart
     case $(squeue --noheader --jobs "$job" --Format preempttime) in [0-9]*) again=75 ;; esac
 fi
-# to be run again, unless the job is being cancelled: then it is not RUNNING any more
+# requeue, unless the job is being cancelled and no longer RUNNING
 if [ "$again" -eq 75 ] && [ "$(squeue --noheader --jobs "$job" --format %T)" = RUNNING ]; then
     scontrol requeue "$job"
 fi
-if [ "$code" -eq 76 ]; then  # it would fail again in the same way, also where 76 is in RequeueExit
+if [ "$code" -eq 76 ]; then  # it would fail again in the same way, even if 76 is in RequeueExit
     scontrol update "JobId=$job" Requeue=0
 fi
 exit "$code"
@@ -53,19 +53,19 @@ exit "$code"
 
 
 class SlurmJob(NamedTuple):
-    options: Mapping[str, str]  # of sbatch, by their long names without dashes; "": no value
-    variables: Mapping[str, str]  # of the environment that the script sets
+    options: Mapping[str, str]  # of sbatch, by long name without dashes; "": no value
+    variables: Mapping[str, str]  # environment variables that the script sets
     command: Sequence[str]  # the launch, with its arguments
 
 
 class JobState(NamedTuple):
-    """What SLURM reports of a job."""
+    """The state of a job, as reported by SLURM."""
 
     name: str  # RUNNING, PENDING, FAILED, ...
-    reason: str = ""  # why it waits, or why it ended
-    log: str = ""  # the file of its output, where SLURM says it
+    reason: str = ""  # why it is pending, or why it ended
+    log: str = ""  # path of its output, if SLURM reports it
     code: int = 0  # the exit code of its script
-    signal: int = 0  # that ended its script; 0 for none
+    signal: int = 0  # that killed its script; 0 for none
 
     @property
     def has_ended(self) -> bool:
@@ -73,14 +73,14 @@ class JobState(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that stands for the job, once it has ended."""
+        """The exit code for a command that follows the job, once it has ended."""
         if self.code or self.signal:
             return self.code or 128 + self.signal
         return int(self.name != "COMPLETED")
 
 
 def batch_script(job: SlurmJob) -> str:
-    """Return the text of a script for sbatch, which has the job requeued where it may resume."""
+    """Return a script for sbatch that requeues the job if it can resume."""
     lines = ["#!/bin/bash", f"# by Headway {__version__}; sbatch can submit it again"]
     lines += [f"#SBATCH {_directive(name, value)}" for name, value in job.options.items()]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
@@ -92,7 +92,7 @@ def sbatch_words(options: Mapping[str, str]) -> list[str]:
 
 
 def _directive(name: str, value: str) -> str:
-    """Return an option as sbatch reads it from a script: quotes as in C, no line breaks."""
+    """Format an option for a batch script: quotes as in C, no line breaks."""
     if not value:
         return f"--{name}"
     if all(char.isalnum() or char in "@%+=:,./_-" for char in value):
@@ -102,11 +102,11 @@ def _directive(name: str, value: str) -> str:
 
 
 def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Submit a batch script, by its text, and return the job's id.
+    """Submit the text of a batch script and return the job's id.
 
-    The options are given on sbatch's command line, because SBATCH_* variables override those in the
-    script. The job inherits `environ`. Raises LaunchError where sbatch refuses, and MachineError
-    where there is none here.
+    The options are passed on sbatch's command line, because SBATCH_* variables override those in
+    the script. The job inherits `environ`. Raises LaunchError if sbatch refuses the job, and
+    MachineError if SLURM is not installed here.
     """
     command = ["sbatch", "--parsable", *options]
     done = _run(command, environ, script)
@@ -114,25 +114,25 @@ def submit(script: str, options: Sequence[str], environ: Mapping[str, str]) -> s
         raise LaunchError(
             f"SLURM refused the job: {_last_line(done.stderr)}",
             where="sbatch",
-            fix="correct the option that it names; `sinfo` lists the partitions",
+            fix="correct the option in its message; `sinfo` lists the partitions",
         )
     return done.stdout.strip().partition(";")[0]  # JOB, or JOB;CLUSTER
 
 
 def is_job_id(word: str) -> bool:
-    """Return whether a word is the id of a job, or of one task of an array: 12, 12_3."""
+    """Return whether a word is the id of a job or of an array task: 12, 12_3."""
     return _JOB_ID.fullmatch(word) is not None
 
 
 def state_of(job: str) -> JobState:
-    """Return what SLURM's controller reports of a job, or its accounting once that has dropped it.
+    """Return a job's state from SLURM's controller, or from its accounting for older jobs.
 
-    Raises LaunchError where neither knows the job, and MachineError where there is no SLURM here.
+    Raises LaunchError for an unknown job, and MachineError if SLURM is not installed here.
     """
     shown = _run(["scontrol", "show", "job", job])
     if shown.returncode == 0:
         return read_state(shown.stdout)
-    with suppress(MachineError):  # without accounting there may be no sacct
+    with suppress(MachineError):  # sacct may be missing without accounting
         columns = ["sacct", "--noheader", "--allocations", "--parsable2", "--format"]
         kept = _run([*columns, "State,ExitCode", "--jobs", job])
         name, _, code = kept.stdout.partition("\n")[0].partition("|")
@@ -140,14 +140,14 @@ def state_of(job: str) -> JobState:
             exit_code, _, signal = code.partition(":")
             return JobState(name.split()[0], code=int(exit_code), signal=int(signal))
     raise LaunchError(
-        f"SLURM says nothing of job {job}: {_last_line(shown.stderr)}",
+        f"cannot find job {job} in SLURM: {_last_line(shown.stderr)}",
         where="scontrol show job",
-        fix="`squeue --me` lists your jobs that have not ended",
+        fix="`squeue --me` lists your pending and running jobs",
     )
 
 
 def read_state(text: str) -> JobState:
-    """Return the state in the output of `scontrol show job`, where a line can end in any text."""
+    """Parse the output of `scontrol show job`, where lines can end in any text."""
     code, _, signal = _value(r"^ +Requeue=.* ExitCode=(\d+:\d+)", text).partition(":")
     return JobState(
         _value(r"^ +JobState=(\w+)", text),
@@ -164,10 +164,10 @@ def _value(pattern: str, text: str) -> str:
 
 
 def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], object]) -> JobState:
-    """Copy the job's output until it has ended, through requeues; return how it ended.
+    """Copy the job's output until it ends, across requeues, and return its last state.
 
-    `write` takes the output, `log` a line about the job. Raises LaunchError where SLURM does not
-    know the job, or its output cannot be read.
+    `write` takes the output, `log` a line about the job. Raises LaunchError if SLURM does not know
+    the job, or its output cannot be read.
     """
     state = state_of(job)
     read_bytes, said, pause_s = 0, "", _LEAST_S
@@ -177,9 +177,9 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
         read_bytes += copy_new(state.log, read_bytes, write)
         waits_for = state.reason if state.name == _PENDING else ""
         if waits_for not in (said, "None"):
-            log(f"job {job} waits: {waits_for}" if waits_for else f"job {job} has started")
+            log(f"job {job} is pending: {waits_for}" if waits_for else f"job {job} has started")
             said, pause_s = waits_for, _LEAST_S
-        if state.has_ended and ended_before:  # not only until it is in the queue again
+        if state.has_ended and ended_before:  # twice: a requeued job also ends for a moment
             if not os.path.exists(state.log):
                 log(f"the output of job {job} was not found: {_missing(state.log)}")
             return state
@@ -197,11 +197,11 @@ def follow(job: str, write: Callable[[bytes], object], log: Callable[[str], obje
 
 
 def _missing(log: str) -> str:
-    return f"{log} does not exist" if log else "SLURM does not say where it is"
+    return f"{log} does not exist" if log else "SLURM does not report its path"
 
 
 def copy_new(path: str, offset: int, write: Callable[[bytes], object]) -> int:
-    """Write what the file holds from `offset` on, and return how much that is."""
+    """Write the file's content from `offset` on, and return its size in bytes."""
     copied = 0
     try:
         with open(path, "rb") as file:
@@ -213,7 +213,7 @@ def copy_new(path: str, offset: int, write: Callable[[bytes], object]) -> int:
         pass
     except OSError as error:
         raise LaunchError(
-            f"the job's output cannot be read: {error.strerror}", where=path, fix="check the path"
+            f"cannot read the job's output: {error.strerror}", where=path, fix="check the path"
         ) from None
     return copied
 
@@ -239,4 +239,4 @@ def _run(
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it does not say why"])[-1]
+    return (text.strip().splitlines() or ["no reason reported"])[-1]

@@ -1,7 +1,7 @@
-"""A launch on several hosts over ssh: one connection to each, one output, one report, one end.
+"""A launch on several hosts over ssh, with a connection to each and a single output and report.
 
-At the other end of each connection is an agent, which runs `headway launch` on its host and ends it
-when the connection does. Whatever happens to this process, nothing stays behind there.
+An agent at the other end of each connection runs `headway launch` on its host, and stops it when
+the connection is closed. So nothing keeps running there, whatever happens to this process.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from headway.launcher.remote.orders import AgentSetup, Found, LaunchEnd, Signal,
 from headway.settings.hosts import Hosts
 
 _NOTICE_AFTER_S = 1.0
-_FAILURE_KNOWN_S = 10.0  # from the failure of one launch to the end of the others
+_FAILURE_KNOWN_S = 10.0  # from the failure of a launch until the others are stopped
 _STOPPED = 128 + signal.SIGTERM
 
 
 class RemoteLaunch(NamedTuple):
     """A launch on hosts.
 
-    `words` returns those of `headway launch` for a machine rank, and the address and the port of
-    machine 0.
+    `words` returns the arguments of `headway launch`, given a machine rank and machine 0's address
+    and port.
     """
 
-    hosts: Hosts  # in the order of their machine ranks
+    hosts: Hosts  # in order of machine rank
     agent: Sequence[str]  # the command that runs the agent, the same on each host
-    order: AgentSetup  # what each agent is told first
+    order: AgentSetup  # the first message to each agent
     words: Callable[[int, str, int], Sequence[str]]
-    main_address: str | None  # of machine 0, where the user has set it
+    main_address: str | None  # of machine 0, if the user set it
     main_port: int | None
-    stops_within_s: float  # after a stop signal
+    stops_within_s: float  # deadline after a stop signal
 
 
 def run_on_hosts(launch: RemoteLaunch) -> int:
-    """Run a launch on its hosts and return its exit code, which is machine 0's if that fails.
+    """Run a launch on its hosts and return its exit code: machine 0's, if that fails.
 
-    Raises LaunchError with all hosts that cannot be reached, or where nothing can run, and
-    MachineError where there is no ssh here.
+    Raises LaunchError with all hosts that cannot be reached or cannot run the launch, and
+    MachineError if ssh is not installed here.
     """
     return asyncio.run(_Run(launch).run())
 
@@ -67,7 +67,7 @@ class _Run:
         assert task is not None
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and shells' & set it
+            if signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup and a shell's &
                 loop.add_signal_handler(number, self._stop, number, task)
         try:
             for host in self.launch.hosts:
@@ -77,13 +77,13 @@ class _Run:
             await self._start(found)
             return await self._end()
         except asyncio.CancelledError:  # a signal came before the start
-            log(f"stopped by {signal.Signals(self.stopped_by).name} before anything had started")
+            log(f"stopped by {signal.Signals(self.stopped_by).name} before the launch had started")
             return 128 + self.stopped_by
         finally:
             await self._close()
 
     def _stop(self, number: int, task: asyncio.Task[int]) -> None:
-        """Stop the launches; before there are any, this command; and at once if it ends already."""
+        """Stop the launches, or this command before there are any; kill ssh if it is stopping."""
         is_ending = self.is_closing or (self.stopped_by and not self.has_started)
         self.stopped_by = self.stopped_by or number
         if is_ending:
@@ -97,23 +97,23 @@ class _Run:
             task.cancel()
 
     def _stops_within_s(self) -> float:
-        """Return how long connections may take to end: until they are made, nothing runs there."""
+        """Return the deadline for closing the connections; without launches, it is short."""
         return connection.CLOSE_WITHIN_S + (self.launch.stops_within_s if self.has_started else 0)
 
     async def _close(self) -> None:
-        """End all connections at the same time, once the agents have ended their launches."""
+        """Close all connections in parallel, once the agents have stopped their launches."""
         self.is_closing = True
         within_s = self._stops_within_s()
         for machine in self.machines:
             machine.close_input(within_s)
-        text = f"to close the connection, {within_s:.0f} s at most; Ctrl-C ends it now"
-        async with self._telling_who_is_waited_for(lambda machine: machine.is_open, text):
+        text = f"to close the connection, at most {within_s:.0f} s; Ctrl-C closes it now"
+        async with self._waiting_notice(lambda machine: machine.is_open, text):
             await asyncio.gather(*(machine.ended() for machine in self.machines))
 
     async def _found(self) -> list[Found]:
-        """Return the agents' answers; all reasons why they cannot run the launch are one error."""
+        """Return the agents' answers; raises a single LaunchError with the reasons of all hosts."""
         asked = [machine.ask(encode(self.launch.order)) for machine in self.machines]
-        async with self._telling_who_is_waited_for(lambda machine: not machine.has_answered):
+        async with self._waiting_notice(lambda machine: not machine.has_answered):
             answers = await asyncio.gather(*asked, return_exceptions=True)
         problems: list[Problem] = []
         for machine, answer in zip(self.machines, answers, strict=True):
@@ -122,7 +122,7 @@ class _Run:
             elif isinstance(answer, BaseException):
                 raise answer
             elif answer.fault:
-                what = f"nothing can be launched on {machine.name}: {answer.fault}"
+                what = f"cannot launch on {machine.name}: {answer.fault}"
                 fix = "make the same folder and files available there, at the same paths"
                 problems.append(Problem(what, f"host {machine.name}", fix))
         if problems:
@@ -130,7 +130,7 @@ class _Run:
         return [answer for answer in answers if isinstance(answer, Found)]
 
     @asynccontextmanager
-    async def _telling_who_is_waited_for(
+    async def _waiting_notice(
         self, is_awaited: Callable[[AgentLink], bool], text: str = ""
     ) -> AsyncIterator[None]:
         def log_waiting() -> None:
@@ -153,12 +153,12 @@ class _Run:
             machine.send(encode(StartLaunch(tuple(words), key, self.launch.stops_within_s)))
 
     async def _end(self) -> int:
-        """Wait for all launches; print the report of the one to blame, and return its code.
+        """Wait for all launches, print the report of the root cause and return its exit code.
 
-        Once one has failed, the others have some seconds to find that out by themselves; then, or
-        once a connection is lost, this command stops them, and how they end explains nothing.
+        After a failure, the other launches have some seconds to notice it. Then, or once a
+        connection is lost, this command stops them and ignores how they end.
         """
-        ends: dict[int, LaunchEnd] = {}  # by machine rank, in the order in which they came
+        ends: dict[int, LaunchEnd] = {}  # by machine rank, in order of arrival
         lost: list[LaunchEnd] = []
         are_stopped = False
         waiting = {asyncio.create_task(machine.end()): machine for machine in self.machines}
@@ -187,19 +187,19 @@ class _Run:
     def _stop_others(
         self, others: Collection[AgentLink], ended: Mapping[AgentLink, LaunchEnd | None]
     ) -> None:
-        """Stop the launches that continue after a failure; they will report SIGTERM."""
+        """Stop the launches that still run after a failure; they will report SIGTERM."""
         gone = [machine.name for machine, end in ended.items() if end is None]
-        why = f"the connection to {', '.join(gone)} was lost" if gone else "the run has failed"
+        why = f"the connection to {', '.join(gone)} was lost" if gone else "the run failed"
         log(f"{why}; stopping {', '.join(machine.name for machine in others)}")
         for machine in others:
             machine.close_input(self._stops_within_s())
 
 
 def main_address_of(found: Sequence[Found]) -> str:
-    """Return the address of machine 0: as ssh has reached it, or as the others see it.
+    """Return the address of machine 0 at which the other machines can reach it.
 
-    Where this process is on machine 0, ssh may have reached it through the loopback device, which
-    no other machine can.
+    If this process is on machine 0, ssh may have used the loopback interface. Then it is the
+    address from which ssh's client reached the other hosts.
     """
     own = found[0].address
     seen = [host.caller for host in found[1:] if host.caller and not is_loopback(host.caller)]
@@ -209,18 +209,18 @@ def main_address_of(found: Sequence[Found]) -> str:
 def _to_blame(
     ends: Mapping[int, LaunchEnd], lost: Sequence[LaunchEnd], *, is_stopped: bool
 ) -> LaunchEnd:
-    """Return the end that is reported: machine 0's, which knows the failures of all machines.
+    """Return the end to report: machine 0's, which knows the failures of all machines.
 
-    Where machine 0 has not failed, it is the first lost connection or the first failure. `ends` are
-    by machine rank, until this command has stopped the others. Unless a signal came to it, the
-    agent of a lost connection has sent the SIGTERM of which the launches have heard.
+    If machine 0 did not fail, it is the first lost connection, else the first failure. `ends` are
+    by machine rank, before this command stopped the others. If this command got no stop signal,
+    SIGTERM in a launch came from the agent of a lost connection and is not the cause.
     """
     main = [ends[0]] if 0 in ends else []
     for end in (*main, *lost, *ends.values()):
         is_consequence = end.exit_code == _STOPPED and bool(lost) and not is_stopped
         if _is_failure(end) and not is_consequence:
             return end
-    return max(ends.values(), key=lambda end: end.exit_code)  # of those with nothing to save: 0
+    return max(ends.values(), key=lambda end: end.exit_code)  # 0 if none had anything to save
 
 
 def _is_failure(end: LaunchEnd) -> bool:

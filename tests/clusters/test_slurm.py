@@ -75,7 +75,7 @@ def test_the_tasks_of_srun_are_the_ranks_where_a_node_has_several(slurm: Slurm) 
     assert places(done.stdout) == on_two_nodes(2), done.stderr
     refused = slurm.run(*srun, *launch("-q", "--cpu", "--num-processes", "3", name).split())
     assert refused.returncode == 2
-    assert "num_processes is 3, but slurm has started 2 tasks" in refused.stderr
+    assert "num_processes is 3, but slurm started 2 tasks" in refused.stderr
 
 
 @pytest.mark.long

@@ -131,7 +131,7 @@ def test_a_machine_without_srun_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     found = step(BATCH)
     assert found is not None
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LaunchError, match="srun cannot be run"):
+    with pytest.raises(LaunchError, match="cannot run srun"):
         run_step(found._replace(environment={**found.environment, "PATH": "/nowhere"}))
 
 
@@ -180,7 +180,7 @@ TOO_MANY = ["n[1-1001][1-1001]", "n[1-999999],m[1-2]", f"n[{'1-999999,' * 9999}1
     "text", ["", "n1,", "n[1", "n1]", "n[2-1]", "n[a]", "n[1-9999999]", "n[]", *TOO_MANY]
 )
 def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a list|is a list of more"):
+    with pytest.raises(ValueError, match=r"is not a|has more than"):
         read_nodelist(text)
 
 

@@ -189,7 +189,7 @@ def test_ranks_are_bound_to_the_cores_beside_their_gpus_only_where_that_is_asked
     assert found.cpus == cores
     assert "0-31; 32-63" in describe(found)
     for unknown in (RECORDINGS["gpu_4"], RECORDINGS["laptop_cpu"]):
-        with pytest.raises(MachineError, match="numa_binding is 'node', but the cores beside"):
+        with pytest.raises(MachineError, match="numa_binding is 'node', but the cores close"):
             plan_on(unknown, numa_binding="node")
 
 

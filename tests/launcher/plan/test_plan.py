@@ -299,7 +299,7 @@ def test_a_flag_for_the_launcher_of_ranks_gets_a_note_where_the_script_replaces_
     name: str,
 ) -> None:
     values: dict[str, Any] = {name: OF_THE_LAUNCHER[name]}
-    assert f"{name} has no effect on one process" in plan(**values).notes[0]
+    assert f"{name} has no effect with one process" in plan(**values).notes[0]
     assert "--supervise" in plan(**values).notes[0]
     assert plan(layer=Layer.USER_PROFILE, **values).notes == ()
     assert plan(num_processes="2", max_restarts="1", **values).notes == ()
@@ -355,7 +355,7 @@ def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
 
 
 def test_more_processes_than_cores_are_noted() -> None:
-    assert plan(num_processes="17").notes == ("17 processes share 8 cores, and slow down",)
+    assert plan(num_processes="17").notes == ("17 processes share 8 cores and become slow",)
     assert not plan(num_processes="16").notes
 
 
