@@ -1,3 +1,3 @@
-"""The protocol between launcher and runtime: `run_contract` to the rank, `records` to the launcher.
-Imported by both; imports only errors and devices.
+"""Protocol between launcher and runtime: `run_contract` to the rank, `records` to the launcher.
+Both import it; it imports only errors and devices.
 """

@@ -1,17 +1,17 @@
-"""The choices of `mixed_precision` and `strategy`, and the names of a sharded model's units."""
+"""Choices for `mixed_precision` and `strategy`, and parsing of `wrap`."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
 class NumberFormat(NamedTuple):
-    """The properties of a precision that need no torch."""
+    """Properties of a precision that are known without importing torch."""
 
-    help: str  # one line that helps to choose
-    dtype: str  # of matrix products, by torch's name
-    tolerance: float = 5e-2  # the largest difference of the weights from fp32's after one step
-    capability: tuple[int, int] = (0, 0)  # the oldest compute capability of NVIDIA's GPUs with it
-    instead: str = "no"  # what to use on a GPU that is older
+    help: str  # one line, shown in the wizard
+    dtype: str  # torch's name for the dtype of matrix products
+    tolerance: float = 5e-2  # largest weight difference from fp32 after one step
+    capability: tuple[int, int] = (0, 0)  # minimum compute capability of an NVIDIA GPU
+    instead: str = "no"  # the precision to use on older GPUs
 
 
 PRECISIONS: Mapping[str, NumberFormat] = {
@@ -27,27 +27,27 @@ PRECISIONS: Mapping[str, NumberFormat] = {
         instead="fp16",
     ),
 }
-"""By the names that profiles, flags and scripts use."""
+"""Precisions by the names used in profiles, flags and scripts."""
 
 
 def other_precisions(lacking: Sequence[str]) -> list[str]:
-    """Return the precisions of a device that lacks these, other than that of the weights."""
+    """Return the reduced precisions that remain when `lacking` are unsupported."""
     return [name for name in PRECISIONS if name not in ("no", *lacking)]
 
 
 DDP, FSDP, HSDP = "ddp", "fsdp", "hsdp"
 SHARDED = (FSDP, HSDP)
 STRATEGIES = (DDP, FSDP, HSDP)
-AUTO = "auto"  # of a strategy: ddp; of the units: the repeated blocks
+AUTO = "auto"  # strategy: ddp; wrap: the repeated blocks
 
 SHARING = ("strategy", "shard_size", "wrap", "activation_checkpointing", "cpu_offload")
-"""The settings that say how ranks share a model."""
+"""Settings that configure sharding."""
 
 
 def read_wrap(raw: object) -> str:
-    """Return `wrap` in its canonical form: `auto`, class names with commas, or a number.
+    """Return `wrap` in canonical form: `auto`, comma-separated class names, or a number.
 
-    The message of a ValueError continues "wrap is <raw>, ".
+    A ValueError's message completes "wrap is <raw>, ".
     """
     parts = raw if isinstance(raw, (list, tuple, set, frozenset)) else str(raw).split(",")
     names = [name for part in parts if (name := str(part).strip())]
@@ -55,8 +55,8 @@ def read_wrap(raw: object) -> str:
         return AUTO
     if len(names) == 1 and names[0].isdecimal() and names[0].isascii():
         if not 0 < int(names[0][:20]) < 10**18:
-            raise ValueError("which is no number of parameters")
+            raise ValueError("which is not a valid number of parameters")
         return str(int(names[0]))
     if not names or not all(name.isidentifier() for name in names):
-        raise ValueError("which is neither auto, nor names of classes, nor a number of parameters")
+        raise ValueError("which is not auto, class names or a number of parameters")
     return ",".join(dict.fromkeys(names))

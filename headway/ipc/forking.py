@@ -1,4 +1,4 @@
-"""What a process that forks others needs: it hears of their ends, and they end with it."""
+"""Forking helpers: wake up when a child exits, and kill children when their parent dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from headway.ipc import signals
 
-_FIXED_IN = {(3, 10): 15, (3, 11): 10}  # of these Pythons; newer ones never had it
+_FIXED_IN = {(3, 10): 15, (3, 11): 10}  # first patch releases with the fix
 _SETTLED_WITHIN_S = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -22,11 +22,11 @@ _settles = False
 
 
 def quiesce_before_fork() -> None:
-    """Make each fork of this process wait until only its Python threads run.
+    """Delay every fork in this process until its non-Python threads are idle.
 
-    Another thread may start to call Python, as gloo's do to drop a tensor after a collective.
-    Before Python 3.10.15 and 3.11.10 a child that is forked at this moment, such as a loader's
-    worker, hangs forever. Linux only; waits for a busy thread for up to 50 ms.
+    Before Python 3.10.15 and 3.11.10, a child such as a DataLoader worker hangs forever if it is
+    forked while another thread enters Python, as gloo's threads do to free a tensor after a
+    collective. Linux only; waits up to 50 ms for a busy thread.
     Source: https://github.com/python/cpython/issues/112275
     """
     global _settles
@@ -40,7 +40,7 @@ def _settle() -> None:
 
     deadline = _monotonic() + _SETTLED_WITHIN_S
     pythons = {str(getattr(thread, "native_id", None)) for thread in threading.enumerate()}
-    # the main thread has its parent's number in `threading` after a fork; this one may not be there
+    # after a fork, `threading` has the parent's id for the main thread and may lack this thread
     pythons |= {str(os.getpid()), str(threading.get_native_id())}
     with suppress(OSError):  # not Linux
         while _any_runs({*os.listdir("/proc/self/task")} - pythons) and _monotonic() < deadline:
@@ -48,7 +48,7 @@ def _settle() -> None:
 
 
 def _any_runs(threads: set[str]) -> bool:
-    """Return whether one of these threads runs, or waits for a core. Source: proc(5)."""
+    """Return whether any of these threads is running or runnable. Source: proc(5)."""
     for thread in threads:
         with suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
             if file.read().rpartition(b") ")[2][:1] in (b"R", b"D"):
@@ -57,9 +57,9 @@ def _any_runs(threads: set[str]) -> bool:
 
 
 def init_forked(parent: int, streams: Sequence[int]) -> None:
-    """Set up a process that was just forked: it has its own session, and ends with its parent.
+    """Set up a forked child: its own session, killed when its parent dies.
 
-    `streams` become its stdin, stdout and stderr.
+    `streams` become stdin, stdout and stderr.
     """
     die_with_parent(parent)
     os.setsid()
@@ -71,22 +71,22 @@ def init_forked(parent: int, streams: Sequence[int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit if it has died already.
+    """Ask the kernel to kill this process when its parent dies; exit if the parent is dead already.
 
-    A fork clears this, so every process calls it; an exec keeps it. Linux only; elsewhere it does
-    nothing. Source: prctl(2), PR_SET_PDEATHSIG.
+    A fork clears the setting, so every process calls this; an exec keeps it. No effect outside
+    Linux. Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and os.getppid() != parent:
         os._exit(1)
 
 
 def resume_on_parent_exit() -> None:
-    """Make the kernel resume this process, if it is suspended, when its parent dies."""
+    """Ask the kernel to resume this process, if suspended, when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of descendants whose parent ends; return whether the system supports it.
+    """Become the parent of orphaned descendants; return whether the system supports it.
 
     Linux only. Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
@@ -102,9 +102,9 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def wake_on_child_end() -> tuple[int, int]:
-    """Return a pipe whose first end is readable once a child has ended.
+    """Return a pipe whose read end becomes readable when a child exits.
 
-    The second end is the interpreter's: see `signal.set_wakeup_fd`.
+    The interpreter writes to the other end; see `signal.set_wakeup_fd`.
     """
     reading, writing = os.pipe()
     for fd in (reading, writing):
@@ -115,7 +115,7 @@ def wake_on_child_end() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield pid and wait status of each child that has ended; ChildProcessError if none is left."""
+    """Yield (pid, wait status) of each exited child; ChildProcessError if there are no children."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -124,7 +124,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def set_title(title: str) -> None:
-    """Overwrite this process's arguments with `title`, which `ps` then shows.
+    """Set the title that `ps` shows for this process, by overwriting its arguments.
 
     Source: proc(5), /proc/pid/stat fields 48 and 49 (arg_start, arg_end).
     """
@@ -142,7 +142,7 @@ def set_title(title: str) -> None:
 
 
 class ProcessHandle:
-    """A process of another parent, by its descriptor, or by its pid and start time."""
+    """Handle of a process that is not a child: a pidfd, or pid and start time."""
 
     def __init__(self, pid: int) -> None:
         self._fd: int | None = None
@@ -156,7 +156,7 @@ class ProcessHandle:
                 self.process = psutil.Process(pid)
 
     def send(self, number: int) -> None:
-        """Send a signal; does nothing once the process has ended."""
+        """Send a signal; no effect if the process has exited."""
         fd, process = self._fd, self.process  # another thread may close the handle meanwhile
         if fd is not None:
             with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""The variables by which launchers and schedulers number processes or machines: "you are n of m".
+"""The variables with which launchers and schedulers number processes or machines.
 
-`headway launch` joins what a row counts, or refuses it (`launcher/clusters/`); an Accelerator
-refuses it in a process without RANK.
+`headway launch` joins the numbered processes or raises an error (`launcher/clusters/`). Without
+RANK, an Accelerator raises an error.
 """
 
 import os
@@ -13,30 +13,30 @@ from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 Environ = Mapping[str, str]
 
 ALONE_VARIABLE, ALONE = "HEADWAY_CLUSTER", "none"
-"""They say that a process is no part of what the variables of others count."""
+"""The variable and value that make a process ignore other launchers' numbering."""
 
 PROCESS, MACHINE = "process", "machine"
 STEP_VARIABLE, _STEP_SIZE = "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"
 _TERMINAL = "SLURM_PTY_PORT"
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM_MAX_NORMAL_STEP_ID: then batch scripts and shells
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # above SLURM_MAX_NORMAL_STEP_ID: batch scripts and shells
 
 
 def is_numbered_step(environ: Environ) -> bool:
-    """Return whether this process is in a step that srun has made, not in a script's or shell's."""
+    """Return whether this process is in a step created by srun, not in a batch script or shell."""
     step = environ.get(STEP_VARIABLE, "")
     return step.isdecimal() and step.isascii() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def is_task(environ: Environ) -> bool:
-    """Return whether srun has started this process as one of a step's tasks.
+    """Return whether srun started this process as a task of a step.
 
-    Of a step in a pseudo-terminal, only one task has it: that is a shell to start others from.
+    A task with a pseudo-terminal is an interactive shell, not a task.
     """
     return is_numbered_step(environ) and _TERMINAL not in environ
 
 
 def _in_file(path: str) -> str:
-    """Return the text of a scheduler's file; empty if it is not on this machine."""
+    """Return the text of a scheduler's file; empty if it is missing on this machine."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -44,7 +44,7 @@ def _in_file(path: str) -> str:
         return ""
 
 
-UNKNOWN = -1  # what is no number
+UNKNOWN = -1  # not a number
 
 
 def _number(text: str) -> int:
@@ -52,25 +52,28 @@ def _number(text: str) -> int:
 
 
 class Numbering(NamedTuple):
-    """What one launcher or scheduler sets."""
+    """The variables that a launcher or scheduler sets."""
 
-    by: str  # it, for messages
-    size: str  # the variable that holds how many there are
-    rank: str  # the variable that holds which of them this is; empty: this is the only one
-    what: str = PROCESS  # is counted
-    is_joined: bool = True  # by `headway launch`
-    read: Callable[[str], int] = _number  # returns the number in `size`
+    by: str  # its name, for messages
+    size: str  # the variable with the number of processes or machines
+    rank: str  # the variable with this process's or machine's index; empty: started only once
+    what: str = PROCESS  # the numbered unit
+    is_joined: bool = True  # supported by `headway launch`
+    read: Callable[[str], int] = _number  # parses the value of `size`
     applies: Callable[[Environ], bool] = lambda _: True
-    hosts: Callable[[str], str] | None = None  # returns the names of hosts, if `size` has these
+    hosts: Callable[[str], str] | None = None  # returns host names from the value of `size`
 
     def count(self, environ: Environ) -> int:
-        """Return how many there are, or UNKNOWN; 0 if unset. Raises OSError for a file of hosts."""
+        """Return the number of processes or machines: UNKNOWN if invalid, 0 if unset.
+
+        Raises OSError for an unreadable host file.
+        """
         if self.size not in environ or not self.applies(environ):
             return 0
         return self.read(environ[self.size]) if self.hosts is None else len(self.names(environ))
 
     def names(self, environ: Environ) -> list[str]:
-        """Return the names of the hosts, each once; none where only their number is set."""
+        """Return the distinct host names; empty if only their number is set."""
         return list(dict.fromkeys(self.hosts(environ[self.size]).split())) if self.hosts else []
 
 
@@ -94,7 +97,7 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "skypilot": Numbering("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", MACHINE),
     "ranked": Numbering(
         *("a launcher of ranks", "WORLD_SIZE", "RANK"),
-        # torchrun, and the hooks of containers, set LOCAL_RANK
+        # torchrun and container hooks set LOCAL_RANK
         applies=lambda environ: (
             {"RANK", "MASTER_ADDR"} <= environ.keys() and "LOCAL_RANK" not in environ
         ),
@@ -113,11 +116,11 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "lsf": Numbering("LSF", "LSB_DJOB_HOSTFILE", "", MACHINE, False, hosts=_in_file),
     "lsf_list": Numbering("LSF", "LSB_HOSTS", "", MACHINE, False, hosts=str),
 }
-"""The first row that counts several holds. The names of those that are joined are clusters'."""
+"""The first row with more than one process or machine applies. Joined rows are cluster kinds."""
 
 
 def unknown_launcher(environ: Environ = os.environ) -> Numbering | None:
-    """Return what counts this process, which no launcher has given a rank, as one of several."""
+    """Return the launcher that started this process as one of several without a torch rank."""
     if RUN_VARIABLE in environ or environ.get(ALONE_VARIABLE, "").strip().lower() == ALONE:
         return None
     started = [row for row in NUMBERINGS.values() if row.rank]

@@ -1,40 +1,40 @@
-"""The origin of a value: its layer as data, and details for messages."""
+"""The origin of a setting's value."""
 
 from enum import IntEnum
 from typing import NamedTuple
 
 
 class Layer(IntEnum):
-    """The kinds of sources; those of a launch come first, in order of precedence."""
+    """Kinds of sources; those of a launch come first, in order of precedence."""
 
     DEFAULT = 0
     DETECTED = 1  # from the machine
-    CLUSTER = 2  # a variable of the scheduler or MPI
+    CLUSTER = 2  # a variable set by the scheduler or MPI
     USER_PROFILE = 3
     PROJECT_PROFILE = 4
     ENVIRONMENT = 5
     FLAG = 6
-    # not part of a launch; without precedence among each other
-    PROFILE = 7  # one profile on its own
+    # not part of a launch; no precedence between them
+    PROFILE = 7  # a single profile
     ASSIGNMENT = 8  # NAME=VALUE on a command line
-    ANSWERS = 9  # to the questions of `headway config`
-    IMPORTED = 10  # another tool's file or command line
+    ANSWERS = 9  # answers in `headway config`
+    IMPORTED = 10  # a file or command line of another tool
 
     @property
     def label(self) -> str:
-        """The name for messages: user profile."""
+        """The name in messages, such as "user profile"."""
         return self.name.lower().replace("_", " ")
 
 
 class Origin(NamedTuple):
-    """The origin of a value; `str` is only for messages, decisions use the fields."""
+    """The origin of a value. Use `str` for messages only and the fields for decisions."""
 
     layer: Layer
     file: str = ""  # with ~ for the home folder
-    line: int | None = None  # of the key in the file, from 1
-    variable: str = ""  # of the environment
-    flag: str = ""  # of a command line
-    reason: str = ""  # why the value was chosen, or a remark on its source
+    line: int | None = None  # line of the key in the file, from 1
+    variable: str = ""  # environment variable
+    flag: str = ""  # command-line flag
+    reason: str = ""  # why the value was chosen, or a note on its source
 
     def __str__(self) -> str:
         if self.file:
@@ -53,12 +53,12 @@ class Origin(NamedTuple):
 
     @property
     def is_user_set(self) -> bool:
-        """Whether the user set the value; else it is a default, detected or from the cluster."""
+        """Whether the user set the value, as opposed to a default, detection or the cluster."""
         return self.layer > Layer.CLUSTER
 
     @property
     def is_for_this_launch(self) -> bool:
-        """Whether the value was set for one launch, by a flag or a variable."""
+        """Whether a flag or variable set the value for this launch only."""
         return self.layer in (Layer.ENVIRONMENT, Layer.FLAG)
 
     def with_reason(self, reason: str) -> "Origin":

@@ -1,6 +1,6 @@
-"""The folders of this user's profiles and records; whether something is at a path; environments.
+"""User folders, file helpers and package installers.
 
-An error of the disk is not an absence.
+A disk error never counts as a missing file.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ _OF_XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME",
 
 
 def user_folder(kind: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return this user's folder for `config` or `state`, whether or not it exists.
+    """Return this user's `config` or `state` folder, which may not exist.
 
-    Source: the XDG Base Directory Specification; on a Mac, Apple's File System Programming Guide.
+    Source: XDG Base Directory Specification; on macOS, Apple's File System Programming Guide.
     """
     if sys.platform == "darwin":
         return os.path.join(home(), "Library", "Application Support", "headway")
     variable, usual = _OF_XDG[kind]
     folder = environ.get(variable, "")
-    if not os.path.isabs(folder):  # the XDG specification says to ignore relative paths
+    if not os.path.isabs(folder):  # XDG: relative paths must be ignored
         folder = os.path.join(home(), usual)
     return os.path.join(folder, "headway")
 
 
 def home() -> str:
-    """Return this user's home folder; `/` for a user without an entry in the password database."""
+    """Return this user's home folder; `/` if the password database does not list the user."""
     folder = os.path.expanduser("~")
     if folder == "/":  # HOME is empty
         import pwd
 
-        with suppress(KeyError):  # as in a container with an arbitrary user id
+        with suppress(KeyError):  # a container may run with an arbitrary user id
             folder = pwd.getpwuid(os.getuid()).pw_dir
     return folder if os.path.isabs(folder) else "/"
 
 
 def is_absent(path: str | os.PathLike[str]) -> bool:
-    """Return whether certainly nothing, not even a broken link, is at `path`.
+    """Return whether `path` certainly does not exist, not even as a broken link.
 
-    Only ENOENT and ENOTDIR mean that. After any other error something may be there, and reading it
-    raises the error.
+    Only ENOENT and ENOTDIR prove it. After any other error the path may exist, and reading it
+    raises that error.
     """
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no path of a file
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: invalid path
         return True
     except OSError:
         return False
@@ -58,7 +58,7 @@ def is_absent(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open a file to read; OSError for a link, a pipe, a device or a folder, which is not read."""
+    """Open a regular file for reading; OSError for a link, pipe, device or folder."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "it is a link")
     handle = os.open(path, _OPENING)
@@ -71,7 +71,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
 
 
 def write_whole(path: str, text: str) -> None:
-    """Write a file in place of an earlier one; an OSError leaves that as it is, and no other."""
+    """Write a file atomically: an OSError leaves an existing file unchanged and no partial file."""
     partial = f"{path}-{os.getpid()}"
     try:
         with open(partial, "w") as file:
@@ -84,7 +84,7 @@ def write_whole(path: str, text: str) -> None:
 
 
 def read_plain(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """Return the bytes of a file; OSError for what `opened` refuses, or if there are too many."""
+    """Return a file's bytes; OSError if `opened` rejects it or it is larger than `limit`."""
     with opened(path) as handle, open(handle, "rb", closefd=False) as file:
         if os.fstat(handle).st_size > limit:
             raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
@@ -103,7 +103,7 @@ def has_package(python: str, name: str) -> bool:
 
 
 def installer_of(python: str) -> str:
-    """Return the words that install packages for a Python; uv makes environments without pip."""
+    """Return the install command for a Python; environments created by uv have no pip."""
     from shlex import quote  # only an error needs it
 
     quoted = quote(python)

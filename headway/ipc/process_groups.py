@@ -1,6 +1,4 @@
-"""What is known of a process's groups: which collectives they have entered; default groups that it
-creates one after another get store keys of their own.
-"""
+"""Process groups: the collectives they entered, and separate store keys per default group."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
     """Give every default group after the first its own key prefix in the launcher's store.
 
     torch names them all `default_pg/0`, and the store outlives them: a rank that creates the second
-    group early reads the address of its peer in the first one, and cannot connect. Counts only
-    groups that were created, with a store that torch found itself (`init_method`).
+    group early reads its peer's address in the first group and fails to connect. Only groups
+    that were created with a store from torch's rendezvous (`init_method`) count.
 
-    A script that has replaced MASTER_PORT, which was `port`, is refused: nobody listens there.
+    Raises UsageError if the script changed MASTER_PORT from `port`, where the store listens.
 
-    Relies on two private names in `c10d`, which is torch.distributed.distributed_c10d:
-    `init_process_group` asks `rendezvous` for the store, then `_new_process_group_helper`
-    creates the group.
+    Relies on two private functions of `c10d`, torch.distributed.distributed_c10d:
+    `init_process_group` gets the store from `rendezvous`, then creates the group with
+    `_new_process_group_helper`.
     """
     if getattr(c10d.rendezvous, "keeps_groups_apart", False):
         return
@@ -70,13 +68,13 @@ def prefix_group_stores(c10d: ModuleType, port: str | None = None) -> None:
 
 
 def _join_as(rank: int, store: Any) -> None:
-    """Refuse to be a rank that another process is, such as the one that has started this one."""
+    """Raise UsageError if another process, such as this one's parent, already has this rank."""
     key, own = f"headway/process/{rank}", place_of_process()
     other = store.get(key).decode() if store.check([key]) else own
     if other != own and has_exited(other) is False:
         raise UsageError(
-            f"rank {rank} is process {other.rpartition(':')[2]}, and process {os.getpid()} has its"
-            " RANK too, as a process that a rank starts",
+            f"rank {rank} is process {other.rpartition(':')[2]}, but process {os.getpid()} has the"
+            " same RANK; a process started by a rank inherits it",
             where=f"environment RANK={rank}",
             fix="start it without RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE",
         )
@@ -84,7 +82,7 @@ def _join_as(rank: int, store: Any) -> None:
 
 
 def place_of_process() -> str:
-    """Return this machine, as far as process ids reach, a colon and the id of this process."""
+    """Return "MACHINE:PID"; MACHINE identifies the pid namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             machine = file.read().strip() + os.readlink("/proc/self/ns/pid")
@@ -94,7 +92,7 @@ def place_of_process() -> str:
 
 
 def has_exited(place: str) -> bool | None:
-    """Return whether a process of this machine is known to have ended; None on another machine."""
+    """Return whether a process is known to have exited; None if it is on another machine."""
     machine, _, number = place.rpartition(":")
     if machine != place_of_process().rpartition(":")[0]:
         return None
@@ -108,7 +106,7 @@ def has_exited(place: str) -> bool | None:
 
 
 def read_groups() -> tuple[Group, ...]:
-    """Return this rank's process groups, each with the last collectives that it has entered."""
+    """Return this rank's process groups, each with the last collectives it entered."""
     members = _members_by_group()
     entered: dict[str, list[Collective]] = {name: [] for name in members}
     for group, collective in _flight_records():
@@ -123,10 +121,10 @@ def read_groups() -> tuple[Group, ...]:
 
 
 def _flight_records() -> Iterator[tuple[str, Collective]]:
-    """Yield the group and the collective of each entry of torch's flight recorders, oldest first.
+    """Yield the group and collective of each entry in torch's flight recorders, oldest first.
 
-    Empty if they are off. Relies on private names of torch, documented for debugging; NCCL has its
-    own recorder.
+    Empty if the recorders are off. Relies on private torch functions that are documented for
+    debugging; NCCL has a separate recorder.
     """
     module = sys.modules.get("torch._C._distributed_c10d")
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
@@ -146,7 +144,7 @@ def _flight_records() -> Iterator[tuple[str, Collective]]:
 
 
 def _members_by_group() -> dict[str, tuple[int, ...]]:
-    """Return the global ranks in each group that this process is a member of; private in torch."""
+    """Return the global ranks of each group with this process as a member; private in torch."""
     c10d = sys.modules.get(_C10D)
     known = {} if c10d is None else c10d._world.pg_group_ranks
     return {

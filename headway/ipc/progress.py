@@ -1,7 +1,7 @@
-"""What this process's training is doing, and who is told: its launcher, by the status channel.
+"""Training progress in this process, sent to the launcher through the status channel.
 
-A `Progress` belongs to the training: all parts of an Accelerator get the one of their `Training`.
-Where nobody reads it, a step pays for looking at `is_watched`: the parts ask that before they call.
+All parts of an Accelerator share the `Progress` of their `Training`. They check `is_watched` before
+each call, so an unwatched step costs only that check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _write = os.write  # a script may replace it
 
 _SAVING = ("checkpoint", "save_state")
 WRITER = "headway-checkpoint"
-"""The name of the thread that writes a checkpoint beside the training."""
+"""Name of the thread that writes a checkpoint in the background."""
 
 
 def identity(fd: int) -> tuple[int, int] | None:
@@ -36,24 +36,24 @@ def identity(fd: int) -> tuple[int, int] | None:
 
 
 class Channel:
-    """This process's end of the status channel; forked children have none."""
+    """This process's end of the status channel; not inherited by forked children."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self._identity = fd, identity(fd)
         self._pid = os.getpid()
-        self._sending = _thread.RLock()  # not a Lock: a signal handler of the script may send
+        self._sending = _thread.RLock()  # not a Lock: the script's signal handler may send
 
     @property
     def is_open(self) -> bool:
         """Whether records can be sent.
 
-        A script may close descriptors that it did not open, and reuse their numbers.
+        False if the script closed the descriptor, even if its number was reused.
         """
         return os.getpid() == self._pid and identity(self.fd) == self._identity
 
     def send(self, record: Record) -> None:
         """Send one record; ignore errors."""
-        with suppress(Exception):  # the launcher has ended, or the script has replaced a function
+        with suppress(Exception):  # the launcher exited, or the script replaced a function
             if self.is_open:
                 line = memoryview(encode(record))
                 with self._sending:  # a long record is written in parts
@@ -62,23 +62,23 @@ class Channel:
 
 
 class Progress:
-    """What the training in this process is doing, how far it is, and what it uses.
+    """Phase, position and used features of the training in this process.
 
     Attributes:
-        is_watched: whether anybody reads; else nobody needs to enter phases and end steps.
-        step: optimizer steps of the training that are done, where somebody reads.
-        total: steps that the training will have; 0 if not known.
-        loss: the last known one.
-        call_at: the time on the clock after which the end of a step has calls to make.
-        num_trained: backward passes and optimizer steps of this process; never set back.
-        clock: counts the time of each phase.
-        listeners: called with the figures of the steps, about once a second.
-        uses: which of the launcher's settings the program has used so far.
-        kept: the last path of each kind that `Kept` has.
-        own_threads: threads of the runtime, which no report shows.
-        channel: to the launcher; None without one.
-        has_own_seed: whether the script has given each rank a seed of its own.
-        may_be_killed: returns whether this process has nothing to do before it ends; any thread.
+        is_watched: whether there is a listener; if not, phases and steps need not be recorded.
+        step: completed optimizer steps of the training, if watched.
+        total: total steps of the training; 0 if unknown.
+        loss: the last known loss.
+        call_at: clock time after which the end of a step runs the registered calls.
+        num_trained: backward passes and optimizer steps of this process; never reset.
+        clock: accumulates the time of each phase.
+        listeners: called with the step figures about once a second.
+        uses: the launcher's settings that the program has used so far.
+        kept: the last path of each kind of `Kept`.
+        own_threads: threads of the runtime, omitted from reports.
+        channel: the connection to the launcher; None without a launcher.
+        has_own_seed: whether the script set a different seed on each rank.
+        may_be_killed: returns whether the process can be killed without losing work; thread-safe.
     """
 
     __slots__ = (
@@ -87,13 +87,13 @@ class Progress:
         *("_figures", "_saved", "may_be_killed", "has_own_seed"),
     )
 
-    def __reduce__(self) -> tuple[Any, ...]:  # with an object that a script copies or pickles
+    def __reduce__(self) -> tuple[Any, ...]:  # if the script copies or pickles it
         return process_progress, ()
 
     def __init__(self) -> None:
         self.is_watched = False
         self.step, _, self.total, self.loss = ProgressSnapshot()
-        self._call = ""  # the one of `records.CALLED_BY_ALL_RANKS` that is running
+        self._call = ""  # the running method of `records.CALLED_BY_ALL_RANKS`
         self.num_trained = 0
         self.clock = StepClock()
         self.listeners: list[Callable[[Figures], None]] = []
@@ -105,14 +105,14 @@ class Progress:
         self.channel: Channel | None = None
         self.may_be_killed: Callable[[], bool] = bool
         self.has_own_seed = False
-        self._beat_at = float("inf")  # the next heartbeat, on the clock
-        self._figures: Figures | None = None  # the last ones
-        self._saved = (0, 0.0)  # after which step, and for how many seconds
+        self._beat_at = float("inf")  # clock time of the next heartbeat
+        self._figures: Figures | None = None  # the last reported figures
+        self._saved = (0, 0.0)  # the last save's step and duration in seconds
 
     # ------------------------------------------------------------------ the launcher
 
     def connect(self, channel: Channel) -> None:
-        """Send records to a launcher from now on."""
+        """Start to send records to a launcher."""
         self.channel = channel
         self._beat_at = 0.0
         self.report_to(self.send)
@@ -126,7 +126,7 @@ class Progress:
             self.channel.send(record)
 
     def report_to(self, listener: Callable[[Figures], None]) -> None:
-        """Time the steps, and pass their figures to `listener` about once a second."""
+        """Time the steps and call `listener` with their figures about once a second."""
         self.listeners.append(listener)
         self.is_watched = True
 
@@ -138,15 +138,15 @@ class Progress:
     def snapshot(self) -> ProgressSnapshot:
         return ProgressSnapshot(self.step, self.phase, self.total, self.loss)
 
-    # ------------------------------------------------------------------ what the training does
+    # ------------------------------------------------------------------ the training
 
     @property
     def phase(self) -> str:
-        """The current phase, where somebody reads: a call of all ranks, or one of the clock's."""
+        """The current phase, if watched: a call of all ranks, or a phase of the clock."""
         return self._call or NAMES[self.clock.phase]
 
     def begin_forward(self, samples: int) -> None:
-        """Note that the loader gives the script a batch of so many samples of this rank."""
+        """Record that the loader yields a batch with this number of samples on this rank."""
         clock = self.clock
         clock.enter(FORWARD)
         clock.batch_samples = samples
@@ -154,7 +154,7 @@ class Progress:
             self._beat()
 
     def end_backward(self) -> None:
-        """Note the end of a backward pass, which has used the samples of its batch."""
+        """Record the end of a backward pass and count the samples of its batch."""
         clock = self.clock
         clock.enter(SCRIPT)
         clock.num_samples += clock.batch_samples
@@ -165,12 +165,12 @@ class Progress:
     def call_after_steps(self, owner: object, call: Callable[[], float]) -> None:
         """Call `call` at the end of the first step after `call_at`, while `owner` exists.
 
-        It returns the next such time.
+        `call` returns the next value for `call_at`.
         """
         self._calls[owner] = call
 
     def end_step(self, step: int) -> None:
-        """Note that optimizer step number `step` is done, and report figures if they are due."""
+        """Record that optimizer step number `step` is done; report figures if due."""
         self.step = step
         clock = self.clock
         is_due = clock.end_step(step)
@@ -183,14 +183,14 @@ class Progress:
             self._beat()
 
     def follow(self, step: int, total: int, loss: float | None) -> None:
-        """Note the position in the training of a library, at the end of one of its steps."""
+        """Record the position of a library's training loop at the end of a step."""
         self.step, self.total, self.loss = step, total, loss
         if self.is_watched:
             self.end_step(step)
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """Make one of `records.CALLED_BY_ALL_RANKS` the phase in the block."""
+        """Set the phase in the block to a method of `records.CALLED_BY_ALL_RANKS`."""
         before, self._call = self._call, name
         clock = self.clock
         try:
@@ -206,7 +206,7 @@ class Progress:
 
     @property
     def is_saving(self) -> bool:
-        import threading  # the launch path does without
+        import threading  # not imported on the launch path
 
         writers = (thread for thread in threading.enumerate() if thread.name == WRITER)
         return self._call in _SAVING or any(writers)
@@ -223,7 +223,7 @@ class Progress:
     # ------------------------------------------------------------------ reports
 
     def finish(self) -> None:
-        """Report, at the program's end, the last steps, and the saves after them."""
+        """Report the last steps and the saves after them when the program ends."""
         if (figures := self.clock.take(self.total, self.loss)) is not None:
             self._report(figures)
         step, saved_s = self._saved
@@ -232,12 +232,12 @@ class Progress:
             self._saved = (0, 0.0)
 
     def _report_figures(self) -> None:
-        """Report the figures since the last time, or a heartbeat if there are none yet.
+        """Report the figures since the last report, or send a heartbeat if there are none yet.
 
-        With figures every second no heartbeat is sent: at most one record each second.
+        Figures replace heartbeats, so at most one record is sent per second.
         """
         figures = self.clock.take(self.total, self.loss)
-        if figures is None:  # a device is behind
+        if figures is None:  # the device has not finished a step yet
             if self.clock.mark > self._beat_at:
                 self._beat()
             return
@@ -261,7 +261,7 @@ _of_this_process = Progress()
 def process_progress() -> Progress:
     """Return the progress of this process.
 
-    The only reference to it: the rank's code connects it to the launcher before the script starts,
-    and torch's hooks, library callbacks and functions without an Accelerator use it.
+    The rank connects it to the launcher before the script starts. Torch hooks, library callbacks
+    and functions without an Accelerator use it.
     """
     return _of_this_process

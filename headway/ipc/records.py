@@ -1,7 +1,7 @@
-"""The records that a rank sends its launcher, one JSON line each, through the status channel.
+"""The records that a rank sends to its launcher through the status channel, one JSON line each.
 
-The records are NamedTuples: ranks import this module before the user's script, and `dataclasses`
-would also import `inspect`.
+They are NamedTuples because ranks import this module before the user's script, and `dataclasses`
+imports `inspect`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from headway.ipc.stderr import shown
 from headway.ipc.typed import Lines, TooLong, decode, kinds_of
 
 STOPPED_AND_SAVED = 75
-"""The exit code of a rank for: stopped by request, state saved, run me again. No failure."""
+"""A rank's exit code after it saved and stopped on request; the job can be rerun. Not a failure."""
 
 REPEATED = 76
-"""The exit code of a launcher for: failed as the time before, do not run me again."""
+"""A launcher's exit code if the run failed in the same way as before; do not rerun."""
 
 CALLED_BY_ALL_RANKS = ("checkpoint", "should_stop", "save_state", "load_state", "resume")
-"""The Accelerator's methods that wait for all ranks; each is a phase while a rank is in it."""
+"""Accelerator methods that wait for all ranks; each is shown as a phase while it runs."""
 
 _LONGEST_NAME = 200  # characters of an exception's class in a message
-_LONGEST_LINE = 2**24  # bytes; a longer line is refused
+_LONGEST_LINE = 2**24  # bytes; a longer line is invalid
 
 
 class Frame(NamedTuple):
@@ -43,24 +43,24 @@ class Collective(NamedTuple):
 
 
 OF_HEADWAY = "headway"
-"""The name of a group whose collectives are the runtime's calls that wait for all ranks."""
+"""Name of the group whose collectives are the runtime's own calls that wait for all ranks."""
 
 
 class Group(NamedTuple):
-    """A process group as one of its ranks sees it."""
+    """A process group as seen by one rank."""
 
     name: str
-    ranks: tuple[int, ...] | None  # global ranks of the members; None if torch dropped them
-    collectives: tuple[Collective, ...]  # the most recent ones, the oldest first
+    ranks: tuple[int, ...] | None  # global ranks of the members; None if torch has discarded them
+    collectives: tuple[Collective, ...]  # the most recent, oldest first
 
     @property
     def last_entered(self) -> int:
-        """The number of the last collective that the rank has entered; 0 for none."""
+        """Number of the last collective that the rank entered; 0 for none."""
         return max((call.number for call in self.collectives), default=0)
 
     @property
     def waits_for(self) -> int | None:
-        """The number of the first collective that is not done, or None."""
+        """Number of the first incomplete collective, or None."""
         return min((call.number for call in self.collectives if not call.is_done), default=None)
 
     def collective(self, number: int) -> Collective | None:
@@ -69,102 +69,102 @@ class Group(NamedTuple):
 
 
 class ProgressSnapshot(NamedTuple):
-    step: int = 0  # optimizer steps done
-    phase: str = "script"  # what the runtime is doing; script: the user's code runs
-    total: int = 0  # steps that the training will have; 0: not known
-    loss: float | None = None  # the last known one
+    step: int = 0  # completed optimizer steps
+    phase: str = "script"  # of the runtime; script: user code is running
+    total: int = 0  # total steps of the training; 0: unknown
+    loss: float | None = None  # last known loss
 
 
 class RankReady(NamedTuple):
-    """The rank is about to run the script, and sends a `StatusReply` when it is asked."""
+    """The rank is about to run the script and replies to requests with a `StatusReply`."""
 
 
 class WillSave(NamedTuple):
-    """Whether the rank, on request to stop, will save after its step and then exit."""
+    """Whether the rank will save after its step and exit when it is asked to stop."""
 
     is_so: bool = True
 
 
 PROJECT, CHECKPOINTS, METRICS, LOGS = "project", "checkpoints", "metrics", "logs"
-"""What `Kept` says that a path leads to."""
+"""Kinds of `Kept` paths."""
 
 
 class Kept(NamedTuple):
-    """Where something of the run is kept: its project, its checkpoints, its metrics, its logs."""
+    """The path of the run's project, checkpoints, metrics or logs."""
 
     what: str  # PROJECT, CHECKPOINTS, METRICS (a file of the jsonl tracker) or LOGS
     path: str
 
 
 class Heartbeat(NamedTuple):
-    """The runtime makes progress; sent at most once a second."""
+    """Sign of progress in the runtime; sent at most once a second."""
 
     progress: ProgressSnapshot
 
 
 class Figures(NamedTuple):
-    """Timing of one rank's optimizer steps since its last such record, for its launcher."""
+    """Timing of one rank's optimizer steps since its previous record."""
 
-    step: int  # the number of the last of them
-    num_steps: int  # of them
-    seconds: float  # that they took, from end to end
-    data_s: float  # of those, waiting for the loader
+    step: int  # number of the last step
+    num_steps: int
+    seconds: float  # total duration of the steps
+    data_s: float  # waiting for the loader
     forward_s: float
-    backward_s: float  # without the exchange of gradients, where it can be told apart
-    sync_s: float  # waiting for other ranks: exchange of gradients, meetings
+    backward_s: float  # without gradient synchronization, if it can be measured separately
+    sync_s: float  # waiting for other ranks: gradient synchronization, barriers
     save_s: float
-    samples: int  # of this rank; 0: not known
+    samples: int  # of this rank; 0: unknown
     rss_bytes: int
-    device_bytes: int | None  # held of the device's memory; None on a CPU
-    total: int  # steps that the training will have; 0: not known
-    loss: float | None  # the last one that is known
-    num_workers: int | None = None  # of the loader that gave the last batch; None: not known
-    stolen_s: float = 0.0  # of `seconds`, ready to compute without a core; 0: not known
+    device_bytes: int | None  # allocated device memory; None on a CPU
+    total: int  # total steps of the training; 0: unknown
+    loss: float | None  # last known loss
+    num_workers: int | None = None  # of the loader that yielded the last batch; None: unknown
+    stolen_s: float = 0.0  # part of `seconds` spent runnable without a core; 0: unknown
 
     @property
     def counts_training(self) -> bool:
-        """Whether its steps are numbered over the whole training, and not in this process only."""
+        """Whether steps are numbered over the whole training instead of in this process only."""
         return bool(self.total or self.data_s or self.forward_s or self.backward_s)
 
     def moved_to(self, step: int, loss: float | None) -> Figures:
-        """Return a record without steps, with the current position."""
+        """Return a record of zero steps at the given position."""
         spent = ("seconds", *(name for name in self._fields if name.endswith("_s")))
         none: dict[str, Any] = dict.fromkeys(spent, 0.0)
         return self._replace(**none, step=step, loss=loss, num_steps=0, samples=0)
 
 
 class StatusReply(NamedTuple):
-    """The current position of the rank."""
+    """The rank's current position."""
 
     groups: tuple[Group, ...]
     progress: ProgressSnapshot
-    num_modules: int  # that have been imported, or are being imported
-    stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; the most recent call last
-    may_be_killed: bool = False  # it would lose nothing: Headway's handler is the only one
+    num_modules: int  # modules imported or being imported
+    stacks: tuple[tuple[Frame, ...], ...]  # the main thread's first; most recent call last
+    may_be_killed: bool = False  # without losing work: only Headway's handler is set
 
 
 class CrashSite(NamedTuple):
-    """What a failure by an exception has in common with its repetition."""
+    """Fields that identify a crash, to recognize it when it repeats."""
 
     kind: str  # the exception's class
-    message: str  # a digest, as it may hold secrets
-    frame: Frame  # the script's line
-    step: int  # optimizer steps of the training that were done
+    message: str  # digest; the text may contain secrets
+    frame: Frame  # line of the script
+    step: int  # completed optimizer steps of the training
 
 
 class Crash(NamedTuple):
-    """How an unhandled exception ended a rank's program."""
+    """The unhandled exception that terminated a rank's program."""
 
     time: float  # seconds since the epoch
     kind: str  # the exception's class
     message: str
-    traceback: str  # as Python prints it, without the launcher's frames
-    is_from_torch: bool = False  # it was raised in a file of torch's
+    traceback: str  # as printed by Python, without the launcher's frames
+    is_from_torch: bool = False  # raised in torch's code
     code: int = 1  # the exit code that follows; negative for a signal
     groups: tuple[Group, ...] = ()
-    is_from_headway: bool = False  # it was raised in a file of Headway's, and not on purpose
-    fix: str = ""  # of an error that Headway raised on purpose; `traceback` is without it
-    step: int = 0  # steps of the training that were done; 0: none, or not known
+    is_from_headway: bool = False  # a bug: raised in Headway's code, but not a HeadwayError
+    fix: str = ""  # the HeadwayError's fix, which `traceback` omits
+    step: int = 0  # completed steps of the training; 0: none or unknown
 
     @property
     def name(self) -> str:
@@ -173,22 +173,22 @@ class Crash(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """Which of the launcher's settings a rank's program has used in its process."""
+    """Which of the launcher's settings a rank's program has used."""
 
-    accelerator: bool = False  # it made an Accelerator
-    group: bool = False  # it joined a process group of torch's
-    readers: tuple[str, ...] = ()  # modules that it imported, which read the launcher's variables
-    resuming: bool = False  # it goes on from a checkpoint, where there is one
-    stopping: bool = False  # it saves and leaves when the job has to stop
+    accelerator: bool = False  # created an Accelerator
+    group: bool = False  # joined a torch process group
+    readers: tuple[str, ...] = ()  # imported modules that read the launcher's variables
+    resuming: bool = False  # resumes from an existing checkpoint
+    stopping: bool = False  # saves and exits on preemption
 
 
 class ScriptEnd(NamedTuple):
-    """A rank's program ended by itself; not sent after os._exit."""
+    """A rank's program finished; not sent after os._exit."""
 
     time: float  # seconds since the epoch
     code: int  # the exit code that follows
     message: str = ""  # the text of sys.exit("text")
-    exited_at: Frame | None = None  # the call of sys.exit; None: the end of the script
+    exited_at: Frame | None = None  # the sys.exit call; None: end of the script
     groups: tuple[Group, ...] = ()
     uses: Uses | None = None
 
@@ -208,16 +208,16 @@ class Started(NamedTuple):
 class NotStarted(NamedTuple):
     """The fork server could not start a rank."""
 
-    errno: int  # the operating system's reason
+    errno: int
 
 
 class Ended(NamedTuple):
-    """A rank's process has ended; sent by the fork server."""
+    """A rank's process has exited; sent by the fork server."""
 
     pid: int
-    code: int  # negative for a signal, as `subprocess` gives it
+    code: int  # negative for a signal, as in `subprocess`
     time: float  # seconds since the epoch
-    leftovers: bool  # no rank runs any more, but something that a rank has started does
+    leftovers: bool  # all ranks have exited, but a process that they started is still running
 
 
 Record = (RankReady | WillSave | Kept | Heartbeat | Figures | StatusReply | Crash | ScriptEnd) | (
@@ -234,13 +234,13 @@ class InvalidRecord(NamedTuple):
 
 
 class RecordReader:
-    """Reads the records in the data of one status channel."""
+    """Parses the data of a status channel into records."""
 
     def __init__(self) -> None:
         self._lines = Lines(_LONGEST_LINE)
 
     def read(self, data: bytes) -> Iterator[Record | InvalidRecord]:
-        """Yield the records or refused lines that `data` completes."""
+        """Yield the records and invalid lines that `data` completes."""
         try:
             for line in self._lines.feed(data):
                 yield decode_record(line)

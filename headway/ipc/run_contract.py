@@ -1,6 +1,6 @@
-"""The run contract: what the launcher passes to a rank, and how the rank reads it.
+"""The run contract: the settings that the launcher passes to a rank.
 
-It is one JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...; `records`
+It is a JSON value in the variable `HEADWAY_RUN`, next to torch's RANK, WORLD_SIZE, ...; `records`
 is the other direction. Without the variable, Accelerate's variables are read.
 """
 
@@ -18,19 +18,19 @@ from headway.ipc.typed import plain, read
 
 VARIABLE = "HEADWAY_RUN"
 JOB_VARIABLE = "SLURM_JOB_ID"
-ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # a launch's job, and the tasks on each node of it
-KEY_VARIABLE = "HEADWAY_RUN_KEY"  # a secret that the machines of one run share
+ALLOCATION_VARIABLE = "HEADWAY_ALLOCATION"  # a launch's job and its tasks per node
+KEY_VARIABLE = "HEADWAY_RUN_KEY"  # a secret shared by the machines of a run
 CODE_VARIABLE = "HEADWAY_CODE"  # names the copy of the code that a job runs
 RECORD_VARIABLE = "HEADWAY_OWN_RECORD"
-"""A process's id, a colon and the folder of the record in which it itself tells how it ends."""
+"""A process id, a colon and the folder of the record to which the process writes its exit."""
 CPUS_VARIABLE = "HEADWAY_CPUS"
-"""For the process that starts the ranks: the cores of one rank, as Linux lists them."""
+"""For the process that starts the ranks: the cores of one rank, in Linux's list format."""
 VERSION = 4
 NEWEST = LATEST, IF_ANY = "latest", "if-any"
-"""What `resume` is where the newest checkpoint is meant, which must be there, or may."""
+"""Values of `resume` for the newest checkpoint: it must exist, or it is optional."""
 DEVICES = (*sorted((*KINDS, "gpu")),)
-"""Values of `device`, besides auto and kinds of other packages: gpu is that of this machine."""
-LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # read by get_logger; the first wins
+"""Values of `device`, in addition to auto and kinds of other packages; gpu: this machine's kind."""
+LOG_LEVELS = ("HEADWAY_LOG_LEVEL", "ACCELERATE_LOG_LEVEL")  # for get_logger; the first wins
 YES = ("1", "true", "t", "yes", "y", "on")  # as in Accelerate
 ACCELERATE = {  # the variables of `accelerate launch`
     "device": "ACCELERATE_USE_CPU",
@@ -44,7 +44,7 @@ RANK_VARIABLES = (
     *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
 )
-"""torch's variables for a process's rank; only the launcher sets them."""
+"""torch's variables for a process's rank, set only by the launcher."""
 
 WORLD_OF_ONE = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
@@ -54,40 +54,40 @@ WORLD_OF_ONE = {
     "ROLE_NAME": "headway",
     "TORCHELASTIC_RUN_ID": "none",  # as torchrun's
 }
-"""The variables of the only rank, without its address; no agent has a store for it."""
+"""The variables of a single rank, without address and agent store."""
 
 
 class RunContract(NamedTuple):
     """The resolved settings of the runtime, each with its origin.
 
-    The script may not contradict one that was passed as a flag.
+    The script must not contradict a setting that was passed as a flag.
     """
 
     device: str  # a name in KINDS; auto under `accelerate launch`
     mixed_precision: str  # a name in PRECISIONS
     gradient_accumulation_steps: int
     origins: Mapping[str, Origin]
-    debug_rank: int | None = None  # it may wait at a debugger's prompt, the others for it
-    resume: str | None = None  # the checkpoint to go on from: a path, or of NEWEST
-    began_at: float = 0.0  # when the job began, in seconds since the epoch; restarts keep it
-    time_limit: int | None = None  # seconds from then, after which ranks save and leave
+    debug_rank: int | None = None  # may pause in a debugger while the other ranks wait
+    resume: str | None = None  # the checkpoint to resume from: a path or a value of NEWEST
+    began_at: float = 0.0  # the job's start in seconds since the epoch, kept by restarts
+    time_limit: int | None = None  # seconds from `began_at`, after which ranks save and exit
     strategy: str = AUTO  # or a name in STRATEGIES
-    shard_size: int | None = None  # ranks that hold one copy of the model, for hsdp
-    wrap: str = AUTO  # as `read_wrap` returns it
+    shard_size: int | None = None  # ranks per copy of the model, for hsdp
+    wrap: str = AUTO  # in the form that `read_wrap` returns
     activation_checkpointing: bool = False
     cpu_offload: bool = False
     replace_accelerate: bool = False
-    library_hooks: bool = True  # training libraries that the script imports are joined
+    library_hooks: bool = True  # hook into training libraries that the script imports
 
     def deadline(self) -> float | None:
-        """Return when the time limit is over, by this process's `time.monotonic()`."""
+        """Return the `time.monotonic()` of this process at which the time limit expires."""
         if self.time_limit is None:
             return None
         return time.monotonic() + self.began_at + self.time_limit - time.time()
 
 
 class Ranks(NamedTuple):
-    """This process's ranks and world sizes, in torch's terms."""
+    """Ranks and world sizes of this process, as in torch."""
 
     rank: int = 0
     local_rank: int = 0
@@ -108,7 +108,7 @@ def decode(text: str) -> RunContract:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         version = None
     raise LaunchError(
-        f"{VARIABLE} is not a run contract that this Headway can read"
+        f"{VARIABLE} is not a run contract of this Headway version"
         + ("" if version is None else f" (version {version}, expected {VERSION})"),
         where=f"environment {VARIABLE}={text[:60]!r}",
         fix=f"use the same version of Headway in launcher and script, or `unset {VARIABLE}`",
@@ -118,9 +118,9 @@ def decode(text: str) -> RunContract:
 def read_run(environ: Mapping[str, str] = os.environ) -> RunContract | None:
     """Return the contract from Headway's or Accelerate's launcher, if any.
 
-    Headway's launcher also sets Accelerate's variables, to the same values; they are not read.
-    Raises LaunchError where `HEADWAY_RUN` cannot be read, and UsageError for a value of a variable
-    of Accelerate's that Headway does not support.
+    Headway's launcher also sets Accelerate's variables to the same values; they are not read.
+    Raises LaunchError for an invalid `HEADWAY_RUN` and UsageError for an unsupported value of an
+    Accelerate variable.
     """
     text = environ.get(VARIABLE)
     return _read_accelerate(environ) if text is None else decode(text)
@@ -149,10 +149,10 @@ def _read_accelerate(environ: Mapping[str, str]) -> RunContract | None:
 
 
 def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return the ranks that Headway's launcher or torchrun set; None without a launcher.
+    """Return the ranks set by Headway's launcher or torchrun; None without a launcher.
 
-    Raises UsageError where a variable is not a number, RANK is missing with a WORLD_SIZE above 1,
-    or RANK is not below WORLD_SIZE.
+    Raises UsageError if a variable is not a number, if RANK is missing with a WORLD_SIZE above 1,
+    or if RANK is not below WORLD_SIZE.
     """
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None
@@ -172,18 +172,18 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks | None:
 
 
 def port_of_store(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the port of the launcher's store; None where rank 0 makes a store itself."""
+    """Return the port of the launcher's store; None if rank 0 creates the store."""
     has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return environ.get("MASTER_PORT") if has_store else None
 
 
 def is_restart(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the launcher (ours or torchrun) has restarted the ranks."""
+    """Return whether Headway or torchrun has restarted the ranks."""
     return environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def job_of(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the id of the scheduler's job of this process; empty without one."""
+    """Return this process's scheduler job id; empty outside a job."""
     allocated, _, _ = environ.get(ALLOCATION_VARIABLE, "").partition(":")
     return environ.get(JOB_VARIABLE, allocated)
 
@@ -193,7 +193,7 @@ def is_requeued(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def read_log_level(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-    """Return the variable that sets the level of loggers, and its value; None without one."""
+    """Return the name and value of the variable that sets the log level; None if unset."""
     return next(((name, environ[name]) for name in LOG_LEVELS if environ.get(name)), None)
 
 

@@ -1,6 +1,6 @@
-"""Masks the values of variables whose names mean secrets; used wherever settings are printed.
+"""Masking of secrets, recognized by name, wherever settings are printed.
 
-Imported only where something is printed: the launch path does not need it.
+Not imported on the launch path.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 MASK = "***"
-_SHORTEST = 8  # characters of a value that is looked for in output
+_SHORTEST = 8  # characters of a value to search for in output
 
 _WORDS = ("key", "pat", "pass", "pwd", "auth", "authorization", "cookie", "webhook", "dsn")
-"""Mean a secret as a whole word of a name: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
+"""Words of a name that mark a secret: API_KEY, DB_PASS, but not KEYBOARD or MONKEY."""
 
 _ENDS = (
     *("token", "secret", "secrets", "password", "passwords", "passwd", "passphrase"),
     *("credential", "credentials", "apikey", "privatekey", "accesskey"),
 )
-"""Mean a secret at the end of a word too: HFTOKEN, PGPASSWORD, but not TOKENIZERS_PARALLELISM."""
+"""Endings of a word that mark a secret: HFTOKEN, PGPASSWORD, but not TOKENIZERS_PARALLELISM."""
 
 _NOT_SECRET = ("PWD", "OLDPWD")  # the shell's working folders
 
 _USER_OF_URL = r"(?<=://)[^/@\s]+(?=@)"
-"""The part of a URL in which a password or a token may stand: https://user:password@host."""
+"""The part of a URL that may contain a password or token: https://user:password@host."""
 
 
 _ASSIGNED = (
     r"""(?<![\w.])([A-Za-z_][\w.-]{0,80})(["']?\s?[:=]\s?)"""
     r"""(?:(["'])[^"'\n]{8,}(?=["'])|(?<=[A-Z]=)()[^\s"'(]{8,})"""
 )
-"""A name and the text that it is given, in code or as for a shell: key = "...", API_KEY=..."""
+"""A name and its value, in code or in a shell: key = "...", API_KEY=..."""
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of a variable or flag of this name is likely to be a secret."""
+    """Return whether a variable or flag of this name probably contains a secret."""
     if name in _NOT_SECRET:
         return False
     apart = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
@@ -43,7 +43,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked(name: str, value: str) -> str:
-    """Return `value`, or MASK in place of a secret (by `name`) or of a URL's user."""
+    """Return `value` with MASK in place of a secret (by `name`) or the user part of a URL."""
     if value and is_secret(name):
         return MASK
     return re.sub(_USER_OF_URL, MASK, value) if "://" in value else value
@@ -54,9 +54,9 @@ def masked_map(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked_pairs(words: Iterable[str]) -> list[str]:
-    """Return NAME=VALUE words with the secrets among them masked.
+    """Return NAME=VALUE words with secrets masked.
 
-    A word without a name may be the rest of the value before it, and is masked with it.
+    A word without a name may continue the previous value and is masked like it.
     """
     shown: list[str] = []
     name = ""
@@ -71,9 +71,9 @@ def masked_pairs(words: Iterable[str]) -> list[str]:
 
 
 def masked_command(words: Iterable[str]) -> list[str]:
-    """Return the words of a command with the values of secret flags masked, also --env=A_KEY=1."""
+    """Return the words of a command with secret values masked, including --env=A_KEY=1."""
     shown: list[str] = []
-    flag = ""  # whose value the next word may be
+    flag = ""  # the flag that the next word may belong to
     for word in words:
         name, equals, value = word.partition("=")
         if equals and not is_secret(name):
@@ -87,19 +87,19 @@ def masked_command(words: Iterable[str]) -> list[str]:
 
 
 def masked_line(pairs: str) -> str:
-    """Return NAME=VALUE words, quoted as in a shell, with the secrets masked."""
+    """Return shell-quoted NAME=VALUE words with secrets masked."""
     import shlex
 
     try:
         words = shlex.split(pairs)
-    except ValueError:  # a quote is not closed
+    except ValueError:  # unclosed quote
         return MASK
     shown = masked_pairs(words)
     return pairs if shown == words else shlex.join(shown)
 
 
 def masked_text(text: str) -> str:
-    """Return code or lines of output with the values of secret names masked."""
+    """Return code or output with the values of secret names masked."""
 
     def mask(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{found[3] or ''}{MASK}" if is_secret(found[1]) else found[0]
@@ -108,7 +108,7 @@ def masked_text(text: str) -> str:
 
 
 def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[str]:
-    """Return the secrets in variables and in the words of a command, the longest first."""
+    """Return the secrets in variables and in the words of a command, longest first."""
     found = [value for name, value in variables.items() if is_secret(name)]
     for word, shown in zip(words, masked_command(words), strict=True):
         before, mask, after = shown.partition(MASK)
@@ -118,7 +118,7 @@ def secrets_among(variables: Mapping[str, str], words: Sequence[str]) -> list[st
 
 
 def masked_output(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` as `masked_text` does, with these secrets masked everywhere."""
+    """Return `text` masked as by `masked_text`, and with `secrets` masked everywhere."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return masked_text(text)
@@ -127,7 +127,7 @@ def masked_output(text: str, secrets: Iterable[str]) -> str:
 def masked_value(
     name: str, raw: str | Sequence[str] | Mapping[str, str]
 ) -> str | Sequence[str] | Mapping[str, str]:
-    """Return the raw value of a setting or variable `env.NAME`, with secrets masked."""
+    """Return the raw value of a setting or of `env.NAME` with secrets masked."""
     setting, _, variable = name.partition(".")
     if setting != "env":
         return raw

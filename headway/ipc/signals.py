@@ -1,6 +1,6 @@
-"""The handlers of this process's signals: trapped, ignored, put back, or as Python begins with.
+"""Signal handlers: set, ignore, restore, reset.
 
-Only the main thread of the main interpreter may set them, as it is with `signal.signal`.
+As with `signal.signal`, only the main thread of the main interpreter can set them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from headway.ipc.stderr import log, log_in_handler
 
 Handler = Any
-"""A function of a number and a frame, or one of signal.SIG_DFL and SIG_IGN."""
+"""A function of signal number and frame, or signal.SIG_DFL or SIG_IGN."""
 
 
 def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
@@ -21,7 +21,7 @@ def trap(handler: Handler, *numbers: int) -> dict[int, Handler]:
 
 
 def restore_handlers(before: Mapping[int, Handler]) -> None:
-    """Restore handlers, except those in C, which Python does not know."""
+    """Restore handlers, except those set from C, which Python cannot restore."""
     for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)
@@ -29,7 +29,7 @@ def restore_handlers(before: Mapping[int, Handler]) -> None:
 
 @contextmanager
 def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
-    """Set the handler of these signals in the block, which gets the earlier ones."""
+    """Set a handler for these signals in the block; yield the previous handlers."""
     before = trap(handler, *numbers)
     try:
         yield before
@@ -37,12 +37,12 @@ def trapped(handler: Handler, *numbers: int) -> Iterator[dict[int, Handler]]:
         restore_handlers(before)
 
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # of a training
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # stop a training
 
 
 @contextmanager
 def held(*numbers: int) -> Iterator[list[int]]:
-    """Collect those of these signals that come, unless ignored; a second SIGINT interrupts."""
+    """Collect these signals in the block, unless ignored; a second SIGINT interrupts."""
     came: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -60,64 +60,64 @@ def held(*numbers: int) -> Iterator[list[int]]:
 
 
 def ignore(*numbers: int) -> dict[int, Handler]:
-    """Ignore these signals, also in executed programs, and return the earlier handlers."""
+    """Ignore these signals, also in exec'd programs; return the previous handlers."""
     return trap(signal.SIG_IGN, *numbers)
 
 
 def outlive(*numbers: int) -> None:
-    """Survive these signals, which still wake a wait; executed programs do not inherit it.
+    """Survive these signals, which still interrupt waits; exec'd programs do not inherit it.
 
-    An exec resets a handler in Python, but not SIG_IGN.
+    An exec resets Python handlers, but not SIG_IGN.
     """
     trap(lambda *_: None, *numbers)
 
 
 def reset_handlers(*numbers: int) -> None:
-    """Restore Python's initial handlers of these signals."""
+    """Restore Python's default handlers for these signals."""
     for number in numbers:
         trap(signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL, number)
 
 
 def is_default_handler(handler: Handler) -> bool:
-    """Return whether a handler is one that Python or the `headway` command starts with."""
+    """Return whether Python or the `headway` command sets this handler at startup."""
     return handler in (signal.SIG_DFL, signal.default_int_handler, exit_on_signal)
 
 
 class Bell:
-    """Wakes the one thread that waits; any thread and any signal handler may ring it.
+    """Wakes a waiting thread; any thread or signal handler may ring it.
 
-    A handler cannot set a threading.Event: the interrupted thread may hold its lock. And before
-    Python 3.13, `queue.SimpleQueue.get(timeout=...)` waits without end once a handler has taken
-    longer than what was left of the timeout.
+    A handler cannot set a threading.Event, because the interrupted thread may hold its lock. Before
+    Python 3.13, `queue.SimpleQueue.get(timeout=...)` waits forever if a handler takes longer than
+    the remaining timeout.
     """
 
     def __init__(self) -> None:
-        import threading  # a launch of one process waits for nothing
+        import threading  # not needed to launch a single process
 
         self._silence = threading.Lock()
         self._silence.acquire()
 
     def ring(self) -> None:
-        with suppress(RuntimeError):  # it rings already
+        with suppress(RuntimeError):  # already rung
             self._silence.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it rings, or has rung since the last wait; return whether it has."""
+        """Wait for a ring, including one since the last wait; return whether it rang."""
         return self._silence.acquire(timeout=timeout_s)
 
 
 def exit_on_signal(number: int, _: object = None) -> NoReturn:
-    """Report a stop signal and raise SystemExit, which ends child processes; a handler."""
+    """Log a stop signal and raise SystemExit, which terminates child processes; a handler."""
     log_in_handler(f"stopped by {signal.Signals(number).name}")
     raise SystemExit(128 + number)
 
 
 def log_early_stop(number: int, _: object = None) -> None:
-    """Print that a signal came before there were ranks to forward it to; usable as a handler."""
+    """Log a signal that arrived before there were ranks to forward it to; a handler."""
     name = signal.Signals(number).name
-    log(f"{name} came before the ranks had started, and is not sent on to them")
+    log(f"{name} arrived before the ranks started and is not forwarded to them")
 
 
 def shell_code(code: int) -> int:
-    """Return a process's exit code as shells do: 128+n for signal n, which is -n."""
+    """Convert a process's exit code to a shell's: 128+n instead of -n for signal n."""
     return code if code >= 0 else 128 - code

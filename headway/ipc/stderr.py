@@ -1,4 +1,4 @@
-"""What is said on stderr: notes, what is waited for, and how ranks and sizes are named there."""
+"""Logging to stderr, and formatting of ranks and sizes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ _said: set[str] = set()
 
 
 def line_of(text: str) -> str:
-    """Return a text as the line that `log` writes."""
+    """Return the line that `log` writes for a text."""
     return f"headway: {text}\n"
 
 
 def flush_streams() -> None:
-    """Flush stdout and stderr; one that cannot be written to is skipped."""
+    """Flush stdout and stderr; ignore a stream that is not writable."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
 
 
 def shown(text: str) -> str:
-    """Return text from a script for one line of a message: control characters as escapes."""
+    """Return a script's text for use in a one-line message, with control characters escaped."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 
 def log(text: str) -> None:
-    """Write a line to stderr; ignore a stderr that cannot be written to."""
-    stream = sys.stderr or sys.stdout  # None where it was closed
+    """Write a line to stderr; ignore it if stderr is not writable."""
+    stream = sys.stderr or sys.stdout  # None if closed
     if stream is not None:
-        with suppress(OSError, RuntimeError):  # amid another line, in a signal's handler
+        with suppress(OSError, RuntimeError):  # during another write, in a signal handler
             stream.write(line_of(text))
             stream.flush()
 
@@ -45,13 +45,13 @@ def log_once(text: str) -> None:
 
 
 def log_in_handler(text: str) -> None:
-    """Write a line, also in a signal handler that has interrupted another write."""
+    """Write a line; safe in a signal handler that interrupted another write."""
     with suppress(OSError):
         os.write(2, line_of(text).encode())
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Return 0, 2-7 for 0, 2, 3, 4, 5, 6, 7."""
+    """Return "0, 2-7" for 0, 2, 3, 4, 5, 6, 7."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and parts[-1][-1] == rank - 1:
@@ -62,18 +62,18 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Return rank 3, or ranks 0, 2-7."""
+    """Return "rank 3", or "ranks 0, 2-7"."""
     return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
 
 
 SILENT_S = 1.0
-"""How long a wait may last before it is announced."""
+"""Seconds after which a wait is logged."""
 
 
 @contextmanager
 def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """Print `headway: waiting for ...` on stderr if the block takes longer than `SILENT_S`."""
-    import threading  # a launch of one process waits for nothing
+    """Log `headway: waiting for ...` to stderr if the block takes longer than `SILENT_S`."""
+    import threading  # not needed to launch a single process
 
     timer = threading.Timer(SILENT_S, log, [f"waiting for {what}"])
     timer.daemon = True
@@ -88,7 +88,7 @@ def waiting_for(what: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 def size(nbytes: int) -> str:
-    """Return bytes for people: 31.42 GiB."""
+    """Format a number of bytes, such as "31.42 GiB"."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

@@ -1,13 +1,12 @@
-"""What this process's steps spend their time on: one clock, and the phase that it counts for.
+"""Time spent in each phase of this process's optimizer steps.
 
-Every moment between the ends of two optimizer steps counts for one phase. The parts of the runtime
-switch the phase where they begin and end their work. What a script does between a batch and its
-backward pass is the forward pass.
+Each moment belongs to exactly one phase, and each part of the runtime switches the phase when it
+starts and finishes. The time between a batch and its backward pass counts as the forward pass.
 
-On a GPU that times its own work, what counts is how long that took, not how long it took to queue:
-a step is reported once the device has finished it.
+On a GPU with timing events, the phases measure execution time on the device, not the time to
+queue the work. A step is reported once the device has finished it.
 
-Only the thread that trains is to call it.
+Not thread-safe: only the training thread may call it.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 
 SCRIPT, DATA, FORWARD, BACKWARD, GRADIENTS, EXCHANGE, SYNC, SAVE = range(8)
 NAMES = ("script", "data", "script", *("backward",) * 3, "script", "script")
-"""The phases as the launcher shows them; in the forward pass, the script is running.
+"""Phase names shown by the launcher; "script" includes the forward pass.
 
-A backward pass is one phase, or two where it is known when its last gradient was computed.
+A backward pass is split in two phases if the time of its last gradient is known.
 """
 
 _EVERY_S = 1.0
-_MOST_MARKS = 4096  # of a step that a device times
+_MOST_MARKS = 4096  # per step timed on a device
 _WAITED = "/proc/thread-self/schedstat"
 _now = time.perf_counter  # a script may replace it
 
 
 class Event(Protocol):
-    """A point in a device's queue of work, as `torch.cuda.Event(enable_timing=True)`."""
+    """A point in a device's queue, such as `torch.cuda.Event(enable_timing=True)`."""
 
     def query(self) -> bool: ...
     def elapsed_time(self, end_event: Event, /) -> float: ...  # in milliseconds
@@ -49,17 +48,17 @@ class Event(Protocol):
 class Tally:
     """Timing of consecutive steps.
 
-    Steps of several optimizers with the same number are one step.
+    Steps of several optimizers with the same number count as one step.
     """
 
     __slots__ = ("num_steps", "samples", "settled", "spent", "step")
 
     def __init__(self, step: int = -1) -> None:
-        self.step = step  # the number of the last one
+        self.step = step  # number of the last step
         self.num_steps = 0
         self.samples = 0
-        self.spent = [0.0] * len(NAMES)  # seconds of each phase
-        self.settled = self.spent  # without those of a running step
+        self.spent = [0.0] * len(NAMES)  # seconds per phase
+        self.settled = self.spent  # excluding a running step
 
     def end_step(self, number: int, samples: int) -> None:
         self.num_steps += number != self.step
@@ -70,31 +69,31 @@ class Tally:
 class _Queued(NamedTuple):
     number: int
     samples: int
-    marks: list[tuple[int, Event]]  # phases with the events at their ends; the first begins it
-    then: Callable[[], None] | None  # called once the device has finished it
+    marks: list[tuple[int, Event]]  # phases and their end events; the first starts the step
+    then: Callable[[], None] | None  # called once the device has finished the step
 
 
 class QueueTimes:
-    """What a device takes for the work of each phase, by events between them in its queue.
+    """Device time per phase, measured with events between the phases in the device's queue.
 
-    A device that waits for work, as for a batch, spends that time in the phase that it waits in.
-    Only finished steps are read, so the device is never waited for. A step of very many phases, as
-    with an evaluation, is not timed.
+    Idle time of the device counts for the phase in which it waits. Only finished steps are read,
+    so this never synchronizes with the device. A step with too many phases, for example with an
+    evaluation in it, is not timed.
 
-    `record` puts an event into the queue, the given one again if there is one, and returns it; None
-    where there can be none, as in a CUDA graph that is being captured: such a step is not timed.
-    Nor is one of a device that has failed, of which it raises RuntimeError.
+    `record` records an event in the queue, reusing the given one, and returns it. A step is not
+    timed if `record` returns None, as during the capture of a CUDA graph, or raises RuntimeError
+    because the device failed.
     """
 
     def __init__(self, record: Callable[[Event | None], Event | None]) -> None:
         self._record = record
         self._unused: list[Event] = []
-        self._marks: list[tuple[int, Event]] = []  # of the running step; empty: it is not timed
+        self._marks: list[tuple[int, Event]] = []  # of the running step; empty: not timed
         self._then: Callable[[], None] | None = None
         self._queued: deque[_Queued] = deque()
 
     def mark(self, phase: int) -> None:
-        """Count the device's time since the last mark of this step for `phase`."""
+        """Count the device time since the last mark of this step for `phase`."""
         if self._marks:
             event = self._put()
             if event is None or len(self._marks) == _MOST_MARKS:
@@ -103,20 +102,20 @@ class QueueTimes:
                 self._marks.append((phase, event))
 
     def end_step(self, number: int, samples: int, tally: Tally) -> None:
-        """End a step after its last mark, and add those that the device has finished to `tally`."""
+        """End a step at its last mark, and add all steps that the device finished to `tally`."""
         marks, then, self._then = self._marks, self._then, None
         begin = marks[-1][1] if marks else self._put()
         if marks:
             self._queued.append(_Queued(number, samples, marks, then))
-            with suppress(RuntimeError):  # the device has failed, as in `_put`
+            with suppress(RuntimeError):  # device failure, as in `_put`
                 while self._queued and self._queued[0].marks[-1][1].query():
                     self._finish(self._queued.popleft(), tally)
         self._marks = [] if begin is None else [(SCRIPT, begin)]
 
     def when_done(self, make_call: Callable[[], Callable[[], None]]) -> None:
-        """Call what `make_call` returns once the device has finished this step.
+        """Call the result of `make_call` once the device has finished this step.
 
-        `make_call` runs at once, and only if the step is timed: then no graph is being captured.
+        `make_call` runs immediately, and only if the step is timed: no graph is being captured.
         """
         if self._marks:
             self._then = make_call()
@@ -124,21 +123,21 @@ class QueueTimes:
     def _put(self) -> Event | None:
         try:
             return self._record(self._unused.pop() if self._unused else None)
-        except RuntimeError:  # the device has failed, as the script's next call will report
+        except RuntimeError:  # device failure, which the script's next call will report
             return None
 
     def _finish(self, step: _Queued, tally: Tally) -> None:
         tally.end_step(step.number, step.samples)
         for (_, begin), (phase, end) in pairwise(step.marks):
             taken_s = begin.elapsed_time(end) / 1e3
-            tally.spent[phase] += max(taken_s, 0.0)  # of two streams: any
+            tally.spent[phase] += max(taken_s, 0.0)  # streams may be out of order
             self._unused.append(begin)
         if step.then is not None:
             step.then()
 
 
 class StepClock:
-    """Adds up what steps take, until `take`."""
+    """Accumulates the time of the steps until `take` is called."""
 
     __slots__ = (
         *("tally", "spent", "phase", "mark", "due_at", "queue", "device", "num_workers"),
@@ -146,28 +145,28 @@ class StepClock:
     )
 
     def __init__(self) -> None:
-        self.tally = Tally()  # by the queue's times, where there is one, else by the script's
+        self.tally = Tally()  # device times if there is a queue, else host times
         self.spent = self.tally.spent
         self.phase, self.mark = SCRIPT, _now()
-        self.due_at = 0.0  # the next record
-        self.device: Any = None  # the `torch.device` of the training, once it is known
-        self.queue: QueueTimes | None = None  # of a device that times its own work
-        self.num_workers: int | None = None  # of the loader that gave the last batch
-        self.batch_samples = 0  # of this rank, in the batch that the loader gave last
-        self.num_samples = 0  # that backward passes have used in this step
+        self.due_at = 0.0  # time of the next record
+        self.device: Any = None  # the `torch.device` of the training, once known
+        self.queue: QueueTimes | None = None  # for a device with timing events
+        self.num_workers: int | None = None  # of the loader that yielded the last batch
+        self.batch_samples = 0  # samples of the last batch on this rank
+        self.num_samples = 0  # samples used by backward passes in this step
         self.device_bytes: Callable[[], int | None] = lambda: None  # of this process; None: a CPU
-        self._waited_s = 0.0  # for a core, when the last record was taken
-        self._is_warm = False  # the first step, which warms up, is over
+        self._waited_s = 0.0  # total wait for a core at the last record
+        self._is_warm = False  # the first step, a warm-up, is done
 
     def watch_device(self, kind: DeviceKind, device: Any) -> None:
-        """Time the work of a `torch.device` of this kind, where it can be timed."""
+        """Time the work on a `torch.device` of this kind with its timing events, if any."""
         self.device = device
         self.device_bytes = partial(kind.held_bytes, device)
         record = kind.event_recorder(device)
         self.queue = QueueTimes(record) if record is not None else None
 
     def enter(self, phase: int) -> None:
-        """Count the time from now on for `phase`."""
+        """Switch to `phase`."""
         now = _now()
         if self.queue is None:
             self.spent[self.phase] += now - self.mark
@@ -185,15 +184,15 @@ class StepClock:
             self.enter(before)
 
     def begin_exchange(self) -> None:
-        """Note that this rank has computed a gradient, which may be the last one.
+        """Record that this rank computed a gradient, which may be the last one.
 
-        What follows is waiting for other ranks, unless this is called again in the same pass.
+        The rest of the pass counts as waiting for other ranks, unless this is called again in it.
         """
         self.phase = GRADIENTS
         self.enter(EXCHANGE)
 
     def end_step(self, step: int) -> bool:
-        """Note the end of an optimizer step; return whether a record of the steps is due."""
+        """Record the end of an optimizer step; return whether a record is due."""
         self.enter(SCRIPT)
         samples, self.num_samples = self.num_samples, 0
         if self.queue is None:
@@ -207,9 +206,9 @@ class StepClock:
         return self.mark >= self.due_at
 
     def take(self, total: int, loss: float | None) -> Figures | None:
-        """Return the figures of the steps finished since the last call, None without any.
+        """Return the figures of the steps finished since the last call, or None if there are none.
 
-        The first step, which warms up, is excluded.
+        The first step, a warm-up, is excluded.
         """
         if not self.tally.num_steps:
             return None
@@ -244,9 +243,9 @@ class StepClock:
 
 
 def _split_backward(whole_s: float, computed_s: float, waited_s: float) -> tuple[float, float]:
-    """Return the time that backward passes computed and waited.
+    """Return the compute and wait times of the backward passes.
 
-    Passes of which only the whole is known have waited as the others did.
+    Passes with only a total time are split in the same ratio as the other passes.
     """
     known_s = computed_s + waited_s
     waited_s += whole_s * (waited_s / known_s if known_s else 0.0)
@@ -254,9 +253,9 @@ def _split_backward(whole_s: float, computed_s: float, waited_s: float) -> tuple
 
 
 def _waited_s() -> float:
-    """Return how long this thread was ready to run without a core; 0 if unknown.
+    """Return the seconds that this thread was runnable without a core; 0 if unknown.
 
-    Other processes have its core then, or the CPU quota of its cgroup is used up.
+    Other processes used the core, or the CPU quota of the cgroup was exhausted.
     Source: the kernel's sched-stats.rst.
     """
     return _number_in(_WAITED, 1) / 1e9

@@ -1,7 +1,7 @@
-"""NamedTuples as JSON, and back by one strict reader: every value is of its field's declared type.
+"""NamedTuples as JSON, with a strict reader that checks each value against its declared type.
 
-An object has a NamedTuple's fields, of which those with defaults may be absent; a list has all of
-its values, as `json` writes a NamedTuple. A message between processes is one line of JSON:
+A NamedTuple is read from an object, in which fields with defaults are optional, or from a list of
+all values, the form that `json` writes. A message between processes is one line of JSON:
 `["Name", value, ...]`.
 """
 
@@ -19,9 +19,9 @@ _dumps, _loads = json.dumps, json.loads  # a script may replace them
 
 
 class Misfit(ValueError):
-    """A value that does not fit its declared type.
+    """A value does not match its declared type.
 
-    Its place is the keys that lead to it (gpus[0].uuid); its reason is a predicate without subject.
+    `place` is the path of keys to it (gpus[0].uuid); `reason` is a predicate without a subject.
     """
 
     def __init__(self, place: str, reason: str) -> None:
@@ -30,7 +30,7 @@ class Misfit(ValueError):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as dicts, lists and plain values, which `read` accepts."""
+    """Convert a value to dicts, lists and plain values, which `read` accepts."""
     if hasattr(value, "_asdict"):
         return {name: plain(part) for name, part in value._asdict().items()}
     if isinstance(value, (tuple, list)):
@@ -39,16 +39,16 @@ def plain(value: Any) -> Any:
         return {name: plain(part) for name, part in value.items()}
     if hasattr(type(value), "__members__"):
         return value.name
-    # torch's version is of a class of its own
+    # torch.__version__ is a subclass of str
     return str(value) if isinstance(value, str) else value
 
 
 def read(kind: type[T], data: Any, *, place: str = "") -> T:
-    """Return the value that JSON stands for, or raise Misfit.
+    """Convert parsed JSON to a `kind`, or raise Misfit.
 
-    `kind` is a NamedTuple, whose fields are plain values, enumerations (by their names), other
-    NamedTuples, tuples and maps of such; or None instead, where that is declared. `place` has the
-    keys that lead to `data`.
+    `kind` is a NamedTuple with fields that are plain values, enumerations (by name), other
+    NamedTuples, tuples or maps of these, or None where declared. `place` is the path of keys to
+    `data`.
     """
     value: T = _read(kind, data, place)
     return value
@@ -80,7 +80,7 @@ def _read(kind: Any, data: Any, place: str) -> Any:
 
 @cache
 def types_of(kind: Any) -> dict[str, Any]:
-    """Return the types that a class's fields or a function's parameters are declared to have."""
+    """Return the declared types of a class's fields or a function's parameters."""
     return get_type_hints(kind)
 
 
@@ -118,7 +118,7 @@ def _read_items(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...
 
 
 def shown(data: Any) -> str:
-    """Return a value for a message, in at most 60 characters."""
+    """Format a value for a message, in at most 60 characters."""
     text = " ".join(repr(data).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -127,23 +127,23 @@ def shown(data: Any) -> str:
 
 
 def kinds_of(*kinds: type) -> dict[str, Any]:
-    """Return these kinds of messages by the names that start their lines."""
+    """Return these message types by the names with which their lines start."""
     return {kind.__name__: kind for kind in kinds}
 
 
 def encode(message: Any) -> bytes:
-    """Return a message as a line, with its end."""
+    """Return a message as a line, including the newline."""
     text = _dumps([type(message).__name__, *message], separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace") + b"\n"  # a lone surrogate, as JSON has it
+    return text.encode("utf-8", "backslashreplace") + b"\n"  # escapes a lone surrogate as JSON does
 
 
 def decode(kinds: Mapping[str, Any], line: bytes | str) -> Any:
-    """Return the message in a line; ValueError for another kind, a missing or a mistyped value."""
+    """Decode a line; ValueError for an unknown message type or a missing or mistyped value."""
     try:
         name, *values = _loads(line)
         return read(kinds[name], values)
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it is no message: {error}") from None
+        raise ValueError(f"not a valid message: {error}") from None
 
 
 class TooLong(ValueError):
@@ -164,7 +164,7 @@ class Lines:
         return self._size > 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that `data` completes, without their ends; drop one that is TooLong."""
+        """Yield the lines that `data` completes, without newlines; drop and raise for a TooLong."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             line = b"".join([*self._parts, part])

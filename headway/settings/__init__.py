@@ -1,1 +1,1 @@
-"""The table of settings, the layers that set them, profiles, and checks of their values."""
+"""Settings: the table, layers and profiles that set values, and checks."""

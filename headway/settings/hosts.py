@@ -1,4 +1,4 @@
-"""Hosts: the address of one, and lists of those to run on."""
+"""Parsing of host addresses and host lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NONE = "none"
 
 
 class Host(NamedTuple):
-    """A host as ssh understands it, and its number of processes; None: detected there."""
+    """An ssh host and its number of processes; None: detected on the host."""
 
     name: str
     num_processes: int | None = None
@@ -24,7 +24,7 @@ class Host(NamedTuple):
 
 
 class Hosts(tuple[Host, ...]):
-    """The hosts of a run, in the order of their machine ranks; empty: only this machine."""
+    """The hosts of a run, ordered by machine rank; empty: only this machine."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class Hosts(tuple[Host, ...]):
 
 
 def read_host(raw: Raw) -> str:
-    """Read the name or the IP address of a host; [::1] is ::1."""
+    """Parse a host name or IP address; brackets are removed: [::1] is ::1."""
     text = read_text(raw).strip()
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     is_name = host == text and re.fullmatch(_NAME, host) is not None and host.isprintable()
@@ -41,7 +41,7 @@ def read_host(raw: Raw) -> str:
         more = "; its port is main_port" if re.search(r":\d+$", text) else ""
         raise ValueError(f"which is neither a host name nor an IP address{more}")
     if host in ("0.0.0.0", "::", "255.255.255.255"):
-        raise ValueError("which is every address, and not the one at which others reach a machine")
+        raise ValueError("which is a wildcard address: use one that other machines can connect to")
     labels = host.removesuffix(".").split(".")
     if ":" not in host and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels)):
         raise ValueError("which is not a host name: it is too long, or has an empty part")
@@ -61,13 +61,13 @@ def _is_ip_address(host: str) -> bool:
 
 
 def read_hosts(raw: Raw) -> Hosts:
-    """Read a,b:2 or a YAML list of such, [::1]:2 for an address with colons, or none."""
+    """Parse `a,b:2`, a YAML list of these, `[::1]:2`, or `none`."""
     if isinstance(raw, str) and raw.strip().lower() == _NONE:
         return Hosts()
     words = raw.split(",") if isinstance(raw, str) else raw
     hosts = [_read_host(word.strip()) for word in words]
     if not hosts:
-        raise ValueError("which names no host")
+        raise ValueError("which contains no host")
     names = [host.name for host in hosts]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"in which {', '.join(twice)} is named twice")
@@ -77,13 +77,13 @@ def read_hosts(raw: Raw) -> Hosts:
 def _read_host(word: str) -> Host:
     match = re.match(_HOST, word)
     name = (match["bracketed"] or match["name"]) if match else ""
-    # ssh takes a word that begins with a dash for an option
+    # ssh parses a word that starts with a dash as an option
     if match is None or name.startswith("-") or not name.isprintable():
-        raise ValueError(f"in which {word!r} is neither a host (a) nor one with processes (a:2)")
+        raise ValueError(f"in which {word!r} is not a host (a) or a host with processes (a:2)")
     if match["count"] is None:
         return Host(name)
     try:
         return Host(name, Count(1)(match["count"]))
     except ValueError as error:
-        what = f"in which the processes of {word!r} are {match['count']!r}, {error}"
+        what = f"in which the process count of {word!r} is {match['count']!r}, {error}"
         raise ValueError(what) from None

@@ -1,4 +1,4 @@
-"""Reads profiles and the environment into layers: one for each source, with unparsed values."""
+"""Reading of profiles and the environment as layers of unparsed values, one per source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway.settings.profile_files import find_project_profile, is_there, trust
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
-# a launch inside a launch: the outer run's contract is not a setting of this one
+# in a nested launch, these are the outer run's and not settings
 _NOT_SETTINGS = (
     *(RUN_VARIABLE, RECORD_VARIABLE, CODE_VARIABLE, ALLOCATION_VARIABLE, KEY_VARIABLE),
     PROFILE_VARIABLE,
@@ -35,9 +35,9 @@ _OF_SERVICES = ("_SERVICE_", "_PORT")
 def profiles_in_use(
     environ: Mapping[str, str] = os.environ, *, profile: str | None = None
 ) -> list[tuple[str, Layer]]:
-    """Return the paths of the user's and the project's profile, in this order, if they exist.
+    """Return the paths of the existing user and project profiles, in this order.
 
-    `profile`, the value of --profile, is the user's, by name or path.
+    `profile`, the value of --profile, selects the user profile by name or path.
     """
     user = trusted_profile(profile, environ)
     if user.chosen_by:
@@ -56,7 +56,7 @@ def profiles_in_use(
 def profile_layers(
     environ: Mapping[str, str] = os.environ, *, profile: str | None = None
 ) -> list[Entries]:
-    """Return the layers of `profiles_in_use`; raise all errors in their text at once."""
+    """Return the layers of `profiles_in_use`; raise a ConfigError with all of their problems."""
     layers: list[Entries] = []
     problems: list[Problem] = []
     for path, layer in profiles_in_use(environ, profile=profile):
@@ -72,15 +72,15 @@ def profile_layers(
 def launch_layers(
     profiles: Sequence[Entries], environ: Mapping[str, str], flags: Entries | None = None
 ) -> list[Entries]:
-    """Return the sources of a launch from the weakest to the strongest; a later one overrides."""
+    """Return the layers of a launch in ascending precedence."""
     return [*profiles, environment_layer(environ), *([] if flags is None else [flags])]
 
 
 def environment_layer(environ: Mapping[str, str] = os.environ) -> Entries:
-    """Return the layer of the HEADWAY_* variables; unknown ones keep their name as the key.
+    """Return the layer of the HEADWAY_* variables; the key of an unknown variable is its name.
 
-    Those of a Kubernetes Service, such as HEADWAY_PORT, which pods of its namespace have, are not
-    ours. Source: Kubernetes' documentation, environment variables of Services.
+    Variables that Kubernetes sets for a Service, such as HEADWAY_PORT, are ignored.
+    Source: Kubernetes' documentation, environment variables of Services.
     """
     settings = {row.variable: name for name, row in TABLE.items()}
     services = [name.removesuffix(_HOST) for name in environ if name.endswith(_HOST)]

@@ -1,6 +1,6 @@
-"""Checks of the settings against each other and against a machine, as a list of problems.
+"""Checks of the settings against each other and against a machine.
 
-`resolve` reports values that cannot be parsed; `headway doctor` checks a machine alone.
+`resolve` reports invalid values; `headway doctor` checks only the machine.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SETTING_OF = {
     **{kind.mask: "devices" for kind in KINDS.values() if kind.mask},
     **dict.fromkeys(("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "devices"),
 }
-"""Variables that Headway derives from a setting, so that `env` may not set them."""
+"""Variables that Headway derives from a setting, so `env` must not set them."""
 
 _VARIABLES = frozenset(row.variable for row in TABLE.values())
 _IN_FILES = (Layer.PROFILE, Layer.USER_PROFILE, Layer.PROJECT_PROFILE, Layer.ANSWERS)
 
 
 def problems(settings: Settings, machine: Machine | None = None) -> list[Problem]:
-    """Return the problems that make a launch with these settings impossible.
+    """Return the problems that prevent a launch with these settings.
 
-    Without a machine, only those that are independent of it.
+    Without a machine, return only machine-independent problems.
     """
     found = [
         *_of_devices(settings),
@@ -52,12 +52,12 @@ def problems(settings: Settings, machine: Machine | None = None) -> list[Problem
 
 
 def profile_problems(layers: Sequence[Entries], machine: Machine) -> Sequence[Problem]:
-    """Return the problems that profiles, the strongest last, have on every machine.
+    """Return the problems that profiles (in ascending precedence) have on every machine.
 
-    This machine supplies the detected values.
+    Detected values come from this machine.
     """
     devices = [str(layer["device"].raw) for layer in layers if "device" in layer]
-    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # GPUs allow the most
+    if not devices or devices[-1].strip().lower() in (AUTO, "gpu"):  # fewest restrictions
         gpus = Origin(Layer.DEFAULT, reason="a machine with GPUs")
         layers = [*layers, {"device": Entry(machine.gpu_kind, gpus)}]
     settings, unread = try_resolve(layers, machine, {})
@@ -166,7 +166,7 @@ def _of_variables(settings: Settings) -> Iterator[Problem]:
             yield from _problem(
                 settings,
                 Code.VARIABLE_OF_LAUNCHER,
-                f"env sets {name}, which this launch has read already",
+                f"env sets {name}, which this launch has already read",
                 [removal(settings, f"env.{name}", "and set it in the shell, or pass a flag")],
                 [f"env.{name}"],
             )
@@ -260,7 +260,7 @@ def missing_ranks(settings: Settings, world_size: int) -> list[Problem]:
 
 
 def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> list[Problem]:
-    is_free = settings.device == "cpu" and settings.num_machines == 1  # else GPUs limit them
+    is_free = settings.device == "cpu" and settings.num_machines == 1  # not limited by GPUs
     there = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
     more: list[str] = [change(settings, "num_processes", rank + 1)] if is_free else []
     return _problem(
@@ -272,7 +272,7 @@ def _missing_rank(settings: Settings, name: str, rank: int, world_size: int) -> 
     )
 
 
-# what this machine cannot do, though another could
+# problems of this machine
 
 
 def _here(settings: Settings, machine: Machine) -> list[Problem]:
@@ -336,7 +336,7 @@ def _on_gpus(settings: Settings, machine: Machine) -> list[Problem]:
 
 
 def _other_devices(settings: Settings, visible: Sequence[Gpu]) -> list[str]:
-    """Return the GPUs to request instead, or how to make the requested ones usable."""
+    """Return how to make the requested GPUs usable, and which GPUs to request instead."""
     devices = settings.devices
     found = devices.select(visible).indices
     blocked = [visible[index] for index in found if visible[index].obstacle]
@@ -377,7 +377,7 @@ def _too_many_processes(
             [f"{change(settings, 'devices', 1)} and {one}", "use GPUs without MIG"],
             names,
         )
-    if processes <= selected or devices.size is not None:  # which `_of_devices` compares
+    if processes <= selected or devices.size is not None:  # compared in `_of_devices`
         return []
     reason = _shown(machine)
     if selection.passed_over:
@@ -415,9 +415,9 @@ def _problem(
     *,
     is_of_machine: bool = False,
 ) -> list[Problem]:
-    """Return a problem of the settings `names`; the first is the one to change.
+    """Return a problem of the settings `names`, the one to change first.
 
-    Empty if one of them is invalid: that is reported already, and may be the cause.
+    Empty if any of them is invalid: this is already reported and may be the cause.
     """
     concerned = [name.partition(".")[0] for name in names]
     if any(name in settings.unread for name in concerned):
@@ -441,7 +441,7 @@ def change(settings: Settings, name: str, value: object, note: str = "") -> str:
 
 
 def removal(settings: Settings, key: str, note: str = "") -> str:
-    """Return how to remove a setting, or one variable (env.NAME), from where it was set."""
+    """Return how to remove a setting, or a variable (env.NAME), from its source."""
     name, _, variable = key.partition(".")
     row, origin = TABLE[name], settings.origin(name)
     text = f"remove {key}"
@@ -451,12 +451,12 @@ def removal(settings: Settings, key: str, note: str = "") -> str:
     elif origin.layer is Layer.ENVIRONMENT:
         text = f"`unset {row.variable}`"
     elif origin.layer is Layer.FLAG:
-        text = f"leave {origin.flag or row.flag} out"
+        text = f"omit {origin.flag or row.flag}"
     return f"{text}, {note}" if note else text
 
 
 def _on_cpu(settings: Settings) -> str:
-    """Return how to run on the CPU, including which settings to undo."""
+    """Return how to run on the CPU, including the settings to remove."""
     steps = [change(settings, "device", "cpu")]
     if settings.origin("devices").is_user_set:
         steps.append(removal(settings, "devices"))

@@ -1,7 +1,7 @@
-"""Strict reader of profiles, and of other YAML files.
+"""Strict parser for profiles and other YAML files.
 
-A profile is one flat YAML map of settings. Every value keeps its line, every scalar stays the text
-that the user wrote (`no` is not a boolean here), and no tag, alias or deep nesting is accepted.
+A profile is a flat YAML map of settings. Each value keeps its line, each scalar stays text (`no` is
+not a boolean), and tags, aliases and deep nesting are rejected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,46 +14,46 @@ from headway.settings.profile_files import read_text, shown
 from headway.settings.setting import Raw
 
 VERSION = 1
-_MAX_DEPTH = 100  # of lists and maps; a profile needs two
+_MAX_DEPTH = 100  # of nested lists and maps; a profile needs two
 _NULLS = ("", "~", "null", "Null", "NULL")
 _FIX = "write one `key: value` on each line"
 
 
 class Entry(NamedTuple):
-    """One key of a source: its value as a string, a list or a map of strings, and its origin."""
+    """The unparsed value of a key and its origin."""
 
     raw: Raw
     origin: Origin
-    faults: tuple[Problem, ...] = ()  # why the value is invalid; `resolve` reports them
+    faults: tuple[Problem, ...] = ()  # why the value is invalid; reported by `resolve`
 
 
 Entries = Mapping[str, Entry]
-"""A layer: the entries of one source, by the names of settings."""
+"""A layer: the entries of a source by setting name."""
 
 
 def read_profile(path: str, layer: Layer) -> dict[str, Entry]:
-    """Return the entries of the profile at `path`, as `parse_profile` does."""
+    """Parse the profile at `path` with `parse_profile`."""
     return parse_profile(read_text(path), path, layer)
 
 
 def parse_profile(text: str, path: str, layer: Layer) -> dict[str, Entry]:
-    """Return the entries of a profile's `text`, by key, without the version.
+    """Parse a profile's `text` into entries by key, without the version.
 
-    `resolve` reports invalid values and unknown keys, all at once.
+    Invalid values and unknown keys are left for `resolve` to report together.
 
     Raises:
-        ConfigError: it is not YAML or not a flat map, has an anchor, an alias or a tag, or is of
-            another version.
+        ConfigError: The text is not YAML, is not a flat map, contains an anchor, alias or tag, or
+            has another version.
     """
     return _Reader(Origin(layer, shown(path))).read(text)
 
 
 def compose(text: str, source: Origin) -> Any:
-    """Return the root node of a YAML document, every scalar as its text; None if it is empty.
+    """Return the root node of a YAML document with scalars as text; None if it is empty.
 
-    Raises ConfigError if it is not YAML, or YAML would read a value as another text.
+    Raises ConfigError if the text is not YAML or contains anchors, aliases or tags.
     """
-    import yaml  # 20 ms, spent only where there is a file
+    import yaml  # takes 20 ms, so only if there is a file
 
     loader: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     line = None
@@ -64,7 +64,7 @@ def compose(text: str, source: Origin) -> Any:
             refused = ""
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:  # older versions of libyaml have no limit of their own
+            if depth > _MAX_DEPTH:  # older versions of libyaml have no limit
                 refused = f"more than {_MAX_DEPTH} nested lists and maps"
             elif isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 refused = "anchors (&) and aliases (*) are not supported"
@@ -78,19 +78,19 @@ def compose(text: str, source: Origin) -> Any:
         mark = error.problem_mark or error.context_mark
         if mark is not None:
             line = mark.line + 1
-    except yaml.YAMLError as error:  # a character that YAML forbids; it has no mark
+    except yaml.YAMLError as error:  # an invalid character; has no mark
         what = str(error).splitlines()[0]
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
     at = source._replace(line=line)
     raise ConfigError(
-        f"the file cannot be read as YAML: {what}", where=str(at), fix=f"{_FIX}, indented by spaces"
+        f"the file is not valid YAML: {what}", where=str(at), fix=f"{_FIX}, indented by spaces"
     )
 
 
 class _Reader:
     def __init__(self, source: Origin) -> None:
         self.source = source
-        self.faults: list[Problem] = []  # of the entry that is being read
+        self.faults: list[Problem] = []  # of the current entry
 
     def read(self, text: str) -> dict[str, Entry]:
         root = compose(text, self.source)
@@ -100,7 +100,7 @@ class _Reader:
             found = "a list" if root.id == "sequence" else "a single value"
             raise self._error(f"the file is {found}", root, _FIX)
         pairs = list(self._pairs(root))
-        for name, _, value in pairs:  # first: newer keys may be of forms unknown here
+        for name, _, value in pairs:  # first: a newer version may have other kinds of values
             if name == "version":
                 self._check_version(value)
         entries: dict[str, Entry] = {}
@@ -118,7 +118,7 @@ class _Reader:
         return entries
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the name, the key's node and the value's of each pair in a map."""
+        """Yield name, key node and value node of each pair in a map."""
         for key, value in node.value:
             if key.id == "scalar" and _is_null(key):
                 raise self._error("a key is empty", key, "write `key: value`, or delete the line")

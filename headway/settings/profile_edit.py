@@ -1,7 +1,7 @@
-"""Edits profiles: changes one key in the text, and replaces the file atomically.
+"""Editing of profiles: change one key in the text, and replace the file atomically.
 
-A profile that is changed has each value on the line of its key. The value is replaced, or a line
-added or removed; the result is parsed again, and refused where anything else has changed.
+An edit replaces a value on the line of its key, or adds or removes a line. The result is parsed
+again; an error is raised if anything else changed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from headway.settings.table import Settings
 
 BLANK = f"version: {VERSION}\n"
 _PROFILE = "the profile"
-_PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # the same to all readers
-_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # to other YAML readers
+_PLAIN = re.compile(r"0|[1-9][0-9]{0,15}|[A-Za-z_/][A-Za-z0-9_/.+-]*")  # same for every YAML parser
+_TRUTHS = {"y", "n", "yes", "no", "true", "false", "on", "off", "null"}  # in other YAML parsers
 _BY_HAND = "edit the file: `$EDITOR $(headway config path)`"
 
 
@@ -39,9 +39,9 @@ def is_blank(text: str) -> bool:
 
 
 def set_value(text: str, key: str, raw: Raw) -> str:
-    """Return the profile `text` with `key`, a setting or `env.NAME`, set; all else is unchanged.
+    """Return the profile `text` with `key`, a setting or `env.NAME`, set to `raw`.
 
-    Raises ConfigError if the value has several lines, or the file is not plain `key: value` lines.
+    Raises ConfigError if the value spans several lines or the file is not plain `key: value` lines.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
@@ -57,9 +57,9 @@ def set_value(text: str, key: str, raw: Raw) -> str:
 
 
 def unset_value(text: str, key: str) -> str:
-    """Return the profile `text` without the line of `key`, or with one variable less in `env`.
+    """Return the profile `text` without `key`, a setting or `env.NAME`.
 
-    Raises ConfigError as `set_value`, KeyError if the key does not exist.
+    Raises ConfigError like `set_value`, and KeyError if the key does not exist.
     """
     values, pairs = _read(text)
     name, _, item = key.partition(".")
@@ -80,7 +80,7 @@ def unset_value(text: str, key: str) -> str:
 
 
 def _variables(raw: Raw | None) -> dict[str, str]:
-    """Return the variables that `env` holds, written as a map or as words."""
+    """Parse the value of `env`, a map or NAME=VALUE words."""
     if raw is None:
         return {}
     try:
@@ -92,7 +92,7 @@ def _variables(raw: Raw | None) -> dict[str, str]:
 
 
 def _read(text: str) -> tuple[dict[str, Raw], Mapping[str, tuple[Any, Any]]]:
-    """Return the values in a profile, without its version, and the nodes of each key and value."""
+    """Return the values of a profile without its version, and its key and value nodes."""
     entries = parse_profile(text, _PROFILE, Layer.PROFILE)
     values = {name: entry.raw for name, entry in entries.items()}
     root = compose(text, Origin(Layer.PROFILE, _PROFILE))
@@ -103,19 +103,19 @@ def _place(text: str, nodes: tuple[Any, Any], key: str) -> tuple[int, int]:
     """Return the start and end of the value of `key` on its line."""
     start, end = _span(text, nodes[1])
     if "\n" in text[nodes[0].start_mark.index : end]:
-        what = f"{key} cannot be changed: its value is written on several lines"
+        what = f"cannot change {key}: its value spans several lines"
         raise ConfigError(what, where=_PROFILE, fix=_BY_HAND)
     return start, end
 
 
 def _span(text: str, node: Any) -> tuple[int, int]:
-    """Return the start and end of a value, without the lines that the parser adds to a block."""
+    """Return the start and end of a value, without a block's trailing blank lines."""
     start: int = node.start_mark.index
     return start, start + len(text[start : node.end_mark.index].rstrip())
 
 
 def written(raw: Raw) -> str:
-    """Return `raw` as one line of YAML that every YAML reader reads as the same strings."""
+    """Return `raw` as a line of YAML that every YAML parser reads as the same strings."""
     if isinstance(raw, Mapping):
         return "{" + ", ".join(f"{_plain(key)}: {_plain(text)}" for key, text in raw.items()) + "}"
     return _plain(raw) if isinstance(raw, str) else "[" + ", ".join(map(_plain, raw)) + "]"
@@ -129,14 +129,14 @@ def _plain(text: str) -> str:
 
 
 def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
-    """Parse `edited` again and check that only the change differs."""
+    """Return `edited` if it parses to `expected`; raise ConfigError otherwise."""
     try:
         found = _read(edited)[0]
     except ConfigError:
         found = {}
     if found != expected:
         raise ConfigError(
-            f"{key} cannot be changed without changing other parts of the profile",
+            f"cannot change {key} without changing other parts of the profile",
             where=_PROFILE,
             fix=_BY_HAND,
         )
@@ -144,7 +144,7 @@ def _checked(edited: str, expected: Mapping[str, Raw], key: str) -> str:
 
 
 def masked_profile(text: str) -> str:
-    """Return a profile's `text` with the secrets in its `env` masked, line by line."""
+    """Return a profile's `text` with secrets in `env` masked and line numbers unchanged."""
     if is_blank(text):
         return text
     _, pairs = _read(text)
@@ -156,7 +156,7 @@ def masked_profile(text: str) -> str:
 
 
 def _secrets(env: Any) -> list[Any]:
-    """Return the nodes that hold a secret: a variable's value, or words as a whole."""
+    """Return the nodes with secrets: values of a map, or `env` itself if it is words."""
     if env.id == "mapping":
         return [value for key, value in env.value if masked(key.value, value.value) != value.value]
     words = env.value if env.id == "scalar" else [item.value for item in env.value]
@@ -164,10 +164,10 @@ def _secrets(env: Any) -> list[Any]:
 
 
 def write_profile(path: str, text: str) -> None:
-    """Replace the text of the profile at `path`, which may be missing.
+    """Write a new or existing profile at `path`.
 
-    The file is replaced atomically; a link is followed. A new profile, and one with secrets, is
-    readable by its owner only; others keep their permissions.
+    The file is replaced atomically; links are followed. New profiles and profiles with secrets are
+    readable only by their owner; others keep their permissions.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
@@ -177,7 +177,7 @@ def write_profile(path: str, text: str) -> None:
     temporary = f"{target}.{os.getpid()}.tmp"
     try:
         if exists:
-            os.close(os.open(target, os.O_WRONLY))  # fails where it is read-only
+            os.close(os.open(target, os.O_WRONLY))  # fails if it is read-only
         os.makedirs(folder, exist_ok=True)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "w", encoding="utf-8", newline="") as file:
@@ -185,13 +185,13 @@ def write_profile(path: str, text: str) -> None:
         if exists and masked_profile(text) == text:
             shutil.copymode(target, temporary)
         elif exists and os.stat(target).st_mode & 0o077:
-            log(f"{shown(target)} holds a secret: only you can read it now")
+            log(f"{shown(target)} contains a secret: removed read access for other users")
         os.replace(temporary, target)
     except OSError as error:
         with suppress(OSError):
             os.unlink(temporary)
         raise ConfigError(
-            f"the profile cannot be written: {error.strerror}",
+            f"cannot write the profile: {error.strerror}",
             where=shown(target),
             fix=f"check the permissions of the file, and that {shown(folder)} is a writable folder "
             "on a disk with free space, or set XDG_CONFIG_HOME",
@@ -201,18 +201,18 @@ def write_profile(path: str, text: str) -> None:
 def write_basic_config(
     mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None
 ) -> Path | Literal[False]:
-    """Write a profile for `headway launch` that sets the precision and leaves all else to `auto`.
+    """Write a profile for `headway launch` that sets only the precision.
 
     Args:
         mixed_precision: `no`, `fp16` or `bf16`.
-        save_location: the file; without it the profile that is selected.
+        save_location: The file to write. Defaults to the selected profile.
 
     Returns:
-        The file; False where there was one already, which stays as it is.
+        The path of the written file, or False if the file already exists; it is not changed then.
 
     Raises:
-        UsageError: there is no such precision.
-        ConfigError: the file cannot be written.
+        UsageError: The precision is unknown.
+        ConfigError: The file cannot be written.
 
     Examples:
         >>> from headway.utils import write_basic_config
@@ -223,11 +223,11 @@ def write_basic_config(
         raise UsageError(
             f"mixed_precision is {mixed_precision!r}, not one of {', '.join(PRECISIONS)}",
             where="the script's write_basic_config(...)",
-            fix="pass mixed_precision='bf16', or another of them",
+            fix="pass a supported precision, such as mixed_precision='bf16'",
         )
     path = Path(choose_profile().path if save_location is None else save_location)
     if path.exists():
-        log(f"{path} is there already, and stays as it is; `headway config` changes it")
+        log(f"{path} already exists and is unchanged; use `headway config` to change it")
         return False
     write_profile(str(path), f"mixed_precision: {written(mixed_precision.lower())}\n")
     return path

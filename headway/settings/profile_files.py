@@ -1,6 +1,6 @@
-"""Selects and finds profiles, and reads their text; `profile.py` parses it.
+"""Selecting, finding and reading profile files; `profile.py` parses them.
 
-A profile that no path names must be trusted: its `env` can make this user's processes load code.
+A profile not selected by its path must be trusted: its `env` can make processes load code.
 """
 
 import os
@@ -19,11 +19,11 @@ MAX_BYTES = 2**20
 
 
 class ProfileChoice(NamedTuple):
-    """The selected profile of this user."""
+    """The selected user profile."""
 
-    name: str  # a name, or a path
+    name: str  # a name or a path
     path: str
-    chosen_by: str  # the flag or variable that selects it; empty for the default
+    chosen_by: str  # the flag or variable that selected it; empty for the default
 
     def must_exist(self) -> None:
         if not is_there(self.path):
@@ -41,7 +41,7 @@ class ProfileChoice(NamedTuple):
 def choose_profile(
     flag: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ProfileChoice:
-    """Return the selected profile of this user, whether or not it exists.
+    """Return the selected user profile, which may not exist.
 
     `flag`, the value of --profile, overrides HEADWAY_PROFILE.
     """
@@ -65,7 +65,7 @@ def choose_profile(
 def trusted_profile(
     flag: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ProfileChoice:
-    """Return the selected profile; raise ConfigError if its name selects an untrusted file."""
+    """Return the selected profile; ConfigError if it was selected by name and is not trusted."""
     chosen = choose_profile(flag, environ)
     if not is_path(chosen.name) and is_there(chosen.path):
         _refuse_distrusted(chosen.path)
@@ -81,7 +81,7 @@ def _is_name(name: str) -> bool:
 
 
 def profile_names(folder: str) -> list[str]:
-    """Return the names of the profiles in `folder`, sorted."""
+    """Return the sorted names of the profiles in `folder`."""
     try:
         files = os.listdir(folder)
     except OSError:
@@ -91,25 +91,25 @@ def profile_names(folder: str) -> list[str]:
 
 
 def user_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the folder of this user's profiles, whether or not it exists."""
+    """Return the folder of this user's profiles, which may not exist."""
     return paths.user_folder("config", environ)
 
 
 def find_project_profile(start: str = ".", trusted: str | None = None) -> str | None:
     """Return the nearest `headway.yaml` from `start` upward, or None.
 
-    The search ends after the home folder, at the root, or at a file system boundary. `trusted`, a
-    path that this user has named, is accepted regardless of its permissions.
+    The search stops at the home folder, the root or a file system boundary. `trusted`, a path
+    selected by the user, is accepted regardless of its permissions.
     """
     home = os.path.realpath(paths.home())
     try:
         folder = os.path.realpath(start)
-    except FileNotFoundError:  # the working directory has been removed
+    except FileNotFoundError:  # the working directory was removed
         return None
     device = os.stat(folder).st_dev
     while True:
         path = os.path.join(folder, PROJECT_FILE)
-        # nobody's profile can be read in a folder that this user may not enter
+        # skip folders that this user cannot enter
         if os.access(folder, os.X_OK) and is_there(path):
             if trusted is None or os.path.realpath(trusted) != os.path.realpath(path):
                 _refuse_distrusted(path)
@@ -121,10 +121,10 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
 
 
 def _refuse_distrusted(path: str) -> None:
-    """Raise ConfigError unless the profile at `path`, and what it links to, is trusted.
+    """Raise ConfigError unless the profile at `path` and its link target are trusted.
 
-    The rule: it is owned by this user, root or the owner of the home folder (in a container, HOME
-    may be another user's), and not writable by others.
+    A trusted file is owned by this user, root or the owner of the home folder (in a container, HOME
+    may belong to another user), and is not world-writable.
     """
     trusted = {os.getuid(), 0}
     with suppress(OSError):
@@ -134,11 +134,11 @@ def _refuse_distrusted(path: str) -> None:
         if status.st_uid not in trusted:
             what = f"{path} is owned by user {status.st_uid}, not by you or root"
         elif status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
-            what, remedy = f"all users may write {path}", "`chmod o-w {0}`; "
+            what, remedy = f"{path} is writable by all users", "`chmod o-w {0}`; "
         elif not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             what = f"{path} is not a file"
     if what:
-        import shlex  # for errors only
+        import shlex  # only for errors
 
         fix = remedy + "if you trust it, select it: `--profile {0}`, or `export {1}={0}`"
         raise ConfigError(
@@ -149,13 +149,13 @@ def _refuse_distrusted(path: str) -> None:
 
 
 def shown(path: str) -> str:
-    """Return `path` with ~ for the home folder."""
+    """Abbreviate the home folder in `path` to ~."""
     home = paths.home()
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
 def is_there(path: str) -> bool:
-    """Return whether `path` exists, also as a broken link; raise if it cannot be determined."""
+    """Return whether `path` exists, even as a broken link; ConfigError if it cannot be checked."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -171,16 +171,16 @@ def is_there(path: str) -> bool:
 
 
 def text_at(path: str) -> str:
-    """Return the text like `read_text`, empty if the file does not exist."""
+    """Return the text of a profile; empty if the file does not exist."""
     return read_text(path) if is_there(path) else ""
 
 
 def read_text(path: str, kind: str = "profile") -> str:
-    """Return the text of a file or pipe of at most MAX_BYTES; errors name its `kind`."""
+    """Return the text of a file or pipe of at most MAX_BYTES; `kind` names it in errors."""
     where = shown(path)
-    is_open = path.startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # in this process
+    is_open = path.startswith(("/dev/fd/", "/dev/stdin", "/proc/"))  # already open in this process
     try:
-        if stat.S_ISFIFO(os.stat(path).st_mode) and not is_open:  # it waits for a writer
+        if stat.S_ISFIFO(os.stat(path).st_mode) and not is_open:  # opening it blocks
             raise ConfigError(
                 f"the {kind} {path!r} is a named pipe",
                 where=where,
@@ -190,15 +190,15 @@ def read_text(path: str, kind: str = "profile") -> str:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"the {kind} {path!r} cannot be read: {error.strerror}",
+            f"cannot read the {kind} {path!r}: {error.strerror}",
             where=where,
-            fix="pass a file that exists and that you may read",
+            fix="pass an existing, readable file",
         ) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(
-            f"the {kind} is larger than {MAX_BYTES // 2**20} MiB, the limit",
+            f"the {kind} exceeds the limit of {MAX_BYTES // 2**20} MiB",
             where=where,
-            fix="pass another file, or shorten this one",
+            fix="pass another file, or shorten this file",
         )
     try:
         return data.decode("utf-8-sig")

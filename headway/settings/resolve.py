@@ -1,8 +1,8 @@
-"""Lay the layers of settings over each other, and work out what is left to `auto`.
+"""Merging of the layers of settings, and resolution of `auto`.
 
-Default < detected < cluster < profiles < environment < flag. Every value keeps its origin. Settings
-that are `auto` take the value of the cluster's variables or a value detected from the machine,
-after all others are resolved.
+Precedence: default < detected < cluster < profiles < environment < flag. Each value keeps its
+origin. Settings that are `auto` are resolved last, from the cluster's variables or by detection on
+this machine.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def resolve(
     environ: Mapping[str, str] = os.environ,
     cluster: Entries = NOTHING,
 ) -> Settings:
-    """Return one typed value for every setting, each with its origin; raise all errors at once.
+    """Return a typed value with its origin for each setting; raise a ConfigError with all problems.
 
-    The layers are in ascending precedence, without the defaults; that of the cluster is for
-    settings that are `auto`, as is the machine. OMP_NUM_THREADS of `environ` overrides the
-    detected number of threads.
+    The layers are in ascending precedence, without defaults. The cluster and the machine supply
+    the values of settings that are `auto`. OMP_NUM_THREADS in `environ` overrides the detected
+    number of threads.
     """
     settings, problems = try_resolve(layers, machine, environ, cluster)
     if problems:
@@ -56,9 +56,9 @@ def try_resolve(
     environ: Mapping[str, str] = os.environ,
     cluster: Entries = NOTHING,
 ) -> tuple[Settings, list[Problem]]:
-    """Return the settings like `resolve`, and the problems of those that cannot be parsed."""
+    """Return the settings like `resolve`, and the problems of invalid values."""
     values, problems, unread = _read([_of_other_launchers(layers, environ), *layers])
-    if values["num_machines"].value == 1:  # set explicitly: the run stays on this machine
+    if values["num_machines"].value == 1:  # explicit: run on this machine only
         cluster = {name: entry for name, entry in cluster.items() if name == "cluster"}
     asked_of_cluster = {
         name: entry
@@ -78,15 +78,16 @@ def try_resolve(
             if asked.layer is not Layer.DEFAULT:
                 origin = origin.with_reason(f"auto from {asked}")
             values[name] = Value(value, origin)
-            if unread:  # it may depend on an invalid value
+            if unread:  # the detected value may depend on an invalid value
                 unread.add(name)
     return Settings(values, unread), problems
 
 
 def _of_other_launchers(layers: Sequence[Entries], environ: Mapping[str, str]) -> Entries:
-    """Return what Accelerate's and torchrun's variables say of settings that no layer has.
+    """Return the settings from Accelerate's and torchrun's variables that no layer sets.
 
-    Inside of a launch they are its own. ACCELERATE_USE_CPU decides what `device: auto` is.
+    Empty in a nested launch, where the outer launch sets them. `device: auto` reads
+    ACCELERATE_USE_CPU.
     """
     return {
         name: Entry(environ[variable], Origin(Layer.ENVIRONMENT, variable=variable))
@@ -101,7 +102,7 @@ def _is_auto(value: Value) -> bool:
 
 
 def parse_layers(layers: Sequence[Entries]) -> dict[str, Value]:
-    """Return every setting parsed, without detection; raise all errors at once."""
+    """Parse the layers without detection; raise a ConfigError with all problems."""
     values, problems, _ = _read(layers)
     if problems:
         raise ConfigError.of(problems)
@@ -109,7 +110,7 @@ def parse_layers(layers: Sequence[Entries]) -> dict[str, Value]:
 
 
 def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], set[str]]:
-    """Return the values that can be parsed, the problems, and the settings that they concern."""
+    """Return the valid values, the problems, and the settings with problems."""
     problems: list[Problem] = []
     unread: set[str] = set()
     values = dict(_DEFAULTS)
@@ -133,7 +134,7 @@ def _read(layers: Sequence[Entries]) -> tuple[dict[str, Value], list[Problem], s
 
 
 def _merged(old: Value, new: Value) -> Value:
-    """Merge maps (`env`) across layers; any other value replaces the old one."""
+    """Merge maps (`env`); any other value replaces the old value."""
     if isinstance(new.value, dict) and old.value:
         origin = new.origin.with_reason(f"and {old.origin}")
         return Value({**old.value, **new.value}, origin)
@@ -152,7 +153,7 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
     is_optional = row.default is None
     also = f" (or {', '.join(others)})" if others else ""
     fix = {
-        Layer.FLAG: f"pass `{row.as_flag(example)}`{also}" + ", or leave it out" * is_optional,
+        Layer.FLAG: f"pass `{row.as_flag(example)}`{also}" + ", or omit it" * is_optional,
         Layer.ENVIRONMENT: f"`export {row.variable}={example}`{also}, or unset it",
         Layer.ASSIGNMENT: f"write {row.name}={example}{also}",
         Layer.CLUSTER: f"correct {entry.origin.variable}, or pass {row.as_flag(row.metavar)}",
@@ -164,13 +165,13 @@ def _bad_value(row: Setting[Any], entry: Entry, error: ValueError) -> Problem:
 
 
 def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
-    """Return the problem of an unknown name, and the setting it is probably a typo of."""
+    """Return the problem of an unknown name, and the setting that was probably meant."""
     what, known = f"unknown setting {name!r}", {name: name for name in TABLE}
     if origin.layer is Layer.ENVIRONMENT:
         what = f"unknown variable {name}"
         known = {row.variable: row.name for row in TABLE.values()} | {PROFILE_VARIABLE: ""}
     prefix = VARIABLE_PREFIX if origin.layer is Layer.ENVIRONMENT else ""
-    # without what all names have in common, which would make any two of them alike
+    # without the common prefix, which would make all names similar
     ends = {full.removeprefix(prefix): full for full in known}
     close = ends.get(did_you_mean(name.removeprefix(prefix), ends) or "")
     problem = Problem(
@@ -184,7 +185,7 @@ def _unknown(name: str, origin: Origin) -> tuple[Problem, str]:
 
 
 def _without_alias(device: Value, machine: Machine) -> Value:
-    """Replace `gpu` by the kind of GPU of this machine; without one by cuda, rejected later."""
+    """Replace `gpu` with this machine's kind of GPU, or with cuda, which is rejected later."""
     if device.value != "gpu":
         return device
     # on a Mac without MPS, the error for mps gives the reason
@@ -212,7 +213,7 @@ def _from_variable(value: object, name: str, text: str, source: str = "environme
 def _device(_: Settings, machine: Machine, environ: Mapping[str, str]) -> Value:
     name = ACCELERATE["device"]
     word = environ.get(name, "").strip().lower()
-    # inside a launch the launcher has set this variable, not the user
+    # in a nested launch, the outer launcher set this variable, not the user
     if RUN_VARIABLE in environ or word in _NO:
         return _detected(*machine.best_device())
     if word in YES:
@@ -230,7 +231,7 @@ def _num_processes(settings: Settings, machine: Machine, _: Mapping[str, str]) -
     visible = machine.gpus_of(settings.device)
     selected = settings.devices.select(visible).indices
     if any(visible[index].slice_of for index in selected):
-        return _detected(1, "CUDA shows a process one MIG slice")
+        return _detected(1, "CUDA shows only one MIG slice to a process")
     count = settings.devices.idle or len(selected)
     return _detected(max(1, count), f"one process for each of {count} GPUs")
 
@@ -246,9 +247,9 @@ def _threads(settings: Settings, machine: Machine, environ: Mapping[str, str]) -
 
 
 def omp_threads(variables: Mapping[str, str]) -> int | None:
-    """Return the value of OMP_NUM_THREADS; None if it is unset or not valid for OpenMP."""
+    """Return the value of OMP_NUM_THREADS; None if it is unset or invalid."""
     first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    # "4,2" is 4 threads, and 2 in a nested region
+    # "4,2" means 4 threads, and 2 in nested regions
     is_number = first.isdecimal() and first.isascii() and len(first) <= 9
     return int(first) if is_number and int(first) > 0 else None
 
@@ -263,19 +264,19 @@ def _start_method(_: Settings, machine: Machine, __: Mapping[str, str]) -> Value
     return _detected("exec", f"forking is not safe on {machine.system}")
 
 
-_DETECT: Mapping[str, Detect] = {  # in the order in which they depend on each other
+_DETECT: Mapping[str, Detect] = {  # in the order of their dependencies
     "device": _device,
     "num_processes": _num_processes,
-    "strategy": _always(DDP, "every rank has the whole model"),
-    "wrap": _always(AUTO, "the blocks that the model repeats"),
-    "status": _always(AUTO, "a line below a terminal's output, one a minute in a file"),
+    "strategy": _always(DDP, "a full copy of the model on each rank"),
+    "wrap": _always(AUTO, "the model's repeated blocks"),
+    "status": _always(AUTO, "a status line on a terminal, a line per minute in a file"),
     "threads_per_process": _threads,
     "num_machines": _always(Machines(1), "one machine"),
-    "machine_rank": _by_machines((0, "the only machine"), (None, "given when the machines meet")),
+    "machine_rank": _by_machines((0, "the only machine"), (None, "assigned at the rendezvous")),
     "main_address": _by_machines((None, "one machine"), (None, "not set")),
     "main_port": _by_machines(
         (None, "one machine: any free port"), (29500, "torch's default port")
     ),
-    "cluster": _always(NO_CLUSTER, "no variables of a cluster"),
+    "cluster": _always(NO_CLUSTER, "no cluster variables"),
     "start_method": _start_method,
 }

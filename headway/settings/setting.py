@@ -1,4 +1,4 @@
-"""What a setting is, and the parsers of its values."""
+"""The descriptor of a setting, and parsers of values."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Raw = str | Sequence[str] | Mapping[str, str]
-"""An unparsed value: a string from a flag or a variable; from YAML also a list or a map."""
+"""An unparsed value: a string from a flag or variable; from YAML also a list or map."""
 
-_MAX_DIGITS = 9  # of a number
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # in seconds, the largest first
+_MAX_DIGITS = 9
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # in seconds, largest first
 
 VARIABLE_PREFIX = "HEADWAY_"
-"""Of the environment variables of settings."""
+"""Prefix of the environment variables of settings."""
 
 SET = "--set"
 """The flag that sets any setting: --set NAME=VALUE."""
 
 AUTO = "auto"
-"""The value that is replaced by one detected from the machine."""
+"""The value of a setting that is detected from the machine."""
 
 
 class Value(NamedTuple):
@@ -33,13 +33,14 @@ class Value(NamedTuple):
 
 
 Shape = Literal["one", "list", "map"]
-"""How a value may be written in a profile: maps are merged across layers."""
+"""Form of a value in a profile; maps are merged across layers."""
 
 Obeyer = Literal["launcher", "machines", "gpus", "accelerator", "ranks", "hsdp", "shards", "blocks"]
-"""What obeys a setting; if a launch has none, a note reports that the setting has no effect.
+"""What a setting applies to; if a launch has no such part, a note reports that it has no effect.
 
-The launcher beside the script; those of several machines; GPUs; the Accelerator that the script
-makes; one with several ranks, copies of shards, shards, or shards or recomputed activations.
+launcher: a launcher that supervises the script; machines: launchers of a multi-node run; gpus;
+accelerator: the script's Accelerator; ranks, hsdp, shards: an Accelerator with several ranks, hsdp
+or sharding; blocks: an Accelerator with sharding or activation checkpointing.
 """
 
 
@@ -52,13 +53,13 @@ class Setting(Generic[T]):
         default: object,  # AUTO if it is detected
         help: str,  # one line for `--help` and the documentation
         *,
-        metavar: str = "",  # how the value is written in `--help`
+        metavar: str = "",  # placeholder of the value in `--help`
         shape: Shape = "one",
-        needs_launcher: bool = False,  # to supervise the script, for other values than the default
+        needs_launcher: bool = False,  # a launcher must supervise the script unless default
         obeyed_by: Obeyer | None = None,  # None: every launch
-        has_flag: bool = True,  # else it is set by --set NAME=VALUE, as any setting
-        bare: str | None = None,  # the value of a flag that is given without one
-        example: str | None = None,  # for messages; by default the default, or the metavar
+        has_flag: bool = True,  # False: set only with --set NAME=VALUE
+        bare: str | None = None,  # value of the flag without an argument
+        example: str | None = None,  # for messages; defaults to the default or the metavar
     ) -> None:
         self.kind = parse
         self.default = default
@@ -88,22 +89,22 @@ class Setting(Generic[T]):
 
     @property
     def flag(self) -> str:
-        """The flag of `headway launch`: --num-processes; --set for a setting without its own."""
+        """The flag of `headway launch`, such as --num-processes; --set if it has no flag."""
         return "--" + self.name.replace("_", "-") if self.has_flag else SET
 
     def as_flag(self, value: object) -> str:
-        """Return the words that set it: --num-processes 2, or --set restart_delay=2."""
+        """Return the arguments that set it: --num-processes 2, or --set restart_delay=2."""
         return f"{self.flag} {value}" if self.has_flag else f"{SET} {self.name}={value}"
 
     @property
     def variable(self) -> str:
-        """The environment variable: HEADWAY_NUM_PROCESSES."""
+        """The environment variable, such as HEADWAY_NUM_PROCESSES."""
         return VARIABLE_PREFIX + self.name.upper()
 
     def parse(self, raw: Raw) -> T | str:
-        """Return the parsed value of `raw` (AUTO if the setting allows it).
+        """Parse `raw`; AUTO is valid if it is the default.
 
-        The message of a ValueError continues "<name> is <raw>, ".
+        A ValueError's message completes "<name> is <raw>, ".
         """
         if isinstance(raw, Mapping) and self.shape != "map":
             raise ValueError("which is a map, not a value")
@@ -119,7 +120,7 @@ class Setting(Generic[T]):
         return True
 
     def canonical(self, raw: Raw) -> Raw:
-        """Return a valid `raw` as profiles are written: a map, or stripped and in lower case."""
+        """Return a valid `raw` in its canonical form for profiles."""
         value = self.parse(raw)
         if isinstance(value, dict):
             return value
@@ -127,7 +128,7 @@ class Setting(Generic[T]):
 
 
 def as_words(raw: Raw) -> str:
-    """Return a value as typed on one line."""
+    """Return a value as typed on a command line."""
     if isinstance(raw, str):
         return raw
     if isinstance(raw, Mapping):
@@ -146,7 +147,7 @@ def read_text(raw: Raw) -> str:
 
 
 class Choice:
-    """Parses one of `words` or of their aliases (`same`), ignoring case.
+    """Parses a choice from `words` or their aliases (`same`), ignoring case.
 
     `accepts` returns whether an unlisted word is valid.
     """
@@ -173,7 +174,7 @@ class Choice:
 
 
 class Count:
-    """Parses whole numbers from `minimum` to `maximum`, both included."""
+    """Parses whole numbers from `minimum` to `maximum`, inclusive."""
 
     _what = "a whole number"
 
@@ -200,7 +201,7 @@ class Count:
 
 
 class Machines(int):
-    """A number of machines, or a range: the number is the most, `least` of them can train."""
+    """A number of machines or a range; the value is the maximum and `least` the minimum."""
 
     least: int
 
@@ -228,7 +229,7 @@ class Machines(int):
 
 
 class MachineCount(Count):
-    """Parses 4, or 2:4 for from 2 to 4 machines."""
+    """Parses 4, or 2:4 for 2 to 4 machines."""
 
     def __call__(self, raw: Raw) -> Machines:
         least, colon, most = read_text(raw).strip().partition(":")
@@ -237,7 +238,7 @@ class MachineCount(Count):
         try:
             found = Machines(self._checked(most.strip()), self._checked(least.strip()))
         except ValueError:
-            reason = "which is neither a number of machines (4) nor a range (2:4)"
+            reason = "which is not a number of machines (4) or a range (2:4)"
             raise ValueError(reason) from None
         if found.least > found:
             raise ValueError("which is a range whose end is below its start")
@@ -245,7 +246,7 @@ class MachineCount(Count):
 
 
 class Seconds(Count):
-    """Parses whole seconds, also written with units: 90s, 10m, 3h55m, 1d12h."""
+    """Parses whole seconds, optionally with units: 90s, 10m, 3h55m, 1d12h."""
 
     _pattern = "^(?=[0-9])" + "".join(f"([0-9]+{unit})?" for unit in _UNITS) + "$"
     _what = "a whole number of seconds (600) or a duration (10m)"
@@ -261,7 +262,7 @@ class Seconds(Count):
 
 
 def read_ranks(raw: Raw) -> tuple[int, ...] | None:
-    """Read 0,3 or 0-3,8 or a YAML list of such; None is all of them."""
+    """Parse `0,3`, `0-3,8` or a YAML list of these; None for `all`."""
     if isinstance(raw, str) and raw.strip().lower() == "all":
         return None
     ranks: set[int] = set()
@@ -269,7 +270,7 @@ def read_ranks(raw: Raw) -> tuple[int, ...] | None:
         first, dash, last = (word.strip() for word in part.partition("-"))
         ends = (first, last if dash else first)
         if not all(end.isdecimal() and end.isascii() and len(end) <= 6 for end in ends):
-            raise ValueError(f"in which {part.strip()!r} is neither a rank (3) nor a range (0-3)")
+            raise ValueError(f"in which {part.strip()!r} is not a rank (3) or a range (0-3)")
         if int(ends[0]) > int(ends[1]):
             raise ValueError(f"in which {part.strip()!r} is a range whose end is below its start")
         ranks.update(range(int(ends[0]), int(ends[1]) + 1))
@@ -285,22 +286,22 @@ def read_path(raw: Raw) -> str:
 
 
 def read_variables(raw: Raw) -> dict[str, str]:
-    """Read a YAML map, or NAME=VALUE words quoted as in a shell."""
+    """Parse a YAML map or shell-quoted NAME=VALUE words."""
     words = [] if isinstance(raw, Mapping) else _words(raw)
     for number, word in enumerate(words, 1):
-        if "=" not in word:  # it may be part of a secret
+        if "=" not in word:  # do not print it: it may be part of a secret
             raise ValueError(f"in which word {number} is not NAME=VALUE")
     variables = _pairs(raw, words)
     for name, value in variables.items():
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(
-                f"in which {name!r} is not a valid variable name, or has a NUL character"
+                f"in which {name!r} is not a valid variable name, or contains a null byte"
             )
     return variables
 
 
 def read_options(raw: Raw) -> dict[str, str]:
-    """Read long options of sbatch: a YAML map, or KEY=VALUE and KEY words quoted as in a shell."""
+    """Parse long options of sbatch: a YAML map, or shell-quoted KEY=VALUE and KEY words."""
     parts = [] if isinstance(raw, Mapping) else [raw] if isinstance(raw, str) else raw
     words = [word.removeprefix("--") for part in parts for word in _words(part)]
     options = _pairs(raw, words)
@@ -308,11 +309,11 @@ def read_options(raw: Raw) -> dict[str, str]:
         if not re.fullmatch(r"[a-z][a-z0-9-]+", key):
             raise ValueError(f"in which {key!r} is not a long option of sbatch")
         if not value.isprintable():
-            raise ValueError(f"in which {key} has characters that cannot be printed")
+            raise ValueError(f"in which {key} contains unprintable characters")
     if re.fullmatch(r"\d+[smhd].*", time := options.get("time", "")):
         hours, seconds = divmod(Seconds(1)(time), 3600)
         clock = f"{hours % 24:02}:{seconds // 60:02}:{seconds % 60:02}"
-        options["time"] = f"{hours // 24}-{clock}"  # as SLURM writes it
+        options["time"] = f"{hours // 24}-{clock}"  # SLURM's format
     return options
 
 
@@ -322,11 +323,11 @@ def _words(raw: str | Sequence[str]) -> Sequence[str]:
     try:
         return shlex.split(raw) if isinstance(raw, str) else raw
     except ValueError:
-        raise ValueError("in which a quote is not closed") from None
+        raise ValueError("which has an unclosed quote") from None
 
 
 def _pairs(raw: Raw, words: Sequence[str]) -> dict[str, str]:
-    """Return the pairs of a map, or of words with = in them."""
+    """Return the pairs of a map or of KEY=VALUE words."""
     if isinstance(raw, Mapping):
         return dict(raw)
     pairs = [word.partition("=")[::2] for word in words]

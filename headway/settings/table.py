@@ -1,9 +1,8 @@
-"""Every setting, declared once: type, default, choices, help; flags, profile keys, environment
-names, `--help` and messages are derived from it.
+"""The declaration of all settings: type, default, choices, help.
 
-`Settings` is both the table (its class attributes) and, as an instance, one resolved set of typed
-values, each with its origin. No dataclasses here or elsewhere on the launch path: importing them
-takes a fifth of the time that a whole launch may take.
+Flags, profile keys, variables, `--help` and messages are derived from it. The class attributes of
+`Settings` are the table; an instance contains resolved values with their origins. The launch path
+avoids dataclasses: importing them takes a fifth of a launch's time budget.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ _YES_OR_NO = {"true": YES, "on": YES, "false": NO, "off": NO}
 ON, OFF, NODE = "on", "off", "node"
 _ON_OR_OFF = {"true": ON, "yes": ON, "false": OFF, "no": OFF}
 
-NO_CLUSTER = "none"  # numbering.ALONE, which a launch outside of clusters does not import
+NO_CLUSTER = "none"  # numbering.ALONE, not imported by a launch outside clusters
 CLUSTERS = ("torchrun", "mpi", "slurm", "kubernetes", "skypilot", "ranked")
-"""The kinds of clusters whose variables are read, and the value for reading none."""
+"""The kinds of clusters whose variables are read."""
 
 LINES, RAW = "lines", "raw"
-"""How the ranks' output is shown."""
+"""Values of `output`."""
 
 OF_JOBS = ("sbatch", "snapshot")
-"""Settings that only a job of a scheduler obeys."""
+"""Settings that apply only to scheduler jobs."""
 
 OF_MACHINES = ("num_machines", "machine_rank", "main_address", "main_port")
-"""Settings that say which machine of a run this is; not known before the run is there."""
+"""Settings for this machine's place in a multi-node run, unknown before the run starts."""
 
 
 def _switch(help: str, *, obeyed_by: Obeyer | None = None) -> Setting[str]:
@@ -62,7 +61,7 @@ def _switch(help: str, *, obeyed_by: Obeyer | None = None) -> Setting[str]:
 
 
 def _host(raw: Raw) -> str:
-    from headway.settings.hosts import read_host  # few launches name a host
+    from headway.settings.hosts import read_host  # rarely needed
 
     return read_host(raw)
 
@@ -74,7 +73,7 @@ def _hosts(raw: Raw) -> Hosts:
 
 
 class Settings:
-    """The table of all settings; an instance holds one resolved value for each."""
+    """The table of all settings; an instance contains their resolved values."""
 
     device = Setting(
         Choice(*DEVICES, or_auto=True, accepts=is_kind),
@@ -84,7 +83,7 @@ class Settings:
     devices: Setting[DeviceSpec] = Setting(
         parse_devices,
         ALL,
-        "which GPUs: a count (2), a list (0,2 or 0-3), UUIDs, idle:2, or all",
+        "GPUs to use: a count (2), a list (0,2 or 0-3), UUIDs, idle:2, or all",
         metavar="SPEC",
         example="0,",
         shape="list",
@@ -93,32 +92,31 @@ class Settings:
     num_processes = Setting(
         Count(1),
         AUTO,
-        "processes on this machine: a number, or auto (one for each GPU, else one)",
+        "processes on this machine: a number, or auto (one per GPU, or one without GPUs)",
         metavar="N",
         example="2",
     )
     mixed_precision = Setting(
-        # false and off are how YAML tools write the unquoted `no` back
+        # YAML tools may rewrite an unquoted `no` as false or off
         Choice(*PRECISIONS, same={"false": "no", "off": "no"}),
         "no",
         "precision of the forward pass",
         obeyed_by="accelerator",
     )
     gradient_accumulation_steps = Setting(
-        Count(1), 1, "micro-batches for each optimizer step", metavar="N", obeyed_by="accelerator"
+        Count(1), 1, "micro-batches per optimizer step", metavar="N", obeyed_by="accelerator"
     )
     strategy = Setting(
         Choice(*STRATEGIES, or_auto=True),
         AUTO,
-        "how ranks share a model: a copy each (ddp), a part of each parameter (fsdp), or parts on "
-        "shard_size ranks, and copies of those (hsdp); auto is ddp",
+        "parallelism: replicate the model (ddp), shard its parameters (fsdp), or shard over "
+        "shard_size ranks and replicate the shards (hsdp); auto is ddp",
         obeyed_by="ranks",
     )
     shard_size: Setting[int | None] = Setting(
         Count(2),
         None,
-        "ranks that hold the parts of one copy of the model, with hsdp; by default those of one "
-        "machine",
+        "with hsdp: ranks to shard each copy of the model over (default: the ranks of a machine)",
         metavar="N",
         example="8",
         obeyed_by="hsdp",
@@ -126,44 +124,43 @@ class Settings:
     wrap: Setting[str] = Setting(
         read_wrap,
         AUTO,
-        "what is gathered at a time with fsdp and hsdp, and computed again with "
-        "activation_checkpointing: the model's repeated blocks (auto), modules of these classes "
-        "(Block,Head), or with so many parameters (1000000)",
+        "units of fsdp, hsdp and activation_checkpointing: the model's repeated blocks (auto), "
+        "modules of these classes (Block,Head), or modules with at least this many parameters "
+        "(1000000)",
         metavar="auto|CLASSES|N",
         shape="list",
         obeyed_by="blocks",
     )
     activation_checkpointing = _switch(
-        "compute the activations of each block again in the backward pass, instead of keeping them",
+        "recompute the activations of each block in the backward pass instead of storing them",
         obeyed_by="accelerator",
     )
     cpu_offload = _switch(
-        "with fsdp and hsdp: keep parameters, gradients and optimizer states in the memory of the "
-        "CPU",
+        "with fsdp and hsdp: keep parameters, gradients and optimizer states in CPU memory",
         obeyed_by="shards",
     )
     replace_accelerate = _switch(
-        "give a script and its libraries that import accelerate Headway's runtime instead: strategy"
-        ", wrap and exact errors then hold in transformers' Trainer, TRL and diffusers' scripts"
+        "provide Headway's runtime to code that imports accelerate, so that strategy, wrap and "
+        "exact errors apply to transformers' Trainer, TRL and diffusers' scripts"
     )
     threads_per_process = Setting(
         Count(1),
         AUTO,
-        "CPU threads of each process: a number, or auto (physical cores / processes)",
+        "CPU threads per process: a number, or auto (physical cores / processes)",
         metavar="N",
     )
     num_machines: Setting[Machines] = Setting(
         MachineCount(1),
         AUTO,
-        "machines in this run: a number, a range (2:4) of which some may come later or be lost, or "
+        "machines in this run: a number, a range (2:4) within which machines may join or leave, or "
         "auto (from the cluster's variables, else 1)",
         metavar="M",
     )
     machine_rank: Setting[int | None] = Setting(
         Count(0),
         AUTO,
-        "rank of this machine, from 0 (auto: from the cluster's variables, else given when the "
-        "machines meet, and 0 to the one that has main_address)",
+        "rank of this machine, from 0 (auto: from the cluster's variables, else assigned at the "
+        "rendezvous; the machine with main_address is 0)",
         metavar="R",
     )
     main_address: Setting[str | None] = Setting(
@@ -189,14 +186,14 @@ class Settings:
             accepts=lambda name: name in extensions(OF_CLUSTERS),
         ),
         AUTO,
-        "whose variables say which machines belong to the run: of the scheduler or of mpirun, "
-        "where there are any (auto), of the named one alone, or of none",
+        "cluster whose variables define the run's machines: any scheduler or mpirun that is "
+        "detected (auto), only the named one, or none",
     )
     machine_timeout_s = Setting(
         Seconds(3, 86400),
         15,
-        "seconds without a sign of life from another machine's launcher, after which that machine "
-        "is lost, and the run ends or goes on without it",
+        "seconds without a heartbeat from another machine's launcher after which the machine is "
+        "considered lost, and the run stops or continues without it",
         metavar="S",
         obeyed_by="machines",
         has_flag=False,
@@ -204,14 +201,14 @@ class Settings:
     max_restarts = Setting(
         Count(0),
         0,
-        "how often to restart all processes, on all machines, after a failure",
+        "maximum number of restarts of all processes, on all machines, after a failure",
         metavar="N",
         example="3",
         needs_launcher=True,
     )
     restart_anyway = _switch(
-        "restart also after a failure that is the one before it again, which otherwise ends the "
-        "run with exit code 76",
+        "restart even if the previous failure repeats, which otherwise stops the run with exit "
+        "code 76",
         obeyed_by="launcher",
     )
     restart_delay = Setting(
@@ -226,16 +223,16 @@ class Settings:
     grace_period_s = Setting(
         Seconds(0, 86400),
         30,
-        "seconds that ranks have to stop after the stop signal, before they are killed; unless "
-        "set, 5 at most for those that stop because another one failed. After a success, how long "
-        "to wait for processes that the ranks have left",
+        "seconds between the stop signal and SIGKILL for the ranks; if not set, at most 5 when "
+        "they are stopped because another rank failed. After a success, how long to wait for "
+        "processes that the ranks left running",
         metavar="S",
         obeyed_by="launcher",
     )
     hang_timeout: Setting[int | None] = Setting(
         Seconds(1),
         None,
-        "end the run, with the stacks of all ranks, after this many seconds without progress "
+        "stop the run and print the stacks of all ranks after this many seconds without progress "
         "(600, or 10m)",
         metavar="S",
         example="600",
@@ -244,32 +241,32 @@ class Settings:
     resume: Setting[str | None] = Setting(
         read_path,
         None,
-        "checkpoint that the script's accelerator.resume(), or the Trainer of a library, goes on "
-        "from: latest (of the project's or its output folder, which must have one), if-any (the "
-        "same, but the beginning where there is none), or the path of one or of such a folder",
+        "checkpoint that accelerator.resume(), or a library's Trainer, resumes from: latest (the "
+        "newest in the project or output folder; error if there is none), if-any (the newest, if "
+        "there is one), or the path of a checkpoint or of such a folder",
         metavar="PATH",
         example="latest",
     )
     time_limit: Setting[int | None] = Setting(
         Seconds(1),
         None,
-        "save and leave with exit code 75 so many seconds after the launch (600, or 3h55m); for "
-        "scripts that call accelerator.checkpoint() or train with the Trainer of a library",
+        "save and exit with code 75 this many seconds after the launch (600, or 3h55m); for "
+        "scripts that call accelerator.checkpoint() or use a library's Trainer",
         metavar="S",
         example="3h55m",
     )
     library_hooks = Setting(
         Choice(YES, NO, same=_YES_OR_NO),
         YES,
-        "join the Trainer of transformers or Lightning when the script imports it, so that it "
-        "saves and exits when the job has to stop; no leaves it alone",
+        "hook into the Trainer of transformers or Lightning so that it saves and exits when the "
+        "job is preempted; no: do not hook into it",
         has_flag=False,
     )
     status = Setting(
         Choice(OFF, same={"no": OFF, "false": OFF}, or_auto=True),
         AUTO,
-        "how the run is doing, where ranks tell of optimizer steps: a line below the output of a "
-        "terminal, and elsewhere one each minute (auto); or off",
+        "progress of the run, if ranks report optimizer steps: a status line on a terminal, a line "
+        "per minute elsewhere (auto); or off",
         obeyed_by="launcher",
     )
     log_dir: Setting[str | None] = Setting(
@@ -278,7 +275,7 @@ class Settings:
     ranks: Setting[tuple[int, ...] | None] = Setting(
         read_ranks,
         None,
-        "ranks whose output is shown on the console: 0,3 or 0-3 or all",
+        "ranks to show on the console: 0,3 or 0-3 or all",
         metavar="0,3",
         shape="list",
         obeyed_by="launcher",
@@ -286,8 +283,8 @@ class Settings:
     output = Setting(
         Choice(LINES, RAW),
         LINES,
-        "what ranks print: whole lines that start with the rank (lines), where a progress bar in "
-        "a file is a line every 10 s; or every byte as it comes (raw)",
+        "format of the ranks' output: whole lines prefixed with the rank (lines), with progress "
+        "bars reduced to a line every 10 s in files; or unchanged bytes (raw)",
         obeyed_by="launcher",
     )
     record = Setting(
@@ -299,30 +296,30 @@ class Settings:
     debug_rank: Setting[int | None] = Setting(
         Count(0),
         None,
-        "rank that gets the terminal and no log file, for breakpoint() and pdb; the others' output "
-        "is hidden, and torch's default timeouts are disabled, but not those that the script sets. "
-        "Ctrl-C interrupts the rank; twice within a second, it ends the run",
+        "rank to attach to the terminal for breakpoint() and pdb, without a log file; other ranks' "
+        "output is hidden, and torch's default timeouts are disabled, but not those that the "
+        "script sets. Ctrl-C interrupts the rank; twice within a second, it stops the run",
         metavar="R",
         example="0",
     )
     numa_binding = Setting(
         Choice(NODE, OFF, same={"no": OFF, "false": OFF}),
         OFF,
-        "run each rank on the cores of its GPU's NUMA node only (node), or where Linux likes (off)",
+        "pin each rank to the cores of its GPU's NUMA node (node), or do not pin it (off)",
         needs_launcher=True,
     )
     start_method = Setting(
         Choice("fork", "exec", or_auto=True),
         AUTO,
-        "how ranks start: forked from a process that has imported torch (fork), or each in a new "
-        "interpreter (exec)",
+        "how to start ranks: fork a process that has imported torch (fork), or start a new "
+        "interpreter for each rank (exec)",
         obeyed_by="launcher",
         has_flag=False,
     )
     hosts: Setting[Hosts | None] = Setting(
         _hosts,
         None,
-        "run on these hosts, over ssh from here; a:2 is host a with 2 processes; none: only here",
+        "hosts to run on, over ssh; a:2 is host a with 2 processes; none: only this machine",
         metavar="a,b:2",
         shape="list",
     )
@@ -337,25 +334,25 @@ class Settings:
     snapshot = Setting(
         Choice(ON, OFF, same=_ON_OR_OFF),
         ON,
-        "with --submit: run a copy of the code as it is now, of what git tracks or does not "
-        "ignore (on), or what is there when the job starts (off)",
+        "with --submit: run a copy of the current code, all files that git does not ignore (on), "
+        "or the code as it is when the job starts (off)",
         has_flag=False,
     )
     env: Setting[dict[str, str]] = Setting(
         read_variables,
         {},
-        "environment variable to set for the script",
+        "environment variables to set for the script",
         metavar="NAME=VALUE",
         shape="map",
     )
 
     def __init__(self, values: Mapping[str, Value], unread: Collection[str] = ()) -> None:
-        """Store `values`; those of the settings in `unread` are placeholders for invalid values."""
+        """Store `values`; those of settings in `unread` are placeholders for invalid values."""
         self.values = values
         self.unread = unread
 
     def without_secrets(self) -> Settings:
-        """Return the settings with the secrets in `env` masked, to be shown."""
+        """Return the settings with secrets in `env` masked, for display."""
         from headway.ipc.secrets import masked_map
 
         env = self.values["env"]
@@ -404,4 +401,4 @@ TOPICS: Mapping[str, tuple[str, ...]] = {
     "output": ("output", "ranks", "status", "log_dir", "record", "debug_rank"),
     "jobs": OF_JOBS,
 }
-"""The headings of `--help`, and the settings below each."""
+"""The headings of `--help` and the settings in each section."""

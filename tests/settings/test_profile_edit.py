@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_clear_error() -> None:
     Path("locked").mkdir(mode=0o500)
     Path("file").touch()
     for folder in ("locked", "file"):
-        with pytest.raises(ConfigError, match="cannot be written: "):
+        with pytest.raises(ConfigError, match="cannot write the profile: "):
             write_profile(f"{folder}/default.yaml", "device: cpu\n")
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_clear_error() -> None:
 def test_a_read_only_profile_is_not_replaced() -> None:
     write_profile("default.yaml", "device: cpu\n")
     Path("default.yaml").chmod(0o444)
-    with pytest.raises(ConfigError, match="cannot be written: Permission denied") as caught:
+    with pytest.raises(ConfigError, match="cannot write the profile: Permission denied") as caught:
         write_profile("default.yaml", "device: mps\n")
     assert "permissions" in caught.value.problems[0].fix
     assert "device: cpu" in Path("default.yaml").read_text()

@@ -40,12 +40,12 @@ def user_profile() -> Path:
         (0, 0, 0o644, None),
         (0, 0, 0o600, None),
         (0, 0, 0o664, None),  # a group may write it
-        (0, 0, 0o646, "all users may write"),
-        (0, 0, 0o666, "all users may write"),
+        (0, 0, 0o646, "is writable by all users"),
+        (0, 0, 0o666, "is writable by all users"),
         (STRANGER, 0, 0o644, f"is owned by user {STRANGER}"),
         (STRANGER, OWNER_OF_HOME, 0o644, f"is owned by user {STRANGER}"),
         (OWNER_OF_HOME, OWNER_OF_HOME, 0o644, None),  # root in a container, with a user's HOME
-        (OWNER_OF_HOME, OWNER_OF_HOME, 0o666, "all users may write"),
+        (OWNER_OF_HOME, OWNER_OF_HOME, 0o666, "is writable by all users"),
         (0, OWNER_OF_HOME, 0o644, None),
     ],
 )
@@ -111,5 +111,5 @@ def test_a_link_is_as_open_as_the_file_that_it_points_to(tmp_path: Path) -> None
     PROJECT.symlink_to(tmp_path / "real.yaml")
     assert find_project_profile()
     (tmp_path / "real.yaml").chmod(0o666)
-    with pytest.raises(ConfigError, match="all users may write"):
+    with pytest.raises(ConfigError, match="is writable by all users"):
         find_project_profile()

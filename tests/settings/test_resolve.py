@@ -162,7 +162,7 @@ def test_the_value_in_a_fix_is_one_that_does_no_harm_and_no_value_is_another_way
         settled(layer(source, hang_timeout="0"))
     (problem,) = refused.value.problems
     assert problem.fix in (
-        "pass `--hang-timeout 600`, or leave it out",
+        "pass `--hang-timeout 600`, or omit it",
         "`export HEADWAY_HANG_TIMEOUT=600`, or unset it",
         "write `hang_timeout: 600`, or remove it",
     )

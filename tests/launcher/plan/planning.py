@@ -103,7 +103,7 @@ def ways_out(fix: str, values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the settings after each alternative of a fix that passes flags or leaves them out."""
     for way in re.split(r"; or |, or ", fix):
         passed = re.findall(r"pass --([\w-]+) ([^\s,;`]+)", way)
-        left = re.findall(r"leave --([\w-]+) out", way)
+        left = re.findall(r"omit --([\w-]+)", way)
         if passed or left:
             kept = {name: v for name, v in values.items() if name.replace("_", "-") not in left}
             yield {**kept, **{name.replace("-", "_"): value for name, value in passed}}
