@@ -212,7 +212,7 @@ class Parser:
             self.error(f"unexpected argument {words[0]!r}")
         return parsed
 
-    def parse_one(self, argv: Sequence[str], what: str) -> tuple[Parsed, str | None]:
+    def parse_flag(self, argv: Sequence[str], what: str) -> tuple[Parsed, str | None]:
         """Return the flags of a command line, and the one word that it may have besides."""
         parsed, words = self.parse_words(argv)
         if len(words) > 1:

@@ -117,7 +117,7 @@ def _lay_settings(launch: _Launch) -> None:
     launch.layers = launch_layers(launch.profiles, launch.environ, flags)
 
 
-def _go_elsewhere(launch: _Launch) -> int | None:
+def _launch_remotely(launch: _Launch) -> int | None:
     """Submit a job or run on other hosts, if requested."""
     layers, machine, environ = launch.layers, launch.machine, launch.environ
     is_job = launch.parsed.submit is not None
@@ -155,7 +155,7 @@ def _wait_for_gpus(launch: _Launch) -> None:
     settings, parsed = launch.settings, launch.parsed
     if kind_of(settings.device).is_numbered and settings.devices.idle is not None:
         if launch.is_here:
-            launch.machine = _look_for_idle_gpus(launch)
+            launch.machine = _find_idle_gpus(launch)
     elif parsed.wait is not None and not settings_problems(settings, launch.machine):
         asked = settings.devices.idle is not None
         raise ConfigError(
@@ -256,7 +256,7 @@ def _run(launch: _Launch) -> int:
 TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _read_words,
     _lay_settings,
-    _go_elsewhere,
+    _launch_remotely,
     _become_step,
     _wait_for_gpus,
     _make_plan,
@@ -291,7 +291,7 @@ def _became_step(
     return step is not None
 
 
-def _look_for_idle_gpus(launch: _Launch) -> Machine:
+def _find_idle_gpus(launch: _Launch) -> Machine:
     """Return the machine with the current use of its GPUs; a real launch claims the idle ones."""
     from headway.ipc.stderr import waiting_for
     from headway.launcher.processes.gpu_claims import claim_idle, with_claims
@@ -299,7 +299,7 @@ def _look_for_idle_gpus(launch: _Launch) -> Machine:
     settings, parsed, environ = launch.settings, launch.parsed, launch.environ
     looks = count()
 
-    def look() -> Machine:
+    def poll() -> Machine:
         with waiting_for("the use of the GPUs to be read", is_quiet=next(looks) > 0):
             return detect_machine(environ, full=True)
 
@@ -308,7 +308,7 @@ def _look_for_idle_gpus(launch: _Launch) -> Machine:
     found = [*launch.problems, *settings_problems(settings)]
     if found:  # before a long wait, not after it
         raise ConfigError.of(found)
-    return claim_idle(settings, look, None if parsed.wait is None else _seconds(parsed.wait))
+    return claim_idle(settings, poll, None if parsed.wait is None else _seconds(parsed.wait))
 
 
 def _seconds(text: str) -> float:

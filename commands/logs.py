@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         help="print what follows, too, until the run or job has ended, and exit with its code; "
         "Ctrl-C leaves it running",
     )
-    parsed, name = parser.parse_one(argv, "run")
+    parsed, name = parser.parse_flag(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
         parser.error(f"--rank is the number of a rank, not {parsed.rank!r}")
     rank = None if parsed.rank is None else int(parsed.rank)

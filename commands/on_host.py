@@ -136,7 +136,7 @@ def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> Lau
                 watched.remove(reading)
         for pid, status in reap() if woken in ready else ():
             if pid == child:
-                report = _rest_of(reading, reports) or _what_has_killed(status, is_ours=is_killed)
+                report = _rest_of(reading, reports) or _kill_reason(status, is_ours=is_killed)
                 return LaunchEnd(signals.shell_code(os.waitstatus_to_exitcode(status)), report)
         if not ready:
             os.kill(child, signal.SIGKILL)
@@ -160,7 +160,7 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
     return b"".join(reports).decode(errors="replace")
 
 
-def _what_has_killed(status: int, *, is_ours: bool) -> str:
+def _kill_reason(status: int, *, is_ours: bool) -> str:
     """Return the report for a launcher killed by a signal, which left none; otherwise empty."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         usage="headway stack [PID]",
         appendix=f"\n{PID}\n",
     )
-    _, word = parser.parse_one(argv, "process id")
+    _, word = parser.parse_flag(argv, "process id")
     run = _only_run() if word is None else _run_of(_process(word))
     if run.is_suspended:
         raise LaunchError(

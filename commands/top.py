@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     parser.flag(
         "--json", help="print one JSON object, once: {runs}, each with {ranks, slowest}; {waiting}"
     )
-    parsed, chosen = parser.parse_one(argv, "run")
+    parsed, chosen = parser.parse_flag(argv, "run")
     runs = _chosen(chosen)
     if parsed.json:
         found = {"runs": [run.to_json() for run in runs], "waiting": waiting_launches()}

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         metavar="FILE",
         help="write one page to send to somebody, with curves and pictures; it needs no network",
     )
-    parsed, name = parser.parse_one(argv, "run")
+    parsed, name = parser.parse_flag(argv, "run")
     if parsed.json and parsed.html is not None:
         parser.error("--json and --html cannot both be: pass one of them")
     record = find(name)

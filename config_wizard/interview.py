@@ -78,7 +78,7 @@ def interview(
             prompter.show(summary(answers))
         reply = _reply(question, facts, answers, prompter)
         if reply == BACK_KEY or (question.name, reply) == (FINISH, BACK):
-            facts = _one_back(facts, answers, prompter)
+            facts = _previous(facts, answers, prompter)
         else:
             answers[question.name] = reply
     return answers
@@ -149,7 +149,7 @@ def _chosen(question: Question, reply: str) -> str:
     return {"y": YES, "n": NO}.get(word, word) if {YES, NO} <= set(values) else word
 
 
-def _one_back(facts: WizardFacts, answers: dict[str, str], prompter: Prompter) -> WizardFacts:
+def _previous(facts: WizardFacts, answers: dict[str, str], prompter: Prompter) -> WizardFacts:
     """Remove the last answer; it becomes the default when its question is asked again."""
     if not answers:
         prompter.show("This is the first question.")

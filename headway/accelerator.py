@@ -259,7 +259,7 @@ class Accelerator(Process):
         """
         preparer = self.parts.preparer
         make = partial(preparer.make_model, trains=not evaluation_mode)
-        return preparer.prepare_one(make, model, device_placement)
+        return preparer.prepare_object(make, model, device_placement)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
@@ -269,7 +269,7 @@ class Accelerator(Process):
         `device_placement` has no effect: an optimizer's state is where its weights are.
         """
         preparer = self.parts.preparer
-        return preparer.prepare_one(preparer.make_optimizer, optimizer, device_placement)
+        return preparer.prepare_object(preparer.make_optimizer, optimizer, device_placement)
 
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
@@ -284,7 +284,7 @@ class Accelerator(Process):
             [[0, 1], [2]]
         """
         preparer = self.parts.preparer
-        return preparer.prepare_one(preparer.make_loader, data_loader, device_placement)
+        return preparer.prepare_object(preparer.make_loader, data_loader, device_placement)
 
     def prepare_scheduler(self, scheduler: LRScheduler | PreparedScheduler) -> Any:
         """Prepare one scheduler, as `prepare` does; an object of another kind raises UsageError.
@@ -298,7 +298,7 @@ class Accelerator(Process):
             (None, None, [0.05])
         """
         preparer = self.parts.preparer
-        return preparer.prepare_one(preparer.make_scheduler, scheduler)
+        return preparer.prepare_object(preparer.make_scheduler, scheduler)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Release all prepared objects and their memory, and restart gradient accumulation.
@@ -693,7 +693,7 @@ class Accelerator(Process):
             save_directory,
             max_shard_size,
             safe_serialization,
-            read_whole=training.strategy.read_whole,
+            read_full=training.strategy.read_full,
             writes=training.world.is_main,
         )
 

@@ -43,8 +43,8 @@ from headway.settings.profile import Entries, Entry, parse_profile, read_profile
 from headway.settings.profile_edit import BLANK, masked_profile, unset_value
 from headway.settings.profile_files import (
     PROJECT_FILE,
+    exists,
     find_project_profile,
-    is_there,
     shown,
     text_at,
     trusted_profile,
@@ -160,7 +160,7 @@ def facts_of(parsed: Parsed, paths: Mapping[str, str]) -> WizardFacts:
     given = {n: Entry(raw, by_flag) for n, raw in assignments(parsed.set, by_flag).items()}
     read = {USER: trusted_profile().path, **paths}  # a project's profile says more than the user's
     layers = {
-        place: read_profile(path, LAYER_OF[place]) if is_there(path) else {}
+        place: read_profile(path, LAYER_OF[place]) if exists(path) else {}
         for place, path in read.items()
     }
     for layer in layers.values():

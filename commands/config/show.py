@@ -22,8 +22,8 @@ from headway.settings.layers import launch_layers, profile_layers
 from headway.settings.profile import read_profile
 from headway.settings.profile_files import (
     choose_profile,
+    exists,
     find_project_profile,
-    is_there,
     profile_names,
     shown,
     user_folder,
@@ -75,7 +75,7 @@ def get(argv: Sequence[str]) -> int:
     """Print the value of one setting, as a launch here uses it."""
     parser = Parser("config get", "Print the value of one setting that a launch here uses.")
     parser.shared_flags("--show-secrets", "--profile", "--machine")
-    parsed, name = parser.parse_one(argv, "KEY")
+    parsed, name = parser.parse_flag(argv, "KEY")
     if name is None or name not in TABLE:
         close = did_you_mean(name or "", TABLE)
         raise ConfigError(
@@ -122,7 +122,7 @@ def list_profiles(argv: Sequence[str]) -> int:
 
 def _settings_in(path: str) -> str:
     """Return the settings in the profile on one line, or why there are none."""
-    if not is_there(path):
+    if not exists(path):
         return "does not exist: `headway config` writes it"
     try:
         entries = read_profile(path, Layer.PROFILE)

@@ -117,7 +117,7 @@ class Background:
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         before, self._copies = self._copies, {}
-        with _one_thread():
+        with _single_thread():
             for name, tensor in tensors.items():
                 self._copies[name] = _copied(tensor, before.pop(name, None))
         for name in {tensor.device.type for tensor in tensors.values()}:
@@ -157,7 +157,7 @@ def fail_at_exit(error: Exception) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _single_thread() -> Iterator[None]:
     """Make torch use one thread: where cores are busy, several wait long for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -161,13 +161,13 @@ def save_weights(
     max_shard_size: int | str = "10GB",
     safe_serialization: bool = True,
     *,
-    read_whole: Callable[[Any], Any] = lambda tensor: tensor,
+    read_full: Callable[[Any], Any] = lambda tensor: tensor,
     writes: bool = True,
 ) -> None:
     """Write a state dict into one file, or into several and an index of them; see `save_model`.
 
     Where tensors are sharded every rank calls this, and the one that `writes` writes; no more of
-    them than those of one file are whole at a time. `read_whole` returns a tensor of the state in
+    them than those of one file are whole at a time. `read_full` returns a tensor of the state in
     full, and is called on every rank in the same order.
     """
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
@@ -182,13 +182,13 @@ def save_weights(
         for shard in shards:
             for key in shard:
                 if isinstance(state[key], torch.Tensor):
-                    read_whole(state[key])
+                    read_full(state[key])
         return
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder / file for file in (*names, *index)]) as partials:
         for shard, partial in zip(shards, partials, strict=False):
             entries = {
-                key: read_whole(state[key]) if isinstance(state[key], torch.Tensor) else state[key]
+                key: read_full(state[key]) if isinstance(state[key], torch.Tensor) else state[key]
                 for key in shard
             }
             write_synced(entries, partial, safe=safe_serialization)

@@ -467,12 +467,12 @@ class ListedCheckpoint(NamedTuple):
 def listed_in(folder: Path) -> list[ListedCheckpoint]:
     left = [path for path in leftovers_in(folder) if not path.name.startswith(".trash-")]
     return [
-        *(_look_at(candidate.path) for candidate in candidates_in(folder)),
+        *(_inspect(candidate.path) for candidate in candidates_in(folder)),
         *(ListedCheckpoint(path, SaveStatus.INCOMPLETE, None) for path in left),
     ]
 
 
-def _look_at(path: Path) -> ListedCheckpoint:
+def _inspect(path: Path) -> ListedCheckpoint:
     try:
         manifest = read_manifest(path)
         is_whole = all(_has_size(path / file.path, file.size) for file in manifest.files)

@@ -92,11 +92,11 @@ class Schedule:
     """When a save is due, and when to look whether one is; asks no clock and no rank.
 
     Attributes:
-        look_at: the number of steps before which nothing can be due.
+        check_at: the number of steps before which nothing can be due.
     """
 
     def __init__(self) -> None:
-        self.look_at = 0
+        self.check_at = 0
         self._saved_at_step, self._saved_at = 0, 0.0
 
     def is_due(self, every: Interval, step: int) -> bool:
@@ -109,9 +109,9 @@ class Schedule:
 
     def schedule_check(self, every: Interval, step: int, agree_at: int) -> None:
         """Note the next step at which something may be due; at `agree_at` the ranks agree."""
-        self.look_at = agree_at
+        self.check_at = agree_at
         if every.steps is not None:
-            self.look_at = min(self.look_at, (step // every.steps + 1) * every.steps)
+            self.check_at = min(self.check_at, (step // every.steps + 1) * every.steps)
 
     def saved(self, step: int, now: float) -> None:
         """Count from here: steps from `step`, seconds from `now`."""
@@ -159,9 +159,9 @@ class Preemption:
             self._interval, self._every = _interval_of(every), every
         due = self._training.run.checkpoint
         if every is not None and due.action is None:
-            look_at = self._schedule.look_at
+            check_at = self._schedule.check_at
             for optimizer in self._stepping:
-                if optimizer.step_count >= look_at:
+                if optimizer.step_count >= check_at:
                     break
             else:
                 if due.asked:
@@ -331,12 +331,12 @@ class Preemption:
     def _note(self, request: StopRequest) -> None:
         self._request = request
         if request is not StopRequest.NONE:
-            self._schedule.look_at = 0  # at once
+            self._schedule.check_at = 0  # at once
 
     def _leave(self, folder: str, step: int) -> NoReturn:
         signals = self._trap_signals()
         self._exit_code = signals.exit_code(self._request)
-        self._schedule.look_at = 0  # at once
+        self._schedule.check_at = 0  # at once
         log_stopped(self._request, step, folder, self._hint())
         self._signals = None
         atexit.unregister(self._report)
@@ -498,13 +498,13 @@ def _explain_damage(error: CheckpointError, path: Path, project: Path) -> None:
     """Raise an error that says how to go on, if `path` is damaged; every rank calls this."""
     from headway.checkpoint.saving import on_rank_0
 
-    def look() -> tuple[bool, bool, Path | None]:
+    def inspect() -> tuple[bool, bool, Path | None]:
         others = [candidate for candidate in candidates(project) if candidate.path != path]
         is_whole = newest_complete([Candidate(0.0, path)])[0] is not None
         is_there = not is_absent(path)
         return is_there, is_whole, None if is_whole else newest_complete(others)[0]
 
-    is_there, is_whole, other = on_rank_0(look)
+    is_there, is_whole, other = on_rank_0(inspect)
     if is_whole:
         return
     problem = error.problems[0]

@@ -193,7 +193,7 @@ def agree(step: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     try:
         result = step()
     except Exception as error:  # noqa: BLE001  a hook of the script may raise anything
-        failed = _told(error)
+        failed = _error_facts(error)
     for what, where, fix in filter(None, _gather(failed, group)):
         raise CheckpointError(what, where=where, fix=fix)
     return result  # type: ignore[return-value]
@@ -217,7 +217,7 @@ def _gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     return values
 
 
-def _told(error: Exception) -> tuple[str, str, str]:
+def _error_facts(error: Exception) -> tuple[str, str, str]:
     """Return an error's what, where and fix, to send to other ranks."""
     if isinstance(error, HeadwayError):
         problem = error.problems[0]

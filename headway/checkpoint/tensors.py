@@ -77,7 +77,7 @@ def save_tensors(
     writer = _Writer(folder, overwrite=False, sync_files=False)
     writer.fs = files = _ChecksummedFiles()
     try:
-        with _alone_without_a_word():
+        with _single_process_quietly():
             save(
                 dict(tensors),
                 storage_writer=writer,
@@ -207,7 +207,7 @@ class SavedTensors:
             for name, like in wanted.items()
         }
         try:
-            with _alone_without_a_word():
+            with _single_process_quietly():
                 load(
                     loaded,
                     storage_reader=_Reader(self._folder, self._index),
@@ -221,7 +221,7 @@ class SavedTensors:
 
 
 @contextmanager
-def _alone_without_a_word() -> Iterator[None]:
+def _single_process_quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         # of DCP's own code, to torch 2.8

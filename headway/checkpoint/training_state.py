@@ -79,7 +79,7 @@ def state_of(
         "objects": RegisteredObjects(training).states(allow_pickle),
         "global_batch_size": training.global_batch_size,
     }
-    own = OwnOfRank(training).states(own_buffers)
+    own = RankState(training).states(own_buffers)
     return Contents(shared, own)
 
 
@@ -467,7 +467,7 @@ _SHARED: tuple[type[_Part], ...] = (
 )
 
 
-class OwnOfRank(_Part):
+class RankState(_Part):
     """What each rank has of its own: generators, tokens, buffers, gradients of an open step."""
 
     def states(self, own_buffers: Sequence[Sequence[torch.Tensor | None]]) -> dict[str, Any]:
@@ -535,7 +535,7 @@ def _require_shapes(
 
 def parts_of(training: Training) -> list[Any]:
     """Return the parts of the state of a whole training, but for the weights of models."""
-    kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, OpenStep, OwnOfRank]
+    kinds: list[Any] = [Optimizers, Schedulers, RegisteredObjects, LossScale, OpenStep, RankState]
     kinds += [OtherLoaders, Positions]  # generators are restored last
     return [kind(training) for kind in kinds]
 

@@ -118,10 +118,10 @@ class DataLoaderShard(TrainingLoader):
                 batch, global_batch = following
                 if self.device is not None:
                     batch = nested.send_to_device(batch, self.device, self._non_blocking)
-                state, following = self._stand(), next(items, None)  # one batch ahead
+                state, following = self._position(), next(items, None)  # one batch ahead
                 if following is None:
                     self.end_of_dataloader = True
-                    global_batch, state = self._last(global_batch), self._stand()
+                    global_batch, state = self._last(global_batch), self._position()
                 self._state, given = state, given + 1
                 if given > self.skip_batches:
                     progress.begin_forward(_samples_in(batch))
@@ -147,13 +147,13 @@ class DataLoaderShard(TrainingLoader):
 
     # ------------------------------------------------------------------ where it stands
 
-    def _stand(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         if not self.use_stateful_dataloader:
             return {}
         return {**self.base_dataloader.state_dict(), "_iterator_finished": self.end_of_dataloader}
 
     def _state_dict(self) -> dict[str, Any]:
-        return self._state or self._stand()
+        return self._state or self._position()
 
     def _load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = state
@@ -299,8 +299,8 @@ class DataLoaderDispatcher(DataLoaderShard):
         self.remainder = batch.samples
         return batch
 
-    def _stand(self) -> dict[str, Any]:
-        return super()._stand() if self._rank == 0 else {}
+    def _position(self) -> dict[str, Any]:
+        return super()._position() if self._rank == 0 else {}
 
 
 def prepare_data_loader(

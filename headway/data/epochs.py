@@ -118,10 +118,10 @@ class Epochs:
     @property
     def number(self) -> int:
         """The number of the epoch that is under way and not complete, or else of the next one."""
-        return self._standing.epoch
+        return self._resume_from.epoch
 
     @property
-    def _standing(self) -> Place:
+    def _resume_from(self) -> Place:
         current = self.current
         if current is None:
             return self.place
@@ -140,7 +140,7 @@ class Epochs:
 
     def resume_place(self) -> dict[str, Any]:
         """Return where the next pass of a run that resumes from here begins."""
-        current, place = self.current, self._standing
+        current, place = self.current, self._resume_from
         if current is not None and not current.is_complete:
             taken, since = place.taken, self.offset_after(current.rounds)
             given = Offset(taken.batches + since.batches, taken.samples + since.samples)

@@ -236,7 +236,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         place = current.place
         if not any(place.taken):  # a stream's state is that of the epoch before
             self._load_stream(current)
-        self._tell_epoch(place.epoch)
+        self._call_set_epoch(place.epoch)
         if any(place.taken):
             self._load_stream(current)
         if not self._is_map and self.epochs.stream is None:
@@ -378,7 +378,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
         """Draw an epoch of a sampler that is not one of torch's, which may count its epochs."""
-        self._tell_epoch(epoch)
+        self._call_set_epoch(epoch)
         sums = array("L")
         for _ in islice(self.draws.draw(Place(epoch, first=first), sums), batches):
             pass
@@ -429,9 +429,9 @@ class PreparedDataLoader(StandIn, TrainingLoader):
     def set_epoch(self, epoch: int) -> None:
         """Number the next pass `epoch`, for all that draw or order samples."""
         self.epochs.set(epoch)
-        self._tell_epoch(epoch)
+        self._call_set_epoch(epoch)
 
-    def _tell_epoch(self, epoch: int) -> None:
+    def _call_set_epoch(self, epoch: int) -> None:
         for set_epoch in self._set_epochs:
             set_epoch(epoch)
 

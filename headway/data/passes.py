@@ -121,7 +121,7 @@ class LoaderSet:
         self._trained = progress.num_trained  # what is attributed to passes
         self._restore: Callable[[], object] = int  # the generators, as they were saved
         self._resumed_at = progress.num_trained
-        self._is_told: set[str] = set()
+        self._reported: set[str] = set()
 
     # ------------------------------------------------------------------ where a pass begins
 
@@ -246,8 +246,8 @@ class LoaderSet:
 
     def report(self, text: str) -> None:
         """Report once, on rank 0, what cannot resume exactly."""
-        if text not in self._is_told:
-            self._is_told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             if rank_and_size()[0] == 0:
                 log(text)
 

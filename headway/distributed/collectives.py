@@ -46,7 +46,7 @@ def gather(tensor: Any) -> Any:
 
 
 def gather_uneven(tensor: Any) -> Any:
-    def gather_one(t: torch.Tensor) -> torch.Tensor:
+    def gather_tensor(t: torch.Tensor) -> torch.Tensor:
         if t.ndim == 0:
             return gather_alike(t)
         lengths = gather_alike(torch.tensor(len(t), device=t.device)).tolist()
@@ -57,7 +57,7 @@ def gather_uneven(tensor: Any) -> Any:
         )
 
     require_same_tensors(tensor, "gather", but_dimension=0)
-    return for_each_tensor(gather_one, tensor, strict="gather")
+    return for_each_tensor(gather_tensor, tensor, strict="gather")
 
 
 @checked
@@ -89,11 +89,11 @@ def gather_among_first(data: Any, num_ranks: int, as_objects: bool) -> Any:
     if as_objects:
         return [element for items in _held_by_first(data, num_ranks) for element in items]
 
-    def gather_one(t: torch.Tensor) -> torch.Tensor:
+    def gather_tensor(t: torch.Tensor) -> torch.Tensor:
         rows = t.detach().reshape(1) if t.ndim == 0 else t.detach()
         return torch.cat(_held_by_first(rows.cpu(), num_ranks)).to(t.device)
 
-    return for_each_tensor(gather_one, data)
+    return for_each_tensor(gather_tensor, data)
 
 
 def _held_by_first(own: Any, num_ranks: int) -> list[Any]:
@@ -135,7 +135,7 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
         tensor([0.5000, 1.0000])
     """
 
-    def reduce_one(t: torch.Tensor) -> torch.Tensor:
+    def reduce_tensor(t: torch.Tensor) -> torch.Tensor:
         _, size = rank_and_size()
         is_whole = not (t.is_floating_point() or t.is_complex())
         result = t.detach().clone(memory_format=torch.contiguous_format)
@@ -150,7 +150,7 @@ def reduce(tensor: Any, reduction: Reduction = "mean", scale: float = 1.0) -> An
 
     if reduction != "none":
         require_same_tensors(tensor, "reduce")
-    return for_each_tensor(reduce_one, tensor, strict="reduce")
+    return for_each_tensor(reduce_tensor, tensor, strict="reduce")
 
 
 @checked
@@ -170,14 +170,14 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         tensor([1, 2])
     """
 
-    def broadcast_one(t: torch.Tensor) -> torch.Tensor:
+    def broadcast_tensor(t: torch.Tensor) -> torch.Tensor:
         if rank_and_size()[1] > 1:
             dist.broadcast(t, src=from_process)
         return t
 
     check_range("broadcast", 0, rank_and_size()[1] - 1, from_process=from_process)
     require_same_tensors(tensor, "broadcast")
-    return for_each_tensor(broadcast_one, tensor, strict="broadcast")
+    return for_each_tensor(broadcast_tensor, tensor, strict="broadcast")
 
 
 @checked
@@ -226,7 +226,7 @@ def pad_across_processes(
         tensor([1, 2])
     """
 
-    def pad_one(t: torch.Tensor) -> torch.Tensor:
+    def pad_tensor(t: torch.Tensor) -> torch.Tensor:
         fitted = torch.tensor(pad_index).to(t.dtype).item()
         if fitted != pad_index and not t.is_floating_point():
             raise UsageError(
@@ -240,7 +240,7 @@ def pad_across_processes(
         return _padded(t, int(sizes.max()), dim, pad_index, pad_first)
 
     require_same_tensors(tensor, "pad_across_processes", but_dimension=dim)
-    return for_each_tensor(pad_one, tensor, strict="pad_across_processes")
+    return for_each_tensor(pad_tensor, tensor, strict="pad_across_processes")
 
 
 def _padded(

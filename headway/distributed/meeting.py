@@ -254,14 +254,14 @@ class _Meetings:
             if now - began_at > limit.total_seconds():
                 raise dist.DistStoreError(f"{mine.call}: not all ranks have come within {limit}")
             if now >= look_at:
-                everyone = self._everyone(mine)
+                everyone = self._all_ranks(mine)
                 if self._elsewhere(mine, everyone) and not self._store.check([key]):
                     return everyone
                 look_at = now + _LOOK_EVERY_S * scale
             time.sleep(min((now - began_at) / 10, _LONGEST_SLEEP_S * scale))
         return None
 
-    def _everyone(self, mine: Where) -> list[Where]:
+    def _all_ranks(self, mine: Where) -> list[Where]:
         """Report that this rank waits; return the reported places of all ranks."""
         self._report(mine._replace(place=script_location()))
         self._has_reported = True

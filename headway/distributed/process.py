@@ -213,10 +213,10 @@ class Process:
 
 def _only_if(condition: bool, function: Function) -> Function:
     @functools.wraps(function)
-    def run_here(*args: Any, **kwargs: Any) -> Any:
+    def runs_here(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs) if condition else None
 
-    return cast(Function, run_here)
+    return cast(Function, runs_here)
 
 
 def part_of(inputs: Any, world: World, apply_padding: bool) -> Any:

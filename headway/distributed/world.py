@@ -137,7 +137,7 @@ def join_world(
         rank, size = dist.get_rank(), dist.get_world_size()
         ranks = Ranks(rank, rank, size, size)
     elif ranks.world_size == 1:
-        _require_alone(is_rank=read_ranks() is not None)
+        _require_single_process(is_rank=read_ranks() is not None)
     world = World(_device_of(ranks, device, gpu), ranks)
     kind_of(world.device.type).make_current(world.device)
     if ranks.world_size > 1:
@@ -149,7 +149,7 @@ def join_world(
     return world
 
 
-def _require_alone(*, is_rank: bool) -> None:
+def _require_single_process(*, is_rank: bool) -> None:
     """Refuse to train alone in a process that its launcher counts as one of several."""
     row = unknown_launcher()
     if row is None:

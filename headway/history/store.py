@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from headway.ipc.paths import is_absent, user_folder, write_whole
+from headway.ipc.paths import is_absent, user_folder, write_atomic
 from headway.ipc.secrets import masked, masked_line
 from headway.ipc.typed import plain, read
 from headway.machine.host import affects_training
@@ -124,7 +124,7 @@ def write(path: str, record: Mapping[str, Any]) -> None:
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
     text = json.dumps({"format": FORMAT, **record}, separators=(",", ":"))
-    write_whole(os.path.join(path, FILE), text)
+    write_atomic(os.path.join(path, FILE), text)
 
 
 def lost(error: OSError) -> str:

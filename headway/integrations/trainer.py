@@ -91,7 +91,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def wrappers(self) -> dict[str, Callable[..., Any]]:
         """Return what wraps the methods for which Trainer has no callback."""
         wrappers: dict[str, Callable[..., Any]] = {
-            "_save_checkpoint": self.save_whole,
+            "_save_checkpoint": self.save_full,
             "_save_rng_state": self.complete,
             "_run_epoch": self.run_epoch,
             "get_train_dataloader": _with_lasting_workers,
@@ -133,7 +133,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
     def _checkpoint(self) -> Path:
         return self._folder / f"checkpoint-{self._trainer.state.global_step}"
 
-    def save_whole(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def save_full(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Save once no rank finds an earlier state in the folder."""
         if self._trainer.args.should_save:
             (self._checkpoint() / STATE).unlink(missing_ok=True)

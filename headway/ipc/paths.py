@@ -70,7 +70,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(handle)
 
 
-def write_whole(path: str, text: str) -> None:
+def write_atomic(path: str, text: str) -> None:
     """Write a file atomically: an OSError leaves an existing file unchanged and no partial file."""
     partial = f"{path}-{os.getpid()}"
     try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def line_of(text: str) -> str:
@@ -39,8 +39,8 @@ def log(text: str) -> None:
 
 
 def log_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+    if text not in _logged:
+        _logged.add(text)
         log(text)
 
 

@@ -49,7 +49,7 @@ class DeviceSpec(NamedTuple):
         """
         if self.named is not None:
             return self._select_named(gpus)
-        reasons = [gpu.obstacle if self.idle is None else _why_busy(gpu) for gpu in gpus]
+        reasons = [gpu.obstacle if self.idle is None else _busy_reason(gpu) for gpu in gpus]
         usable = [index for index, reason in enumerate(reasons) if not reason]
         passed_over = [f"GPU {index}: {reason}" for index, reason in enumerate(reasons) if reason]
         wanted = self.first if self.idle is None else self.idle
@@ -170,7 +170,7 @@ def _find(names: Sequence[Name], gpus: Sequence[Gpu]) -> tuple[list[int], tuple[
     return found, tuple(problems)
 
 
-def _why_busy(gpu: Gpu) -> str | None:
+def _busy_reason(gpu: Gpu) -> str | None:
     if gpu.obstacle:
         return gpu.obstacle
     use = gpu.use

@@ -222,9 +222,9 @@ def raise_missing(module: str, name: str, asked: str) -> NoReturn:
                 f"{name} is in {found}", where=where, fix=f"from {found} import {name}"
             )
         if topic is not None:
-            raise MissingImportError(_said(name, topic), where=where, fix=topic.instead)
+            raise MissingImportError(_text(name, topic), where=where, fix=topic.instead)
     elif topic is not None:
-        raise MissingAttributeError(_said(name, topic), where=f"{asked}.{name}", fix=topic.instead)
+        raise MissingAttributeError(_text(name, topic), where=f"{asked}.{name}", fix=topic.instead)
     raise AttributeError(f"module {asked!r} has no attribute {name!r}")
 
 
@@ -233,7 +233,7 @@ def refuse_member(name: str, asked: object) -> None:
     topic = topic_of_member(name)
     if topic is not None:
         where = f"{type(asked).__name__}.{name}"
-        raise MissingAttributeError(_said(name, topic), where=where, fix=topic.instead)
+        raise MissingAttributeError(_text(name, topic), where=where, fix=topic.instead)
 
 
 def refused_when_called(name: str, topic: Topic, asked: str) -> type:
@@ -245,7 +245,7 @@ def refused_when_called(name: str, topic: Topic, asked: str) -> type:
 
     def refuse() -> NoReturn:
         raise MissingAttributeError(
-            _said(name, topic),
+            _text(name, topic),
             where=asked,
             fix=f"{topic.instead}; or run the script without --replace-accelerate",
         )
@@ -262,7 +262,7 @@ def refused_when_called(name: str, topic: Topic, asked: str) -> type:
     return Refusing(name, (), {"__module__": asked.rpartition(".")[0]})
 
 
-def _said(name: str, topic: Topic) -> str:
+def _text(name: str, topic: Topic) -> str:
     return f"{name}, for {topic.what}, has no counterpart in Headway"
 
 

@@ -17,7 +17,7 @@ from headway.ipc.run_contract import (
 from headway.ipc.run_contract import VARIABLE as RUN_VARIABLE
 from headway.settings.profile import Entries, Entry, read_profile
 from headway.settings.profile_files import VARIABLE as PROFILE_VARIABLE
-from headway.settings.profile_files import find_project_profile, is_there, trusted_profile
+from headway.settings.profile_files import exists, find_project_profile, trusted_profile
 from headway.settings.setting import VARIABLE_PREFIX
 from headway.settings.table import TABLE
 
@@ -46,7 +46,7 @@ def profiles_in_use(
     if project is not None and os.path.realpath(user.path) == os.path.realpath(project):
         return [(project, Layer.PROJECT_PROFILE)]
     found = []
-    if is_there(user.path):
+    if exists(user.path):
         found.append((user.path, Layer.USER_PROFILE))
     if project is not None:
         found.append((project, Layer.PROJECT_PROFILE))

@@ -26,7 +26,7 @@ class ProfileChoice(NamedTuple):
     chosen_by: str  # the flag or variable that selected it; empty for the default
 
     def must_exist(self) -> None:
-        if not is_there(self.path):
+        if not exists(self.path):
             folder = os.path.dirname(self.path)
             close = None if is_path(self.name) else did_you_mean(self.name, profile_names(folder))
             raise ConfigError(
@@ -67,7 +67,7 @@ def trusted_profile(
 ) -> ProfileChoice:
     """Return the selected profile; ConfigError if it was selected by name and is not trusted."""
     chosen = choose_profile(flag, environ)
-    if not is_path(chosen.name) and is_there(chosen.path):
+    if not is_path(chosen.name) and exists(chosen.path):
         _refuse_distrusted(chosen.path)
     return chosen
 
@@ -110,7 +110,7 @@ def find_project_profile(start: str = ".", trusted: str | None = None) -> str | 
     while True:
         path = os.path.join(folder, PROJECT_FILE)
         # skip folders that this user cannot enter
-        if os.access(folder, os.X_OK) and is_there(path):
+        if os.access(folder, os.X_OK) and exists(path):
             if trusted is None or os.path.realpath(trusted) != os.path.realpath(path):
                 _refuse_distrusted(path)
             return path
@@ -154,7 +154,7 @@ def shown(path: str) -> str:
     return "~" + path[len(home) :] if path.startswith(home + os.sep) else path
 
 
-def is_there(path: str) -> bool:
+def exists(path: str) -> bool:
     """Return whether `path` exists, even as a broken link; ConfigError if it cannot be checked."""
     try:
         os.lstat(path)
@@ -172,7 +172,7 @@ def is_there(path: str) -> bool:
 
 def text_at(path: str) -> str:
     """Return the text of a profile; empty if the file does not exist."""
-    return read_text(path) if is_there(path) else ""
+    return read_text(path) if exists(path) else ""
 
 
 def read_text(path: str, kind: str = "profile") -> str:

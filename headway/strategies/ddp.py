@@ -262,13 +262,13 @@ class _LastGradient:
             handle.remove()
         self._hooks = {
             number: self._trained[number].register_post_accumulate_grad_hook(
-                partial(self._look, number)
+                partial(self._on_gradient, number)
             )
             for number in numbers
         }
         self._since = self._progress.clock.mark
 
-    def _look(self, number: int, _: torch.Tensor) -> None:
+    def _on_gradient(self, number: int, _: torch.Tensor) -> None:
         self._progress.clock.begin_exchange()
         self._progress.call_at = 0.0
         self._last = number

@@ -222,7 +222,7 @@ class FSDP(Strategy):
     def empty_init(self) -> AbstractContextManager[Any]:
         return parameters_without_data()
 
-    def read_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
         return _whole(tensor.detach())
 
 

@@ -137,7 +137,7 @@ class Strategy:
         """Return `own_state_dict`; each tensor may be under one of its names alone."""
         return self.own_state_dict(model)
 
-    def read_whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def read_full(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of a state in full; every rank must call this."""
         return tensor
 

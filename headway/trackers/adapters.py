@@ -83,7 +83,7 @@ class TensorBoardTracker(GeneralTracker):
             elif isinstance(value, dict):
                 self.writer.add_scalars(name, value, global_step=step, **kwargs)
             else:
-                _note_left_out(self, name, value, "; use get_tracker('tensorboard').writer for it")
+                _note_skipped(self, name, value, "; use get_tracker('tensorboard').writer for it")
         self.writer.flush()
 
     @on_main_process
@@ -91,7 +91,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-def _note_left_out(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
+def _note_skipped(tracker: GeneralTracker, name: str, value: object, why: str) -> None:
     kind = type(value).__name__
     log_once(f"{tracker.name} leaves out {name!r}, which is a {kind}{why}")
 
@@ -246,7 +246,7 @@ class MLflowTracker(PackageRunTracker):
             if isinstance(value, (int, float)):
                 metrics[name] = value
             else:
-                _note_left_out(self, name, value, ": its metrics are numbers")
+                _note_skipped(self, name, value, ": its metrics are numbers")
         self._mlflow.log_metrics(metrics, step=step, **kwargs)
 
     @on_main_process

@@ -69,13 +69,13 @@ class JsonlTracker(GeneralTracker):
         folder = Path(self.logging_dir) / self.run_name
         folder.mkdir(parents=True, exist_ok=True)
         if self.run_id is not None:
-            self._go_on_in(folder, f"{self.run_id}{SUFFIX}")
+            self._continue_in(folder, f"{self.run_id}{SUFFIX}")
         if self._file is None:
             self._file = _create(folder)
         self.run_id = self.path.stem
         process_progress().note_kept(METRICS, str(self.path))
 
-    def _go_on_in(self, folder: Path, name: str) -> None:
+    def _continue_in(self, folder: Path, name: str) -> None:
         path = folder / name
         is_file = path.parent == folder and path.is_file() and not path.is_symlink()
         if not (is_file and is_run(path)):

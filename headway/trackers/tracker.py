@@ -27,13 +27,13 @@ def on_main_process(function: Method) -> Method:
     """
 
     @functools.wraps(function)
-    def run_here(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def runs_here(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_for_one = getattr(self, "main_process_only", False)
         if is_for_one and rank_and_size_without_group()[0] != 0:
             return None
         return function(self, *args, **kwargs)
 
-    return cast(Method, run_here)
+    return cast(Method, runs_here)
 
 
 class GeneralTracker:

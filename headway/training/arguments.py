@@ -83,12 +83,12 @@ class EffectiveSettings(NamedTuple):
     """
 
     run: RunContract
-    said_by_script: frozenset[str] = frozenset()
+    set_by_script: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     def where(self, name: str) -> str:
         """Return where a setting was said."""
-        return CALL if name in self.said_by_script else str(self.run.origins.get(name, CALL))
+        return CALL if name in self.set_by_script else str(self.run.origins.get(name, CALL))
 
 
 def merge_arguments(

@@ -151,7 +151,7 @@ def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None
     progress.clock.watch_device(kind_of(world.device.type), world.device)
     if not world.is_main:
         return
-    atexit.register(_tell_if_unused, settings.run.resume, settings.run.time_limit, progress)
+    atexit.register(_log_if_unused, settings.run.resume, settings.run.time_limit, progress)
     notes = settings.notes
     if strategy in SHARDED and world.ranks.world_size == 1:
         notes = (*notes, f"strategy {strategy!r} has no effect with one process")
@@ -159,7 +159,7 @@ def log_overrides(connected: Connected, strategy: str | Strategy | None) -> None
         log(note)
 
 
-def _tell_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
+def _log_if_unused(resume: str | None, time_limit: int | None, progress: Progress) -> None:
     """Log at the end of a successful script which settings it has not used.
 
     Under a launcher, the launcher does.

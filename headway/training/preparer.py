@@ -101,7 +101,7 @@ class Preparer:
                     " itself, and data in a torch.utils.data.DataLoader"
                 )
 
-    def prepare_one(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
+    def prepare_object(self, make: Prepare, obj: Any, device_placement: bool | None = None) -> Any:
         self.training.adopt_prepared([obj])
         if self.training.find(obj) is None:
             place = self.device_placement if device_placement is None else device_placement

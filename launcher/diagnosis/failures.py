@@ -56,7 +56,7 @@ class Failure(NamedTuple):
     world_size: int
     evidence: Evidence  # of the first one
     last_lines: tuple[str, ...] = ()  # of the first rank's output
-    tells_of_communication: bool = False  # these lines
+    mentions_communication: bool = False  # these lines
     killed: tuple[RankExit, ...] = ()  # victims that the launcher killed while they were stopping
 
     @property
@@ -68,7 +68,7 @@ class Failure(NamedTuple):
         """How likely it follows from a failure on another machine: 0 it does not, 1, 2 it may."""
         if not _may_be_a_victim(self.first):
             return 0
-        return 2 if self.first.crash is not None or self.tells_of_communication else 1
+        return 2 if self.first.crash is not None or self.mentions_communication else 1
 
     @property
     def site(self) -> CrashSite | None:
@@ -152,7 +152,7 @@ def find_failure(
     for end in ended if _may_be_a_victim(first) else ():
         is_silent = end.left_silently and not end.was_stopping
         if end.code == -signal.SIGABRT:
-            is_silent &= not _tell_of_communication(last_lines.get(end.rank, ()))
+            is_silent &= not _mention_communication(last_lines.get(end.rank, ()))
         if is_silent and end.time < first.time + _FOUND_DEAD_WITHIN_S:
             first = end
             break
@@ -186,7 +186,7 @@ def find_failure(
             -first.code in signals_received,
         ),
         last_lines=tuple(describe_crash(lines) or lines[-_KEPT_LINES:]),
-        tells_of_communication=_tell_of_communication(lines),
+        mentions_communication=_mention_communication(lines),
         killed=tuple(end for end in ended if end.killed_after_s is not None),
     )
 
@@ -195,10 +195,10 @@ def _may_be_a_victim(end: RankExit) -> bool:
     """Return whether a rank, or the script in an error of its own, may have failed as a victim."""
     if end.crash is None:
         return end.left_silently and end.code <= 0  # a code of its own is its own failure
-    return _tell_of_communication([end.crash.traceback])
+    return _mention_communication([end.crash.traceback])
 
 
-def _tell_of_communication(lines: Sequence[str]) -> bool:
+def _mention_communication(lines: Sequence[str]) -> bool:
     return contains("\n".join(lines), (*COMMUNICATION, *COMMUNICATION_ERRORS))
 
 

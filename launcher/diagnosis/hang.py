@@ -177,7 +177,7 @@ def describe_stacks(statuses: Sequence[RankStatus]) -> str:
     ranks_by_stacks: dict[tuple[tuple[Stack, ...], str], list[int]] = {}
     for status in statuses:
         if status.exit is None:
-            ranks_by_stacks.setdefault((status.stacks, _why_no_stack(status)), []).append(
+            ranks_by_stacks.setdefault((status.stacks, _no_stack_reason(status)), []).append(
                 status.rank
             )
     lines = []
@@ -190,7 +190,7 @@ def describe_stacks(statuses: Sequence[RankStatus]) -> str:
     return "\n".join(lines)
 
 
-def _why_no_stack(status: RankStatus) -> str:
+def _no_stack_reason(status: RankStatus) -> str:
     if status.no_stack is None:
         return "it is not in the script"
     process = f" (its main thread is {status.process})" if status.process else ""

@@ -240,7 +240,7 @@ class Watch:
             if self._is_asked:
                 self._is_asked = False
                 log(self.describe())
-            self._look_for_a_hang()
+            self._check_for_hang()
             if time.monotonic() >= self._judged_at:
                 self._judged_at = inf
                 if self.on_alone is None or self._is_stopping:
@@ -248,7 +248,7 @@ class Watch:
                 if all(status.groups == () for status in self.statuses()):
                     self.on_alone()
 
-    def _look_for_a_hang(self) -> None:
+    def _check_for_hang(self) -> None:
         if self._timeout_s is None or self.hang is not None or not self._ranks:
             return
         if not self._has_stood_still(self._timeout_s):

@@ -80,7 +80,7 @@ class RunFigures:
         self._ranks: dict[int, _Rank] = {}
         self._stretches: deque[dict[int, Times]] = deque(maxlen=_NUM_STRETCHES)
         self._slow: SlowRank | None = None
-        self._told: object = None  # what the last sentence was about
+        self._last_report: object = None  # what the last sentence was about
         self._lock = threading.RLock()
 
     def begin_attempt(self, num_ranks: int, machine: int = 0) -> None:
@@ -141,8 +141,8 @@ class RunFigures:
             about, sentence = (slow.rank, slow.cause), self.describe_slowest()
         else:
             sentence = self.advice()
-        if sentence and about != self._told:
-            self._told = about
+        if sentence and about != self._last_report:
+            self._last_report = about
             self.report(sentence)
 
     # ------------------------------------------------------------------ what is known now

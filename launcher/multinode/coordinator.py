@@ -111,7 +111,7 @@ class Coordinator:
         self.seen = Seen()
         self.machines: dict[int, MachineState] = {}  # by peer
         self.is_ended = False
-        self.num_untold = 0  # machines that are still to come, to be told that the run has ended
+        self.num_unnotified = 0  # machines still to come, to be told that the run has ended
         self.num_restarts = 0
         self._ended_by: messages.Failed | None = None
         self._least = least
@@ -120,7 +120,7 @@ class Coordinator:
         self._join_timeout_s = join_timeout_s
         self._facts = facts
         self._accepted = messages.Accepted(float(machine_timeout_s))
-        self._say = log
+        self._log = log
         self._round = -1
         self._is_running = False
         self._is_stopping = False
@@ -130,7 +130,7 @@ class Coordinator:
         self._asked_at: float | None = None  # for better explanations of a failure
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_told = False  # what is missing: from then on who gets ready is told at once
+        self._are_notified = False  # what is missing: from then on who gets ready is told at once
 
     @property
     def is_busy(self) -> bool:
@@ -142,14 +142,14 @@ class Coordinator:
     ) -> bool:
         """Take a machine in, or refuse it; return whether it is in."""
         if self._ended_by is not None:
-            self.num_untold -= self.num_untold > 0
+            self.num_unnotified -= self.num_unnotified > 0
             self.outbox.append((peer, self._ended_by))
             return False
-        refused = self._why_not(join)
+        refused = self._rejection(join)
         if refused is not None:
             self.outbox.append((peer, refused))
             who = _numbered(join.machine)
-            self._say(f"refused {who} ({join.host}, {address}): {refused.what}")
+            self._log(f"refused {who} ({join.host}, {address}): {refused.what}")
             if (join.least, join.most) != (self._least, self._most):
                 cause = f"{who} ({join.host}) was refused: {refused.what}"
                 failed = self._failed(cause, refused.where, refused.fix)
@@ -160,7 +160,7 @@ class Coordinator:
         self.outbox.append((peer, self._accepted))
         return True
 
-    def _why_not(self, join: messages.Join) -> messages.Rejected | None:
+    def _rejection(self, join: messages.Join) -> messages.Rejected | None:
         if self.is_ended or self._is_stopping:
             again = "start it again on all machines"
             return messages.Rejected("the run has ended", "machine 0", again)
@@ -197,7 +197,7 @@ class Coordinator:
             if self._is_running:
                 missing = "the next restart of the run, which has begun"
                 self._send([machine], messages.Missing(missing))
-            elif self._are_told and (missing := self._missing()):
+            elif self._are_notified and (missing := self._missing()):
                 self._send([machine], messages.Missing(missing))
         elif isinstance(message, messages.Probed):
             self._note_probe(machine, message)
@@ -206,7 +206,7 @@ class Coordinator:
         elif isinstance(message, messages.Done):
             machine.is_done = True
             machine.left = (now - message.left.ago_s, message.left) if message.left else None
-            self._look_whether_all_are_done()
+            self._check_all_done()
         elif isinstance(message, messages.Signalled):
             self._stop(machine, message)
         elif isinstance(message, messages.Leave):
@@ -229,12 +229,12 @@ class Coordinator:
                 self._end(lost)  # ranks of the others may wait for its ranks, to save
             return
         if machine.is_done:
-            self._look_whether_all_are_done()
+            self._check_all_done()
         elif not machine.has_ranks:
             if machine.address:  # else this is machine 0, and it says itself why it ends
-                self._say(f"{machine.label} has left before its ranks started")
+                self._log(f"{machine.label} has left before its ranks started")
         elif self._least < self._most:
-            self._say(f"{machine.label} was lost: {reason}")
+            self._log(f"{machine.label} was lost: {reason}")
             self._restart(f"{machine.label} was lost", is_counted=False, now=now)
         else:
             self._end(lost)
@@ -250,8 +250,8 @@ class Coordinator:
             cause = f"{missing} did not join within {self._join_timeout_s:.0f} s"
             fix = "start the same command on every machine"
             self._end(self._failed(cause, "machine 0", fix))
-        elif now > self._notice_at and not self._are_told:
-            self._are_told = True
+        elif now > self._notice_at and not self._are_notified:
+            self._are_notified = True
             self._send(self.machines.values(), messages.Missing(missing))
 
     def _failed(self, cause: str, where: str, fix: str, details: str = "") -> messages.Failed:
@@ -261,7 +261,7 @@ class Coordinator:
     def _wait_from(self, now: float) -> None:
         self._wait_until = now + self._join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_told = False
+        self._are_notified = False
 
     def _send(self, machines: Iterable[MachineState], message: messages.Message) -> None:
         self.outbox += [(machine.peer, message) for machine in machines]
@@ -313,7 +313,7 @@ class Coordinator:
             ours, theirs = self._facts, other.join.facts
             found += preflight.differences(ours.must_agree, theirs.must_agree, other.label)
             for row in preflight.differences(ours.should_agree, theirs.should_agree, other.label):
-                self._say(f"note: {row}")
+                self._log(f"note: {row}")
                 other.notes += (str(row),)
         if found:
             self._refuse_all(
@@ -425,7 +425,7 @@ class Coordinator:
         """End a run whose ranks do not run; `num_known` machines know why, besides those in it."""
         has_all = self._is_running or self._least < self._most
         if not (has_all or self.is_ended or self._is_stopping):
-            self.num_untold = max(self._most - len(self.machines) - num_known, 0)
+            self.num_unnotified = max(self._most - len(self.machines) - num_known, 0)
             self._end(failed)
 
     def _stop(self, machine: MachineState, stopping: messages.Signalled) -> None:
@@ -436,7 +436,7 @@ class Coordinator:
             self._is_stopping = True
             self._send([m for m in self.machines.values() if m is not machine], stopping)
 
-    def _look_whether_all_are_done(self) -> None:
+    def _check_all_done(self) -> None:
         are_done = all(machine.is_done for machine in self.machines.values() if machine.has_ranks)
         if self._is_running and not self.is_ended and are_done:
             self.is_ended = True

@@ -52,7 +52,7 @@ class Hub:
         self._coordinator = coordinator
         self._timeout_s = machine_timeout_s
         self._beat_s = machine_timeout_s / BEATS_PER_TIMEOUT
-        self._say = log
+        self._log = log
         self.peers: dict[int, _Peer] = {}
         self._num_peers = 0
         self._num_named = 0
@@ -90,7 +90,7 @@ class Hub:
                     self._attend(key, events, now)
                 if now >= tick_at:
                     tick_at = now + _BUSY_TICK_S
-                    self._look_at_clocks(now)
+                    self._check_clocks(now)
                     self._coordinator.tick(now)
                 self._send_all()
                 if now > self._close_at:
@@ -106,7 +106,7 @@ class Hub:
     def _is_needed(self) -> bool:
         """Whether machines have not left yet, or are to come and be told why the run has ended."""
         has_members = any(peer.has_joined for peer in self.peers.values())
-        return has_members or self._coordinator.num_untold > 0
+        return has_members or self._coordinator.num_unnotified > 0
 
     def _wait_s(self) -> float:
         if self._coordinator.is_busy or self._close_at < float("inf"):
@@ -187,7 +187,7 @@ class Hub:
         else:
             raise messages.Unacceptable("it has not joined")
 
-    def _look_at_clocks(self, now: float) -> None:
+    def _check_clocks(self, now: float) -> None:
         """Send beats, lose those that are silent, refuse those that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
@@ -233,7 +233,7 @@ class Hub:
     def _name(self, line: str) -> None:
         self._num_named += 1
         if self._num_named <= _MAX_NAMED:
-            self._say(line)
+            self._log(line)
 
     def _drop(self, number: int) -> None:
         connection = self.peers.pop(number).connection

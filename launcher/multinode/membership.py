@@ -65,7 +65,7 @@ class MachinesRendezvous(Rendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round and return when all machines have joined, or the run has ended."""
         member = self._member or self._join()
-        self._look()
+        self._poll()
         self._store, self._is_done = None, False
         began, missing = member.round, member.missing
         store_port = None
@@ -83,7 +83,7 @@ class MachinesRendezvous(Rendezvous):
             self._probe = None
         address = self._store_address(member)
         if not self._is_machine_0:
-            self._store = connect_to_store(address, joined.store_port, self._look)
+            self._store = connect_to_store(address, joined.store_port, self._poll)
         return self._info(joined.machine, joined.num_machines, address, joined.store_port)
 
     def _join(self) -> Member:
@@ -124,7 +124,7 @@ class MachinesRendezvous(Rendezvous):
                     to_try = tried._replace(address=address)
                     member.send(messages.Probed(connect.probe_machine(to_try)))
                 continue
-            self._look()
+            self._poll()
             if member.is_all_done:
                 log("the run has ended well, without ranks on this machine")
                 raise RunEnded
@@ -136,7 +136,7 @@ class MachinesRendezvous(Rendezvous):
                 only = f", at main_address {main}, which no other host reaches"
                 log(f"waiting for {missing.text}{only * connect.names_this_machine(main)}")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         member = self._member
         if member is None:
             return
@@ -173,7 +173,7 @@ class MachinesRendezvous(Rendezvous):
             self.forwards_stop = False
 
     def num_nodes_waiting(self) -> int:
-        self._look()
+        self._poll()
         return int(self.restart is not None)
 
     def restarts_after(self, describe: Callable[[], messages.Failed | None]) -> bool:
@@ -193,7 +193,7 @@ class MachinesRendezvous(Rendezvous):
                 told = failed
                 member.send(failed._replace(machine=self.machine, host=socket.gethostname()))
         with suppress(RunEnded):
-            self._look()
+            self._poll()
         return self.restart is not None
 
     def are_all_done(self, describe_left: Callable[[], messages.Failed | None]) -> bool:

@@ -85,11 +85,11 @@ class Rendezvous(RendezvousHandler):
 
     def _info(self, rank: int, num_machines: int, address: str, port: int) -> RendezvousInfo:
         assert self._store is not None
-        answering = AnsweringStore(self._store, address, port, self._look)
+        answering = AnsweringStore(self._store, address, port, self._poll)
         place = RendezvousStoreInfo(address, port)
         return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Raise if the run has ended elsewhere; called while a store or a delay is waited for."""
 
     def num_nodes_waiting(self) -> int:
@@ -112,7 +112,7 @@ class Rendezvous(RendezvousHandler):
         """Wait, unless the run ends or a signal's handler raises."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
-            self._look()
+            self._poll()
             time.sleep(min(left_s, CHECK_EVERY_S))
 
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
@@ -151,7 +151,7 @@ class AnsweringStore:
     def __init__(self, store: Store, address: str, port: int, look: Callable[[], None]) -> None:
         self._store = store
         self._place = address, port
-        self._look = look
+        self._poll = look
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._store, name)
@@ -161,7 +161,7 @@ class AnsweringStore:
         until = time.monotonic() + _ANSWER_WITHIN_S
 
         def look() -> None:
-            self._look()
+            self._poll()
             if time.monotonic() > until:
                 late = TimeoutError(f"no answer within {_ANSWER_WITHIN_S:.0f} s")
                 raise _no_answer(*self._place, late)

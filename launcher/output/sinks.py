@@ -110,7 +110,7 @@ class Sink:
     def wait(self, until: float) -> bool:
         """Wait until all has been written; False if that is not so at `until` (monotonic clock)."""
         with self._changed:
-            while self._size or (self._below is not None and self._below.is_left_over):
+            while self._size or (self._below is not None and self._below.is_unfinished):
                 left_s = until - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(min(left_s, threading.TIMEOUT_MAX)):
                     return False
@@ -246,7 +246,7 @@ class LineBelow:
         self._to_erase = b""  # while it is drawn
 
     @property
-    def is_left_over(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether it is drawn and should not be."""
         return bool(self._to_erase) and not self.text
 

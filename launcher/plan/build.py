@@ -72,7 +72,7 @@ def build_plan(
     if found:
         is_of_machine = all(problem.is_of_machine for problem in found)
         raise (MachineError if is_of_machine else ConfigError).of(found)
-    plan = plan._replace(environment=variables_of(plan), not_hooked=_why_not_hooked(plan))
+    plan = plan._replace(environment=variables_of(plan), not_hooked=_unhooked_reason(plan))
     return plan._replace(notes=notes(plan))
 
 
@@ -94,7 +94,7 @@ def _setting_for_a_launcher(settings: Settings, *, is_rank: bool) -> str | None:
     return None
 
 
-def _why_not_hooked(plan: LaunchPlan) -> str | None:
+def _unhooked_reason(plan: LaunchPlan) -> str | None:
     """Return the reason why training libraries are not hooked, or None if they are.
 
     Libraries are hooked in ranks under a launcher. A single process without a launcher is plain

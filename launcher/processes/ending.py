@@ -22,7 +22,7 @@ class RunOutcome(NamedTuple):
     stop: signal.Signals | None = None  # the first one that the launcher received
     failure: Failure | Hang | ServerDeath | None = None  # of this machine
     elsewhere: Failed | None = None  # the failure that ended the run, as machine 0 decided
-    lost_amid_stop: Failed | None = None  # another machine, while ranks here were to save
+    lost_during_stop: Failed | None = None  # another machine, while ranks here were to save
     repeats: str = ""  # how the failure that ended the run is the one before it again
     restarts: str = ""  # how many there were
     due: tuple[str, str] = "", ""  # the restart that has not begun, and its cause: or `failure`
@@ -63,7 +63,7 @@ def ending_of(run: RunOutcome) -> Ending:
         what = f" before {restart}; {cause}" if restart else unsaved
         before = f"; before, {run.elsewhere.cause}" if run.elsewhere is not None else ""
         return Ending(128 + stop, f"{by}{what}{before}{describe_killed(run.exits)}")
-    elsewhere = run.elsewhere or (run.lost_amid_stop if has_lost else None)
+    elsewhere = run.elsewhere or (run.lost_during_stop if has_lost else None)
     as_reported = ", as machine 0 reports"
     if elsewhere is not None and (failure is None or elsewhere.machine != run.machine):
         line = f"the run has failed on machine {elsewhere.machine}{as_reported}"

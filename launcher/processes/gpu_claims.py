@@ -35,10 +35,10 @@ _HAS_NAMES = sys.platform == "linux"
 _UCRED = struct.Struct("3i")  # pid, user and group; unix(7), SO_PEERCRED
 
 
-def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | None) -> Machine:
+def claim_idle(settings: Settings, poll: Callable[[], Machine], wait_s: float | None) -> Machine:
     """Claim the GPUs that `settings.devices` selects; return the snapshot that they are from.
 
-    If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `look`
+    If too few are idle and waiting does not help, nothing is claimed: the plan reports why. `poll`
     returns a new snapshot, with the use of each GPU; with `wait_s` None nothing is waited for.
 
     Raises:
@@ -54,7 +54,7 @@ def claim_idle(settings: Settings, look: Callable[[], Machine], wait_s: float | 
     told: int | None = None  # launches ahead of this one, when this was last printed
     with ExitStack() as kept:
         while True:
-            machine = with_claims(look())
+            machine = with_claims(poll())
             gpus = machine.gpus_of(settings.device)
             selection = settings.devices.select(gpus)
             ahead = [name for name in _waiting() if name < place]

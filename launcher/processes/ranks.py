@@ -95,7 +95,7 @@ class RankProcesses(PContext):
         self.are_victims = False  # the run has failed on another machine
         self.statuses: list[RankStatus] = []  # of all ranks when communication failed
         self._is_starting = False
-        self._stop_amid_start: SignalException | None = None
+        self._stop_during_start: SignalException | None = None
         self._asked_to_stop_at = float("inf")
         self.exits: dict[int, RankExit] = {}  # by local rank, in the order in which they ended
 
@@ -108,12 +108,12 @@ class RankProcesses(PContext):
         try:
             self._output.begin(self._attempt, self._ranks.values())
             for local_rank, env in self.envs.items():
-                if self._stop_amid_start is None:
+                if self._stop_during_start is None:
                     self._start_rank(local_rank, env)
         finally:
             self._is_starting = False
-            if self._stop_amid_start is not None:
-                raise self._stop_amid_start
+            if self._stop_during_start is not None:
+                raise self._stop_during_start
 
     _start = start
 
@@ -123,13 +123,13 @@ class RankProcesses(PContext):
         Called by a signal's handler: without this, a rank that the server has started already would
         not be stopped with the others.
         """
-        if self._is_starting and self._stop_amid_start is None:
-            self._stop_amid_start, self._asked_to_stop_at = stop, time.monotonic()
+        if self._is_starting and self._stop_during_start is None:
+            self._stop_during_start, self._asked_to_stop_at = stop, time.monotonic()
         return self._is_starting
 
     def _raise_deferred(self) -> None:
-        if self._stop_amid_start and time.monotonic() > self._asked_to_stop_at + _ANSWER_S:
-            raise self._stop_amid_start
+        if self._stop_during_start and time.monotonic() > self._asked_to_stop_at + _ANSWER_S:
+            raise self._stop_during_start
 
     def _start_rank(self, local_rank: int, env: dict[str, str]) -> None:
         rank = self._ranks[local_rank]

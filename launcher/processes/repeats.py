@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from headway.ipc.paths import read_plain, write_whole
+from headway.ipc.paths import read_plain, write_atomic
 from headway.ipc.records import CrashSite
 from headway.ipc.stderr import log
 from headway.ipc.typed import plain, read
@@ -67,7 +67,7 @@ class Repeats:
                 os.unlink(path)
             elif path:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                write_whole(path, json.dumps(plain(site)))
+                write_atomic(path, json.dumps(plain(site)))
         except FileNotFoundError:  # nothing is to be removed
             pass
         except OSError as error:

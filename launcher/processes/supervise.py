@@ -130,7 +130,7 @@ def supervise(
         elsewhere=handler.ended_by,
         repeats=agent.repeats(failure, is_stopped=stopped_by is not None),
         restarts=f"{agent.attempts.rows[-1].num_restarts} of {settings.max_restarts} restarts used",
-        lost_amid_stop=agent.failure_during_stop,
+        lost_during_stop=agent.failure_during_stop,
         will_save=watch.will_save(),
         machine=handler.machine,
         due=agent.due,

@@ -74,12 +74,12 @@ class AgentLink:
         if answer is None:
             self.close_input(CLOSE_WITHIN_S)
             await self.ended()
-            raise self._unreachable(self._why_it_ended())
+            raise self._unreachable(self._end_reason())
         self._show_held_errors()
         found: Found = decode(kinds_of(Found), answer)
         return found
 
-    def _why_it_ended(self) -> str:
+    def _end_reason(self) -> str:
         lines = bytes(self._held_errors or b"").decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "the connection ended"
 
@@ -104,14 +104,14 @@ class AgentLink:
     def lost(self) -> LaunchEnd:
         error = LaunchError(
             f"the connection to {self.name} was lost at {time.strftime('%H:%M:%S')}: "
-            + self._how_it_ended(),
+            + self._exit_description(),
             where=f"host {self.name}",
             fix="see ssh's messages above; a host that lost its network stops its launch when the "
             "network is back, or after about 15 minutes: wait for that before you start again",
         )
         return LaunchEnd(error.exit_code, f"error: {error}")
 
-    def _how_it_ended(self) -> str:
+    def _exit_description(self) -> str:
         code = self._process.returncode
         if self._is_killed or code is None:
             return "ssh did not exit before the deadline"

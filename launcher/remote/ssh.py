@@ -178,13 +178,13 @@ class _Run:
                         ends[self.machines.index(machine)] = end
             if waiting and not are_stopped and (lost or not done):
                 are_stopped = True
-                self._stop_others(waiting.values(), ended)
+                self._stop_the_rest(waiting.values(), ended)
         blamed = _to_blame(ends, lost, is_stopped=bool(self.stopped_by))
         if blamed.report:
             print(blamed.report, file=sys.stderr, flush=True)
         return blamed.exit_code
 
-    def _stop_others(
+    def _stop_the_rest(
         self, others: Collection[AgentLink], ended: Mapping[AgentLink, LaunchEnd | None]
     ) -> None:
         """Stop the launches that still run after a failure; they will report SIGTERM."""

@@ -409,12 +409,12 @@ def test_a_registered_average_comes_back_in_the_shards_in_which_it_was_given() -
         one, _, kept = averages(saved, seed=0)
         kept[1].tensors = kept[0].tensors[:2]
         one.save_state(f"averages {saved} {loaded}")
-        whole = [one.parts.training.strategy.read_whole(each) for each in kept[0].tensors]
+        whole = [one.parts.training.strategy.read_full(each) for each in kept[0].tensors]
         other, parameters, again = averages(loaded, seed=1)
         other.load_state(f"averages {saved} {loaded}")
         for tensors in (again[0].tensors, again[1].tensors):
             for each, value in zip(tensors, whole, strict=False):
-                assert torch.equal(other.parts.training.strategy.read_whole(each), value)
+                assert torch.equal(other.parts.training.strategy.read_full(each), value)
         if saved == loaded:
             loaded_tensors: list[Any] = again[1].tensors
             for back, live in zip(loaded_tensors, parameters, strict=False):
@@ -432,12 +432,12 @@ def test_several_models_and_frozen_parameters_train_as_ever() -> None:
     *models, first, second = accelerator.prepare(one, two, *optimizers)
     frozen = models[0].layers[2].weight
     strategy = accelerator.parts.training.strategy
-    before = strategy.read_whole(frozen).clone()
+    before = strategy.read_full(frozen).clone()
     for is_trained in (False, True):
         models[0].layers[2].requires_grad_(is_trained)
         for model, optimizer in zip(models, (first, second), strict=True):
             train(accelerator, model, optimizer, 1)
-        assert torch.equal(strategy.read_whole(frozen), before) != is_trained
+        assert torch.equal(strategy.read_full(frozen), before) != is_trained
 
 
 @with_ranks(long=LONG)

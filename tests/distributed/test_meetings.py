@@ -101,7 +101,7 @@ def calls_of_shards(accelerator: Accelerator) -> Calls:
     accelerator.backward(model(torch.ones(1, 4)).sum())
     losses = [model(torch.ones(1, 4)).sum() for _ in range(2)]
 
-    def read_whole() -> None:
+    def read_full() -> None:
         with accelerator.whole(model):
             pass
 
@@ -109,7 +109,7 @@ def calls_of_shards(accelerator: Accelerator) -> Calls:
         "save_state of shards": lambda: accelerator.save_state("shards"),
         "get_state_dict of shards": lambda: accelerator.get_state_dict(model),
         "save_model of shards": lambda: accelerator.save_model(model, "shards"),
-        "whole of shards": read_whole,
+        "whole of shards": read_full,
         "clip_grad_norm_ of shards": lambda: accelerator.clip_grad_norm_(model.parameters(), 1.0),
         "backward of tokens": lambda: accelerator.backward(losses.pop(), num_tokens=4),
     }

@@ -226,10 +226,10 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
     for training in (forgotten, nothing_prepared):
         gc.collect()
         progress.num_trained = 0
-        stderr._said.clear()
+        stderr._logged.clear()
         assert said(training).count("weights are trained whose model") == is_told, training
     assert said(as_it_is).count("returned a list as it is") == is_told
-    stderr._said.clear()
+    stderr._logged.clear()
     assert "note" not in said(all_prepared)
 
     def without_loader() -> None:
@@ -238,7 +238,7 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
 
     assert said(without_loader).count("no prepared DataLoader gave a batch") == is_told
 
-    stderr._said.clear()
+    stderr._logged.clear()
     set_seed(1, device_specific=True)
     assert "gave a batch" not in said(without_loader)
     set_seed(1)
@@ -248,7 +248,7 @@ def test_weights_and_data_that_were_not_prepared_are_reported() -> None:
             return said(accelerator.end_training)
 
     assert ending(Accelerator()).count("nothing was given to prepare()") == is_told
-    stderr._said.clear()
+    stderr._logged.clear()
     splitting = Accelerator()
     splitting.split_between_processes([RANK])
     assert ending(splitting) == ending(prepared()[0]) == ""
@@ -286,10 +286,10 @@ def test_accumulation_that_does_not_take_effect_is_reported() -> None:
     }
     for training, told in trainings.items():
         process_progress().num_trained = 0
-        stderr._said.clear()
+        stderr._logged.clear()
         assert said(training).count(told) == (RANK == 0), training
     process_progress().num_trained = 0
-    stderr._said.clear()
+    stderr._logged.clear()
     assert "note" not in said(both)
 
 

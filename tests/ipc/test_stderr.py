@@ -68,7 +68,7 @@ def test_a_slow_look_at_the_gpus_is_announced(
     asked: Any = SimpleNamespace(
         settings=asking_for("idle:1"), parsed=flags, environ={}, problems=[]
     )
-    assert launch._look_for_idle_gpus(asked) is FOUR
+    assert launch._find_idle_gpus(asked) is FOUR
     assert "the use of the GPUs" in capsys.readouterr().err
 
 

@@ -63,7 +63,7 @@ class Confinement:
         self._replace_opening()
         self._replace_folders()
         self._replace_changes()
-        self._refuse_what_is_not_audited()
+        self._block_unaudited()
         sys.addaudithook(self._audit)
 
     def _is_free(self, path: Any) -> bool:
@@ -171,7 +171,7 @@ class Confinement:
 
         return changed
 
-    def _refuse_what_is_not_audited(self) -> None:
+    def _block_unaudited(self) -> None:
         starting = "fork_exec: no other processes are started"
         sharing = "shm_open: no memory is shared with other processes"
         _posixsubprocess.fork_exec = lambda *_: self._refuse(starting)

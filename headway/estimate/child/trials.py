@@ -254,7 +254,7 @@ class TrialRunner:
             self.note("the script ended before its second optimizer step")
             self._finish_with_peak()
         ended = "the script ended without an optimizer step"
-        self._finish(TrialResult(failed_at=_said(error) if error else ended))
+        self._finish(TrialResult(failed_at=_error_text(error) if error else ended))
 
     def _finish(self, outcome: TrialResult) -> NoReturn:
         """Write the outcome and exit at once: no handler of the script's runs."""
@@ -277,7 +277,7 @@ def _run_program(attempt: Trial) -> None:
         runpy.run_path(attempt.program, run_name="__main__")
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     line = line_of(error)
     message = str(error).strip().splitlines() or [""]
     said = message[0][:_LONGEST_LINE]

@@ -172,11 +172,11 @@ def test_a_launcher_that_fails_before_the_ranks_start_ends_the_wait_of_all_also_
     run.join(2, 1)
     run.join(3, 2)
     run.take(3, failed(cause="too many open files")._replace(is_final=True))
-    assert run.coordinator.num_untold == 2
+    assert run.coordinator.num_unnotified == 2
     assert not run.join(1, 0)
     assert not run.join(4, 3)
     assert kinds(run.sent()) == [(peer, "Failed") for peer in (2, 3, 1, 4)]
-    assert run.coordinator.num_untold == 0
+    assert run.coordinator.num_unnotified == 0
 
 
 def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait_for_it() -> None:

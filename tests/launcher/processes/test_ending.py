@@ -40,7 +40,7 @@ HERE = {**THERE, "machine": 1}  # machine 0 blames this machine
 AS_BEFORE = {"repeats": "KeyError again", "restarts": "1 of 5 restarts used"}
 DUE, NEXT = {"due": ("restart 1 of 3", "x")}, " before restart 1 of 3; x"
 CUT_SHORT = {"stop": TERM, "will_save": True, "is_cut_short": True}
-SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_amid_stop": ELSEWHERE}
+SAVES, LOST = {"will_save": True}, {"will_save": True, "lost_during_stop": ELSEWHERE}
 TABLE: list[tuple[str, list[RankExit], dict[str, Any], int, str]] = [
     # what happens, the ends of two ranks, what else is known -> the code, the line or report
     ("all ranks succeed", exits(0, 0), {}, 0, ""),
