@@ -24,7 +24,7 @@ from tests.waiting import IS_LONG
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TESTED = {"sh", "console", "python", "yaml"}
 SHOWN = {"", "diff", "walk", "files"}  # output, and what tests/architecture compares
-OWN_COMMANDS = re.compile(r"\$ headway |pip install ")
+OWN_COMMANDS = re.compile(r"headway |pip install ")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -107,11 +107,11 @@ def test_the_python_of_the_pages_runs_on_two_ranks() -> None:
 README = (ROOT / "README.md").read_text()
 LISTS = [README.replace("```console", "```sh"), *(page.read_text() for page in screens.PAGES)]
 COMMANDS = {  # each once, and none that a page shows with its output
-    line[2:].partition("   #")[0].strip()
+    line.removeprefix("$ ").partition("   #")[0].strip()
     for text in LISTS
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in block.splitlines()
-    if line.startswith("$ headway ")
+    if line.removeprefix("$ ").startswith("headway ")
 }.difference(command for _, _, command in test_screens.COMMANDS)
 
 WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person, or trains for long
