@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from headway.commands.main import COMMANDS as commands
+from tests.architecture.tree import tracked_files, tracked_product_files
 from tests.commands.running import run
 from tests.distributed import launching
 from tests.waiting import IS_LONG
@@ -129,22 +130,7 @@ def test_a_screen_that_is_elided_or_lacks_its_script_stays(tmp_path: Path) -> No
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "llms.txt")]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:[\w-]+/)+(?!NAME\.)[\w-]+\.(?:py|md|ipynb|txt|svg))`")
-TOP = (
-    "headway",
-    "launcher",
-    "commands",
-    "config_wizard",
-    "docs",
-    "examples",
-    "benchmarks",
-    "tests",
-)
-
-
-def files() -> list[str]:
-    """Return the paths of all files of the tree, from its root and with a slash before it."""
-    found = (path for top in TOP for path in (ROOT / top).rglob("*.*"))
-    return [f"/{item.relative_to(ROOT).as_posix()}" for item in found]
+PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
 
 
 def anchors(page: Path) -> set[str]:
@@ -165,7 +151,18 @@ def test_links_lead_to_files_of_the_tree_and_to_headings(page: Path) -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    there = files()
+    tracked = [f"/{name}" for name in tracked_files()]
     for page in (*OUTSIDE, *screens.PAGES):
         for named in NAMED.findall(page.read_text()):
-            assert any(link.endswith(f"/{named}") for link in there), f"{page.name}: {named}"
+            assert any(name.endswith(f"/{named}") for name in tracked), f"{page.name}: {named}"
+
+
+def test_pages_that_messages_name_are_there() -> None:
+    named = {name for path in tracked_product_files() for name in PAGE.findall(path.read_text())}
+    assert "docs/guides/coming-from.md" in named
+    assert not [name for name in named if not (ROOT / name).is_file()]
+
+
+def test_the_readme_and_the_guides_are_short() -> None:
+    pages = [OUTSIDE[0], *(page for page in screens.PAGES if page.parent.name == "guides")]
+    assert not [page.name for page in pages if len(page.read_text().splitlines()) > 120]
