@@ -1,4 +1,4 @@
-"""`headway adopt SCRIPT...`: what scripts take from Accelerate, and their imports changed."""
+"""`headway adopt SCRIPT...`: list what scripts use from Accelerate, and change their imports."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from headway.migration.scripts import (
     rows_of,
 )
 
-_LISTED = 5  # lines of one name
-SCRIPTS = "SCRIPT: a script, or a folder: all .py files below it that import accelerate"
+_LISTED = 5  # line numbers per name
+SCRIPTS = "SCRIPT: a script, or a folder with scripts: .py files that import accelerate"
 _GUIDES = (
     (
         ("transformers", "trl", "sentence_transformers", "diffusers"),
-        "its library imports accelerate itself: start it with `headway launch` as it is;"
-        " docs/reference/launching.md and docs/reference/accelerate.md have what holds then",
+        "its library imports accelerate itself: run it unchanged with `headway launch`; see"
+        " docs/reference/launching.md and docs/reference/accelerate.md",
     ),
     (
         ("lightning", "pytorch_lightning", "lightning_fabric"),
-        "Lightning has a runtime of its own: start it with `headway launch` as it is; see"
+        "Lightning has its own runtime: run it unchanged with `headway launch`; see"
         " docs/guides/coming-from.md",
     ),
     (
         ("torch",),
-        "docs/guides/coming-from.md has the lines to change; a script for torchrun runs as it is",
+        "see docs/guides/coming-from.md for the lines to change; torchrun scripts run unchanged",
     ),
 )
-"""What is said of a script without Accelerate, by the first packages of which it imports one."""
+"""Advice for scripts without Accelerate: the packages that they import, in order, and a text."""
 
 
 class _Report(NamedTuple):
@@ -53,21 +53,20 @@ class _Report(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway adopt` with these words; return 1 when a script uses what is missing."""
+    """Run `headway adopt`; return 1 if a script uses a name that is missing."""
     parser = Parser(
         "adopt",
-        "List the names that scripts import from Hugging Face Accelerate and use: which are the "
-        "same, what differs and why, and what is missing and what to use instead. Every known "
-        "difference of a name is listed, whether it applies or not. Show the change of the "
-        "imports. Exit code 1 if something is missing.",
+        "List the names that scripts use from Hugging Face Accelerate: which are the same, which "
+        "differ and why, which are missing and what to use instead. All known differences are "
+        "listed, whether or not they apply. Show a diff of the imports. Exit with 1 if a name is "
+        "missing.",
         usage="headway adopt [--write] [--compat] SCRIPT...",
         appendix=f"\n{SCRIPTS}\n",
     )
-    parser.flag("--write", help="change the imports in the scripts, and nothing else in them")
+    parser.flag("--write", help="change the imports in the scripts, and nothing else")
     parser.flag(
         "--compat",
-        help="import from headway.compat only, which behaves as Accelerate does where the two "
-        "differ",
+        help="import only from headway.compat, which behaves like Accelerate where the two differ",
     )
     parsed, words = parser.parse_words(argv)
     if not words:
@@ -90,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     incomplete = sum(not report.is_complete for report in reports)
     missing = f"names are missing in {incomplete} of {len(reports)} scripts"
     counts = missing if incomplete else "nothing is missing"
-    done = "imports changed" if parsed.write else "--write changes the imports"
+    done = "imports changed" if parsed.write else "pass --write to change the imports"
     print(f"{counts}; {done}" if reports else "no script imports accelerate: nothing to change")
     if problems:
         raise ConfigError.of(problems)
@@ -104,7 +103,7 @@ def _report(path: str, script: Script, compat: bool) -> _Report:
         raise ConfigError(
             f"the imports cannot be changed: {error}",
             where=path,
-            fix="write each import of Accelerate on a line of its own",
+            fix="write each import of Accelerate on a separate line",
         ) from None
     return _Report(path, rows_of(script, compat=compat), script.text, after)
 

@@ -28,14 +28,14 @@ from headway.ipc.stderr import log, shown
 ACTIONS = ("ls", "verify", "prune", "export")
 _ONLY_OF = {"keep": "prune", "model": "export"}
 _ACTIONS = """
-ls [FOLDER]        list the checkpoints in a folder, or in `checkpoints` in it, the newest last;
-                   complete, incomplete or unreadable, as far as sizes show
-verify FOLDER ...  compare every file with the checksums of the manifest, of one checkpoint or of
-                   all that a folder has; 1 if one is damaged
+ls [FOLDER]        list the checkpoints in a folder or its `checkpoints` subfolder, newest last;
+                   complete, incomplete or unreadable, judged by file sizes
+verify FOLDER ...  verify the checksums of all files, for a checkpoint or for all checkpoints in a
+                   folder; exit with 1 if a checkpoint is damaged
 prune FOLDER       remove all but the newest --keep checkpoints
 export FOLDER OUT.safetensors
-                   write the weights of a model into one file; of the newest checkpoint, if the
-                   folder is that of a project
+                   write the weights of a model to a single file; for a project's folder, from its
+                   newest checkpoint
 """
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     action, folders = words[0], [Path(word) for word in words[1:]]
     for flag, its in _ONLY_OF.items():
         if getattr(parsed, flag) and action != its:
-            parser.error(f"--{flag} is for {its}, not for {action}")
+            parser.error(f"--{flag} applies to {its}, not to {action}")
     if action == "verify":
         return _verify([path for given in folders or [Path(".")] for path in _meant_by(given)])
     if action == "export":
@@ -62,13 +62,13 @@ def main(argv: Sequence[str]) -> int:
         return _list(folder)
     keep = _number("--keep", parsed.keep, parser)
     if not folders or not keep:
-        parser.error("prune requires a folder, and --keep with the number of checkpoints that stay")
+        parser.error("prune requires a folder, and --keep with the number of checkpoints to keep")
     return _prune(folder, keep)
 
 
 def _number(flag: str, text: str | None, parser: Parser) -> int | None:
     if text is not None and not text.isdecimal():
-        parser.error(f"{flag} is a whole number, not {text!r}")
+        parser.error(f"{flag} must be an integer, not {text!r}")
     return None if text is None else int(text)
 
 
@@ -79,19 +79,19 @@ def make_parser() -> Parser:
         usage=f"headway checkpoint {'|'.join(ACTIONS)} [--keep N] [--model N] [FOLDER ...]",
         appendix=_ACTIONS,
     )
-    parser.flag("--keep", metavar="N", help="how many checkpoints prune leaves, 1 or more")
+    parser.flag("--keep", metavar="N", help="for prune: how many checkpoints to keep, 1 or more")
     parser.flag(
         "--model",
         metavar="N",
-        help="which model export writes, from 0 in the order of prepare(), if there are several",
+        help="for export: which model, from 0 in the order of prepare(), if there are several",
     )
     return parser
 
 
 def _holder(folder: Path) -> Path:
-    """Return the folder that holds the checkpoints: this one, or the one in a project's folder."""
+    """Return the folder with the checkpoints: this one, or its subfolder in a project."""
     if is_absent(folder):
-        read_manifest(folder)  # the error that `verify` reports
+        read_manifest(folder)  # raises the error that `verify` reports
     below = folder / PROJECT_FOLDER
     return folder if is_absent(below) or own_checkpoints_in(folder) else below
 
@@ -109,7 +109,7 @@ def _list(folder: Path) -> int:
     rows = [(shown(item.path.name), item.state.value, *_cells(item.manifest)) for item in found]
     print_table(head, rows)
     if not found:
-        log(f"no checkpoint in {shown(str(folder))}")
+        log(f"no checkpoints in {shown(str(folder))}")
     return 0
 
 
@@ -138,7 +138,7 @@ def _verify(folders: Sequence[Path]) -> int:
             continue
         print(f"{shown(str(folder))}: ok, {len(manifest.files)} files of step {manifest.step}")
         for path in others:
-            print(f"{shown(str(folder))}: {shown(path)} was added later")
+            print(f"{shown(str(folder))}: {shown(path)} is not in the manifest")
     return exit_code
 
 
@@ -151,7 +151,7 @@ def _prune(folder: Path, keep: int) -> int:
         raise CheckpointError(
             f"{len(stayed)} folders could not be removed, such as {stayed[0].name}",
             where=str(folder),
-            fix="run it as a user who may write to the folder",
+            fix="run it as a user with write access to the folder",
         )
     return 0
 
@@ -168,9 +168,9 @@ def _export(folder: Path, out: Path, number: int | None) -> int:
         raise CheckpointError(
             f"the weights cannot be written: {error.strerror}",
             where=str(out),
-            fix="pass a file in a folder that is there and that you may write",
+            fix="pass a file in an existing, writable folder",
         ) from None
-    print(f"{shown(str(out))}: {len(weights.tensors)} tensors of {shown(str(checkpoint))}")
+    print(f"{shown(str(out))}: {len(weights.tensors)} tensors from {shown(str(checkpoint))}")
     for name in weights.others:
-        print(f"{shown(name)} is no tensor, and is left out")
+        print(f"{shown(name)} is not a tensor and was skipped")
     return 0

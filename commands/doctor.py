@@ -1,6 +1,6 @@
-"""`headway doctor`: check this machine; each problem has a fix.
+"""`headway doctor`: check this machine, and print how to fix each problem.
 
-`machine_problems` judges a snapshot of any machine; other checks need this machine itself.
+`machine_problems` checks a snapshot of any machine; the other checks run on this machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OK, WARNING, ERROR, SKIPPED = Severity
 
 
 class Check(NamedTuple):
-    """The result of one check; each of the remedies by itself solves the problem it found."""
+    """The result of one check; each remedy alone fixes the problem."""
 
     check: str
     status: Severity
@@ -52,7 +52,7 @@ class Check(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """The remedies in words; empty if there is no problem."""
+        """The remedies as one string; empty without a problem."""
         return "; or ".join(self.remedies)
 
 
@@ -64,7 +64,7 @@ LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_P
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `headway doctor` with these words; return 1 if a check failed."""
+    """Run `headway doctor`; return 1 if a check failed."""
     parser = Parser("doctor", "Check this machine, and print how to fix each problem.")
     parser.flag("--json", help="print one JSON object: {machine, checks}")
     parser.shared_flags("--machine")
@@ -115,7 +115,7 @@ def _torch(machine: Machine) -> Iterator[Check]:
         yield Check("torch", ERROR, machine.torch_reason, ["`pip install torch`"])
     elif numbers(torch.version) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        what = f"torch {torch.version} is older than {oldest}, which Headway needs"
+        what = f"torch {torch.version} is older than {oldest}, which Headway requires"
         yield Check("torch", ERROR, what, [_UPDATE])
     else:
         builds = {"CUDA": torch.cuda, "ROCm": torch.hip, "XPU": torch.xpu}
@@ -176,15 +176,15 @@ def _cores(machine: Machine, host: HostFacts) -> Check:
     remedies = [export, "`unset OMP_NUM_THREADS`"]
     what = ""
     if text is not None and threads is None:
-        what = f"OMP_NUM_THREADS={text!r} is not a number of threads, and is ignored"
+        what = f"OMP_NUM_THREADS={text!r} is not a number of threads and is ignored"
     elif threads is not None and threads > machine.cores:
         what = (
             f"OMP_NUM_THREADS={text}, more than the {machine.cores_reason}: the CPU is "
             "oversubscribed"
         )
     elif host.cpu_quota is not None and host.cpu_quota < host.affinity and threads is None:
-        what = f"{machine.cores_reason}, but torch by default starts {host.affinity} threads"
-        remedies = ["nothing under `headway launch`, which respects the quota", export]
+        what = f"{machine.cores_reason}, but torch starts {host.affinity} threads by default"
+        remedies = ["use `headway launch`, which respects the quota", export]
     if what:
         return Check("threads", WARNING, what, remedies)
     return Check("threads", OK, machine.cores_reason)
@@ -197,7 +197,7 @@ def _shared_memory(host: HostFacts) -> Iterator[Check]:
         yield Check("/dev/shm", OK, f"{host.shm_bytes / 2**30:.1f} GiB")
         return
     what = f"{host.shm_bytes // 2**20} MiB, too small for the batches of data loader workers"
-    mount = "in Kubernetes mount an emptyDir of medium Memory at /dev/shm"
+    mount = "in Kubernetes, mount an emptyDir with medium Memory at /dev/shm"
     yield Check("/dev/shm", WARNING, what, ["`docker run --shm-size=8g`", mount])
 
 
@@ -221,7 +221,7 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
     except HeadwayError as error:
         found = [*error.problems]
     for problem in found:
-        # in words: they say where each setting was set
+        # includes where each setting was set
         what = f"{problem.what} ({problem.where})"
         yield Check("profile", ERROR, what, [problem.fix])
     if not found:
@@ -229,20 +229,20 @@ def _live_checks(machine: Machine) -> Iterator[Check]:
 
 
 def _ask_torch(machine: Machine) -> Check:
-    """Import torch in another Python, and compare the devices that it finds."""
+    """Import torch in a child process and compare the devices that it finds."""
     try:
         os.getcwd()
     except OSError as error:
-        what = f"the working folder is not available: {error.strerror}"
-        return Check("torch runs", ERROR, what, ["`cd` to a folder that exists"])
+        what = f"the working directory is not available: {error.strerror}"
+        return Check("torch runs", ERROR, what, ["`cd` to an existing directory"])
     device = MPS.name if machine.system == "Darwin" else machine.gpu_kind
     try:
         answer = ask_torch(Source(), device, "try")
     except FileNotFoundError as error:
         remedies = ["reinstall Python"]
-        what = f"cannot start another Python: {error.strerror}"
+        what = f"cannot start a child Python process: {error.strerror}"
     except OSError as error:
-        what = f"torch does not answer: {error.strerror or error}"
+        what = f"cannot import torch in a child process: {error.strerror or error}"
         remedies = ["`pip install --force-reinstall torch`", "`ulimit -n 65536; ulimit -u 65536`"]
     else:
         what, remedies = _compared(answer, machine)
@@ -253,7 +253,7 @@ def _ask_torch(machine: Machine) -> Check:
 
 
 def _compared(answer: TorchDevices, machine: Machine) -> tuple[str, list[str]]:
-    """Return what torch does not find on this machine, and possible remedies; empty for nothing."""
+    """Return which devices torch does not find, and possible remedies; empty if it finds all."""
     visible, count = machine.visible_gpus, len(answer.gpus)
     expected = 1 if any(gpu.slice_of for gpu in visible) else len(visible)
     if count and answer.error:

@@ -1,6 +1,4 @@
-"""What launches elsewhere have in common: as a job of a scheduler, of a snapshot of the code there,
-or on hosts over ssh.
-"""
+"""Shared by launches elsewhere: scheduler jobs, snapshots of the code, hosts over ssh."""
 
 from __future__ import annotations
 
@@ -20,27 +18,27 @@ from headway.settings.setting import SET
 from headway.settings.table import OF_JOBS, OF_MACHINES
 
 SCHEDULER = "slurm"
-"""The only one that --submit knows."""
+"""The only scheduler that --submit supports."""
 
 
 class RemoteJob(NamedTuple):
-    """A launch that is typed here, and runs elsewhere."""
+    """A launch that is requested here and runs elsewhere."""
 
     parsed: Parsed
-    own: Sequence[str]  # the same flags as words
+    own: Sequence[str]  # the same flags, as words
     program: Program  # on this machine's file system
     layers: Sequence[Entries]
-    machine: Machine  # this one, which need not be able to run the program
+    machine: Machine  # this machine, which may be unable to run the program
     environ: Mapping[str, str]
 
 
 def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
-    """Without --submit, refuse flags that only apply to jobs; a profile may hold them for jobs."""
+    """Raise for flags that require --submit; profiles may contain these settings."""
     if parsed.submit is None:
         if given := [flags[name].origin.flag for name in OF_JOBS if name in flags]:
             raise bad_words(
-                f"{', '.join(map(str, given))} is for jobs of a scheduler, and this launch is none",
-                fix=f"add --submit {SCHEDULER}, or leave it out",
+                f"{', '.join(map(str, given))} applies only to jobs, but --submit is not set",
+                fix=f"add --submit {SCHEDULER}, or remove it",
             )
     elif parsed.submit != SCHEDULER:
         raise ConfigError(
@@ -51,7 +49,7 @@ def reject_job_flags(parsed: Parsed, flags: Entries) -> None:
 
 
 def check_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
-    """Check the settings that do not depend on where the launch runs."""
+    """Validate the settings that do not depend on where the launch runs."""
     anywhere = [
         {name: entry for name, entry in layer.items() if name not in OF_MACHINES}
         for layer in layers
@@ -61,12 +59,12 @@ def check_everywhere(layers: Sequence[Entries], machine: Machine) -> None:
 
 
 def remote_args(own: Sequence[str], program: Program, without: Set[str]) -> list[str]:
-    """Return the words after `headway launch` for another machine.
+    """Return the arguments of `headway launch` for another machine.
 
-    `without` are the flags for this machine; settings, which --set may set, are given by name.
+    `without` holds the flags to omit, and the names of settings to omit from flags and --set.
     """
     flags = [word for word in own if not without & _names_in(word)]
-    if program.kind == "module":  # the last of the flags names it
+    if program.kind == "module":  # the last flag names the module
         return [*flags, *program.args]
     dashes = ["--"] if program.name.startswith("-") else []
     return [*flags, *dashes, program.name, *program.args]
@@ -79,10 +77,10 @@ def _names_in(word: str) -> set[str]:
 
 
 class Moved(NamedTuple):
-    """A program in another tree, and the variables that let Python find its modules there.
+    """A program in another tree, with the variables that make its modules importable there.
 
-    The rule: the script and what it imports are those of the tree; the working folder and the
-    arguments stay, so that data, configurations, outputs and checkpoints are where they were.
+    The rule: the script and its imports come from the tree; the working directory and arguments
+    stay the same, so that paths of data, configurations, outputs and checkpoints remain valid.
     """
 
     program: Program
@@ -90,10 +88,10 @@ class Moved(NamedTuple):
 
 
 def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
-    """Return a program, typed in `folder`, as it is in `tree`, a copy of the code in `root`.
+    """Map a program that was named in `folder` to `tree`, a copy of the code in `root`.
 
     Raises:
-        MachineError: this Python would look for a module in the working folder first.
+        MachineError: this Python would search the working directory for a module first.
     """
     there = partial(_there, folder=folder, root=root, tree=tree)
     python_path = [found for path in sys.path if path and (found := there(path))]
@@ -102,10 +100,10 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
     if program.kind == "module":
         if sys.version_info < (3, 11):
             raise MachineError(
-                f"the module {name} cannot be run from another folder than this one: Python "
-                f"{sys.version_info[0]}.{sys.version_info[1]} looks for it here first",
+                f"module {name} cannot be run from a copy of the code: Python "
+                f"{sys.version_info[0]}.{sys.version_info[1]} searches this directory first",
                 where="flag --module",
-                fix="name its file instead, pass --set snapshot=off, or use Python 3.11",
+                fix="pass its file instead, pass --set snapshot=off, or use Python 3.11",
             )
         variables["PYTHONSAFEPATH"] = "1"
         python_path.insert(0, there(folder) or tree)
@@ -118,7 +116,7 @@ def moved(program: Program, folder: str, root: str, tree: str) -> Moved:
 
 
 def _there(path: str, folder: str, root: str, tree: str) -> str:
-    """Return the place of a path of `root` in `tree`; empty for one that is not there."""
+    """Return the path in `tree` for a path in `root`; empty if it does not exist there."""
     whole = os.path.join(folder, path)
     for absolute in (os.path.abspath(whole), os.path.realpath(whole)):
         place = os.path.relpath(absolute, root)

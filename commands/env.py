@@ -19,9 +19,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "env",
         "Print the facts about this machine, each with its source. Names and addresses of "
-        "machines and people, and variables that may hold secrets, are left out.",
+        "machines and people, and variables that may contain secrets, are omitted.",
     )
-    parser.flag("--json", help="print one JSON object, which `--machine FILE` reads")
+    parser.flag("--json", help="print one JSON object, for `--machine FILE`")
     parsed = parser.parse_flags(argv)
     machine = detect_machine(os.environ, full=True)
     if parsed.json:
@@ -38,7 +38,7 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "torch", torch.version if torch else f"none: {machine.torch_reason}"
     yield "device", f"{device} ({reason})"
     yield "cores", f"{machine.cores} ({machine.cores_reason})"
-    yield "architecture", f"{machine.architecture}, as this Python sees it"
+    yield "architecture", f"{machine.architecture}, as reported by this Python"
     yield "gpus", f"{len(machine.gpus)} ({machine.gpus_reason})"
     for index, gpu in enumerate(machine.gpus):
         yield f"gpu {index}", _gpu(gpu)
@@ -57,7 +57,7 @@ def _gpu(gpu: Gpu) -> str:
         *([sm(gpu.capability)] if gpu.capability else []),
         f"{gpu.compute_mode} mode",
     ]
-    parts += [f"beside cores {gpu.local_cpus}"] if gpu.local_cpus else []
+    parts += [f"near cores {gpu.local_cpus}"] if gpu.local_cpus else []
     if gpu.use is not None:
         used, percent, pids = gpu.use
         parts += [] if used is None else [f"{used / 2**30:.1f} GiB in use"]

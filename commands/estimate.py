@@ -1,4 +1,4 @@
-"""`headway estimate script.py [args]`: how much memory each rank will take, before it is run."""
+"""`headway estimate script.py [args]`: estimate the memory per rank before a launch."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from headway.machine.detection import detect_machine
 from headway.settings.table import YES
 
 _COUNTED = ("mixed_precision", "gradient_accumulation_steps")
-"""The settings of a launch that count for memory, beside those of the strategies."""
+"""The settings of a launch that affect memory, in addition to those of the strategies."""
 
-_WAITED_FOR = "the script's first two optimizer steps, without memory"
+_WAITED_FOR = "the script's first two optimizer steps, on fake tensors"
 _TIME_LIMIT_S = 300.0
-_MOST_SECONDS = 1e9  # timers of every system can be set to as much
+_MOST_SECONDS = 1e9  # within the range of timers on every system
 
 CHECKED = "checked against CPU runs only"
 _LONGEST_LINE = 300  # characters of a script's output
@@ -43,8 +43,8 @@ _LONGEST_LINE = 300  # characters of a script's output
 _VERDICTS = {None: "unknown", True: "fits", False: "does not fit"}
 
 EXAMPLES = """
-The script runs unmodified up to its second optimizer step, without memory, GPU or network: its
-tensors have shapes and no values. It changes no file, starts no program and reaches no network.
+The script runs unmodified until its second optimizer step, without a GPU: its tensors have shapes
+but no memory. It changes no files, starts no programs and does not access the network.
 
   headway estimate --devices 8xH100-80GB train.py
   headway estimate --devices 2x8xA100-40GB --mixed-precision bf16 train.py --bs 8
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     program = program_from(parser, parsed, own, rest)
     here = detect_machine(full=True)
     if parsed.cpu and parsed.devices is not None:
-        parser.error("--cpu means --devices cpu: pass one of the two")
+        parser.error("--cpu means --devices cpu: pass only one of them")
     text = "cpu" if parsed.cpu else parsed.devices
     devices = devices_of(here) if text is None else parse_devices(text, here)
     attempt = Trial(
@@ -83,12 +83,12 @@ def main(argv: Sequence[str]) -> int:
         found = planner.judge(rows, attempt, devices)
     first = found[0].outcome
     if first.failed_at:
-        said = "\n".join(line[:_LONGEST_LINE] for line in first.output.splitlines()[-10:])
+        tail = "\n".join(line[:_LONGEST_LINE] for line in first.output.splitlines()[-10:])
         raise UsageError(
-            f"the script could not be followed: {first.failed_at}",
-            where=f"{program.name}; its last lines:\n{said}" if said else program.name,
-            fix="let the script make an optimizer step, with these arguments and devices, without"
-            " what failed there",
+            f"cannot estimate this script: {first.failed_at}",
+            where=f"{program.name}; its last lines:\n{tail}" if tail else program.name,
+            fix="make sure that the script reaches an optimizer step with these arguments and"
+            " devices, without the operation that failed",
         )
     _require_use_of_gpu(found, devices, program)
     _show(Report(attempt, devices, found))
@@ -98,20 +98,20 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> Parser:
     parser = Parser(
         "estimate",
-        "Say how much memory a training script takes on each rank, and which settings fit.",
+        "Estimate how much memory a training script takes per rank, and which settings fit.",
         usage="headway estimate [flags] script.py [args]",
         appendix=EXAMPLES,
     )
-    parser.flag("--devices", metavar="DEVICES", help="what it is to be trained on (default: here)")
+    parser.flag("--devices", metavar="DEVICES", help="devices to train on (default: here)")
     parser.flag("--cpu", help="the same as --devices cpu")
-    parser.flag("--strategy", metavar="NAME", help="only this row of the table")
-    of_launch = "as for headway launch; for scripts with an Accelerator"
+    parser.flag("--strategy", metavar="NAME", help="print only this row of the table")
+    of_launch = "as for headway launch; for scripts that use Accelerator"
     parser.flag("--mixed-precision", metavar="NAME", choices=list(PRECISIONS), help=of_launch)
     parser.flag("--gradient-accumulation-steps", metavar="N", help=of_launch)
     parser.flag(
         "--time-limit",
         metavar="SECONDS",
-        help=f"stop a script that makes no second step (default: {_TIME_LIMIT_S:g})",
+        help=f"time limit for the second step (default: {_TIME_LIMIT_S:g})",
     )
     parser.flag("--module", short="-m", is_last=True, metavar="NAME", help="run a module")
     return parser
@@ -126,7 +126,7 @@ def _rows(name: str | None, devices: Devices) -> tuple[Variant, ...]:
         raise ConfigError(
             f"strategy is {name!r}, not one of {', '.join(rows)} for {devices.world_size} rank(s)",
             where="--strategy",
-            fix=f"did you mean {close!r}?" if close else "leave it out to see all",
+            fix=f"did you mean {close!r}?" if close else "omit it to see all",
         )
     return (rows[name],)
 
@@ -139,24 +139,24 @@ def _time_limit(text: str | None) -> float:
     raise ConfigError(
         f"time limit is {text!r}, not a number of seconds",
         where="--time-limit",
-        fix="pass such as --time-limit 60",
+        fix="pass for example --time-limit 60",
     )
 
 
 def _require_use_of_gpu(found: Sequence[Judged], devices: Devices, program: Program) -> None:
-    """Refuse to report that a script fits into a GPU that it does not use."""
+    """Raise instead of reporting that a script fits into a GPU that it does not use."""
     if devices.kind != "cpu" and not any(item.outcome.peak_bytes for item in found):
         raise UsageError(
-            f"{program.name} leaves its model on the CPU: it takes no memory of a GPU",
+            f"{program.name} keeps its model on the CPU and uses no GPU memory",
             where=program.name,
-            fix="let the script move its model, by model.to('cuda') or accelerator.prepare(model); "
-            "or pass --devices cpu for the memory that it takes there",
+            fix="move the model with model.to('cuda') or accelerator.prepare(model), or pass "
+            "--devices cpu to estimate CPU memory",
         )
 
 
 class Report(NamedTuple):
     attempt: Trial  # the script and its arguments
-    devices: Devices  # what it is to be trained on
+    devices: Devices  # to train on
     rows: Sequence[Judged]  # by strategy, cheapest first
 
     @property
@@ -173,7 +173,7 @@ class Report(NamedTuple):
         if devices.per_machine > 1:
             words += ["--num-processes", str(devices.per_machine)]
         for name, value in judged.row.settings.items():
-            if value != DDP:  # what a launch does by itself
+            if value != DDP:  # the default of a launch
                 words.append(f"--{name.replace('_', '-')}")
                 words += [value] * (value != YES)
         words += ["-m"] * attempt.is_module
@@ -196,7 +196,7 @@ def _show_peak(devices: Devices, judged: Judged) -> None:
     outcome = judged.outcome
     share = f"{size(MARGIN_BYTES[devices.kind])} + {MARGIN_SHARE:.0%}"
     print(
-        f"\npeak of each rank {size(outcome.peak_bytes)}; with a margin of {share} "
+        f"\npeak per rank {size(outcome.peak_bytes)}; with a margin of {share} "
         f"{size(judged.needed_bytes)} of {size(devices.bytes_per_rank)}: {_VERDICTS[judged.fits]}"
     )
     if outcome.peak_at:
@@ -220,15 +220,15 @@ def _show_rows(report: Report) -> None:
         print("  ".join((f"{name:<{first}}", *padded)))
     for row in report.rows:
         if row.outcome.failed_at:
-            print(f"{row.row.name} could not be followed: {row.outcome.failed_at}")
+            print(f"cannot estimate {row.row.name}: {row.outcome.failed_at}")
 
 
 def _show_launch(report: Report) -> None:
     chosen = report.chosen
     print()
     if chosen is None:
-        print("no strategy is known to fit; take smaller batches, or more devices")
+        print("no strategy is known to fit; use smaller batches or more devices")
     else:
         print(report.launch_line(chosen))
         if chosen.row.settings != {"strategy": DDP}:
-            print("it needs a script whose model goes through accelerator.prepare()")
+            print("this requires a script that passes its model to accelerator.prepare()")

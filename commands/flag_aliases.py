@@ -1,4 +1,4 @@
-"""Flags of torchrun, `accelerate launch` and others that are not ours: what each is here."""
+"""Flags of torchrun, `accelerate launch` and other tools, and their equivalents here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headway.settings.table import TABLE
 
-_RENAMED = {  # flags of other tools, and the setting that each is
+_RENAMED = {  # flags of other tools: the equivalent settings
     "--node-rank": "machine_rank",
     "--master-addr": "main_address",
     "--master-port": "main_port",
@@ -25,7 +25,7 @@ _RENAMED = {  # flags of other tools, and the setting that each is
     **dict.fromkeys(("--fsdp-sharding-strategy", "--fsdp-reshard-after-forward"), "strategy"),
     **dict.fromkeys(("--fsdp-transformer-layer-cls-to-wrap", "--fsdp-min-num-params"), "wrap"),
 }
-_REPLACED = {  # and the words that each is
+_REPLACED = {  # flags of other tools: the equivalent arguments
     **dict.fromkeys(("--no-cuda", "--use-cpu", "--multi-cpu"), "--cpu"),
     **dict.fromkeys(("--mps", "--use-mps-device"), "--device mps"),
     "--use-xpu": "--device xpu",
@@ -49,21 +49,21 @@ _NOT_NEEDED = (
     *("--tpu", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo", "--downcast-bf16"),
     *("--main-training-function", "--aws-access-key-id", "--aws-secret-access-key"),
 )
-_WITHOUT_COUNTERPART = {  # and what to do; "--a-" stands for all that begin so
+_WITHOUT_COUNTERPART = {  # flags: the fix; "--a-" matches all flags with this prefix
     "--dynamo-": "pass Accelerator(dynamo_backend=NAME) in the script",
     "--gradient-clipping": "call accelerator.clip_grad_norm_() in the script",
     "--fp8-": "pass --mixed-precision bf16",
-    "--fsdp-": "pass --strategy fsdp; docs/guides/sharding.md has what it takes",
+    "--fsdp-": "pass --strategy fsdp; see docs/guides/sharding.md for its settings",
     **dict.fromkeys(
         (
             *("--use-deepspeed", "--deepspeed-", "--zero-stage", "--zero3-", "--use-megatron-lm"),
             *("--megatron-lm-", "--offload-optimizer-", "--offload-param-"),
             *("--use-parallelism-config", "--parallelism-config-"),
         ),
-        "pass --strategy fsdp: there are DDP and FSDP",
+        "pass --strategy fsdp: only DDP and FSDP are supported",
     ),
 }
-_OBEYED = (  # variables of torchrun, or what is so here anyway
+_OBEYED = (  # variables of torchrun that a launch reads, or that match its behaviour
     *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     *("PET_RDZV_ENDPOINT", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )
@@ -71,28 +71,28 @@ _OF_BOTH = ("--log-dir", "--numa-binding", "--no-python", "--module")
 
 
 def foreign_flag(name: str, value: str) -> tuple[str, str] | None:
-    """Return what another tool's flag is here, and the fix; None for an unknown flag.
+    """Return a description of another tool's flag and the fix; None for an unknown flag.
 
-    `name` has dashes between its words; `value` is what was typed after it, or empty.
+    `name` has dashes between its words; `value` is the word after it, or empty.
     """
     if name in _NOT_NEEDED:
-        return "has no counterpart here, and needs none", "remove it"
+        return "has no equivalent here and is not needed", "remove it"
     if name in _REPLACED:
         return f"is {_REPLACED[name]} here", f"pass {_REPLACED[name]}"
     if name not in _RENAMED:
         for foreign, fix in _WITHOUT_COUNTERPART.items():
             if name == foreign or (foreign[-1] == "-" and name.startswith(foreign)):
-                return "is of torchrun or accelerate launch, without a counterpart here", fix
+                return "of torchrun or accelerate launch has no equivalent here", fix
         return None
     row = TABLE[_RENAMED[name]]
     if name == "--gpu-ids" and value.isdecimal():
-        value = f"{value},"  # an index there, and a count here
+        value = f"{value},"  # an index in Accelerate, a count here
     is_same = row.reads(value) and row.name != "log_dir"
     return f"is {row.flag} here", f"pass {row.as_flag(value if is_same else row.metavar)}"
 
 
 def torchrun_note(environ: Mapping[str, str]) -> list[str]:
-    """Return a note if there are PET_*, which torchrun obeys, and a launch does not."""
+    """Return a note about PET_* variables that torchrun reads and a launch ignores."""
     parts = []
     for name, value in environ.items():
         is_default_handler = name in _OBEYED or value in ("", "0", "c10d", "static")
@@ -100,4 +100,4 @@ def torchrun_note(environ: Mapping[str, str]) -> list[str]:
             flag = "--" + name[4:].lower().replace("_", "-")
             own = f"pass {flag}" if flag in _OF_BOTH else "remove it"
             parts.append(f"{name} ({(foreign_flag(flag, value) or ('', own))[1]})")
-    return [f"a launch does not read these variables of torchrun: {', '.join(parts)}"] * bool(parts)
+    return [f"a launch ignores these variables of torchrun: {', '.join(parts)}"] * bool(parts)

@@ -1,4 +1,4 @@
-"""Flags: derived from the settings table, strict, with `-` or `_` between words."""
+"""Command-line flags, derived from the settings table; `-` and `_` are equivalent in names."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from headway.settings.setting import SET
 from headway.settings.table import TABLE, TOPICS
 
 Parsed = SimpleNamespace
-"""The values of the flags, by the name of the setting or flag."""
+"""Values of the flags, by the name of the setting or flag."""
 
 
 def bad_words(what: str, *, fix: str) -> ConfigError:
@@ -24,12 +24,12 @@ def bad_words(what: str, *, fix: str) -> ConfigError:
 
 
 class Flag(NamedTuple):
-    name: str  # the long one
+    name: str  # the long spelling
     short: str | None
-    options: dict[str, Any]  # of argparse
+    options: dict[str, Any]  # for argparse
     heading: str = ""  # in --help
     is_last: bool = False  # no flag may follow
-    default_value: str | None = None  # where it may stand alone
+    default_value: str | None = None  # if the value is optional
 
     @property
     def takes_value(self) -> bool:
@@ -38,21 +38,21 @@ class Flag(NamedTuple):
 
 _HELP = Flag("--help", "-h", {})
 _SHARED: Mapping[str, Any] = {
-    "--profile": {"metavar": "NAME", "help": "your profile to use: a name, or a path"},
-    "--show-secrets": {  # of commands that print the variables of `env`
-        "help": "print the values of variables whose names mean secrets, such as HF_TOKEN"
+    "--profile": {"metavar": "NAME", "help": "profile to use: a name or a path"},
+    "--show-secrets": {  # for commands that print the variables of `env`
+        "help": "print the values of variables that look like secrets, such as HF_TOKEN"
     },
-    "--machine": {  # of commands that can use a recorded machine instead of this one
+    "--machine": {  # for commands that can use a recorded machine
         "metavar": "FILE",
-        "help": "plan for the machine that `headway env --json` wrote to FILE",
+        "help": "plan for the machine recorded in FILE by `headway env --json`",
     },
 }
 
 
 class Parser:
-    """Parses flags without abbreviations; raises ConfigError instead of exiting.
+    """A strict parser: no abbreviations, and ConfigError instead of an exit.
 
-    argparse is only used for --help: importing and filling it takes a tenth of a launch.
+    argparse is used only for --help: importing and filling it takes a tenth of a launch.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Parser:
         self._usage = usage
         self._appendix = appendix  # printed unchanged at the end of --help
         self._flags: list[Flag] = []
-        self.known = {"--help": _HELP, "-h": _HELP}  # flags by their spellings
+        self.known = {"--help": _HELP, "-h": _HELP}  # flags by spelling
         self.brief: Collection[str] = ()  # the flags that `-h` lists; empty: all
 
     def format_help(self, *, is_brief: bool = False) -> str:
@@ -99,12 +99,12 @@ class Parser:
         default_value: str | None = None,
         **options: Any,
     ) -> None:
-        """Add one flag; with `metavar` it takes a value, and no flag may follow one with `is_last`.
+        """Add a flag; with `metavar` it takes a value, with `is_last` no flag may follow.
 
-        `--help` has it below its heading, and those without one first.
+        `--help` lists flags by heading, flags without a heading first.
 
-        With a `default_value` the value is optional and must be written with "=", so that the
-        script is never taken for the value.
+        With a `default_value` the value is optional and must be passed with "=", so that the
+        script is never mistaken for the value.
         """
         has_value = "metavar" in options
         usual = {
@@ -121,13 +121,13 @@ class Parser:
             self.flag(name, heading=heading, **_SHARED[name])
 
     def setting_flags(self, topics: Collection[str] = tuple(TOPICS)) -> None:
-        """Add the flags of settings below these headings, and --set; those not passed are None."""
+        """Add --set and the flags of the settings in these topics; the default of each is None."""
         self.flag(
             SET,
             heading="plan",
             metavar="NAME=VALUE",
             action="append",
-            help="set any setting, also one without a flag of its own (repeatable)",
+            help="set any setting, including settings without a flag (repeatable)",
         )
         for heading in topics:
             for row in (TABLE[name] for name in TOPICS[heading] if TABLE[name].has_flag):
@@ -145,12 +145,12 @@ class Parser:
                 )
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the launcher's own flags in `argv`, spelled with dashes, and all that follows.
+        """Split `argv` into the launcher's flags, spelled with dashes, and the remaining words.
 
-        The first word that is neither a flag nor a flag's value begins the second part.
+        The second part starts at the first word that is neither a flag nor a flag's value.
 
         Raises:
-            ConfigError: a flag is unknown, or lacks its value.
+            ConfigError: a flag is unknown, or its value is missing.
         """
         own: list[str] = []
         words = list(argv)
@@ -169,17 +169,17 @@ class Parser:
                 value = words.pop(0)
             elif equals and not flag.takes_value:
                 raise bad_words(
-                    f"{name} takes no value, but was given {value!r}",
+                    f"{name} takes no value, but got {value!r}",
                     fix=f"pass {name} without a value",
                 )
-            # with "=", because a value may begin with a dash
+            # with "=", because a value may start with a dash
             own.append(f"{flag.name}={value}" if flag.takes_value else name)
             if flag.is_last:
                 break
         return own, words
 
     def parse_args(self, own: Sequence[str]) -> Parsed:
-        """Return the values of the flags in the first part of `split`; print --help and exit."""
+        """Parse the first part of `split` into values; for --help, print the help and exit."""
         values = {flag.options["dest"]: flag.options["default"] for flag in self._flags}
         for word in own:
             spelling, equals, text = word.partition("=")
@@ -194,7 +194,7 @@ class Parser:
         return Parsed(**values)
 
     def parse_words(self, argv: Sequence[str]) -> tuple[Parsed, list[str]]:
-        """Return the flags and the other words of a command line, in any order."""
+        """Parse a command line of flags and other words in any order."""
         own: list[str] = []
         words: list[str] = []
         rest = list(argv)
@@ -206,17 +206,17 @@ class Parser:
         return self.parse_args(own), words
 
     def parse_flags(self, argv: Sequence[str]) -> Parsed:
-        """Return the flags of a command line that takes nothing else."""
+        """Parse a command line that consists of flags only."""
         parsed, words = self.parse_words(argv)
         if words:
             self.error(f"unexpected argument {words[0]!r}")
         return parsed
 
     def parse_flag(self, argv: Sequence[str], what: str) -> tuple[Parsed, str | None]:
-        """Return the flags of a command line, and the one word that it may have besides."""
+        """Parse a command line of flags and at most one other word."""
         parsed, words = self.parse_words(argv)
         if len(words) > 1:
-            self.error(f"{self.prog} takes one {what}, and got {len(words)} words")
+            self.error(f"{self.prog} takes one {what}, but got {len(words)} words")
         return parsed, words[0] if words else None
 
     def error(self, message: str) -> NoReturn:
@@ -232,10 +232,10 @@ class Parser:
         setting = TABLE.get(name.removeprefix("--").replace("-", "_"))
         if "--set" in self.known and setting is not None:
             fix = f"pass {setting.as_flag(value or setting.metavar)}"
-            raise bad_words(f"{name} has no flag of its own", fix=fix)
+            raise bad_words(f"unknown flag {name}: this setting has no flag", fix=fix)
         if setting is not None:
             raise bad_words(
-                f"unknown flag {name} of `{self.prog}`, which takes settings from profiles",
+                f"unknown flag {name} for `{self.prog}`, which reads settings from profiles",
                 fix=f"run `headway config set {setting.name}={value or 'VALUE'}`, or set "
                 f"{setting.variable} for this command",
             )
@@ -247,12 +247,13 @@ class Parser:
             has_value = flag.takes_value and flag.default_value is None
             fix = f"pass {close} {value}".rstrip() if has_value else f"pass {close}"
         if self.command == "launch":
-            of_script = "put flags of the script after the script"
+            of_script = "put flags of the script after its name"
             fix = f"{fix}, or {of_script}" if close else of_script
             if os.path.isfile(name):
-                fix = f"write ./{name} for a script whose name begins with a dash"
+                fix = f"write ./{name} for a script whose name starts with a dash"
         raise bad_words(
-            f"unknown flag {name} of `{self.prog}`" + (f"; did you mean {close}?" if close else ""),
+            f"unknown flag {name} for `{self.prog}`"
+            + (f"; did you mean {close}?" if close else ""),
             fix=fix,
         )
 
@@ -267,7 +268,7 @@ def flag_layer(parsed: Parsed) -> dict[str, Entry]:
     for word in parsed.set or ():
         name, equals, raw = word.partition("=")
         if not equals:
-            raise bad_words(f"{SET} is {word!r}, which is not NAME=VALUE", fix=f"{SET} record=off")
+            raise bad_words(f"{SET} is {word!r}, not NAME=VALUE", fix=f"pass {SET} record=off")
         if name in layer:
             raise bad_words(f"{name} is set twice", fix="keep one of the two")
         layer[name] = Entry(raw, Origin(Layer.FLAG, flag=f"{SET} {name}"))
@@ -281,10 +282,10 @@ def machine_from_flags(
     full: bool = False,
     layers: Sequence[Entries] = (),
 ) -> tuple[Machine, Mapping[str, str]]:
-    """Return the machine to plan for, that of --machine or this one, and its variables.
+    """Return the machine to plan for, from --machine or detected here, and its variables.
 
-    A recorded machine only has the variables that affect training. Without a flag for the device,
-    that of `layers` is detected. Raises ConfigError for an invalid recording.
+    A recorded machine has only the variables that affect training. Without a device flag, detect
+    the device that `layers` set. Raises ConfigError for an invalid recording.
     """
     if parsed.machine is None:
         named = [str(layer["device"].raw) for layer in layers if "device" in layer]

@@ -34,7 +34,7 @@ FOREVER = "forever"  # --wait without a number
 _PLACING = [
     TABLE[name].flag for name in (*TOPICS["ranks on this machine"], *TOPICS["several machines"])
 ]
-"""Flags that scripts seldom have of their own."""
+"""Flags that scripts rarely define themselves."""
 _MOST_READ = 2**20  # bytes of a script
 _USAGE_ERROR = 2  # the exit code of argparse, click and most others
 
@@ -43,7 +43,7 @@ BRIEF = (
     *("--gradient-accumulation-steps", "--strategy", "--resume", "--hosts", "--submit"),
     *("--max-restarts", "--hang-timeout", "--log-dir", "--debug-rank"),
 )
-"""What most users need: `-h` lists these alone."""
+"""The most common flags: `-h` lists only these."""
 
 USAGE = """\
 headway launch [flags] script.py [args of the script]
@@ -51,18 +51,18 @@ headway launch [flags] script.py [args of the script]
 
 
 class _Launch:
-    """State of one launch, which its tasks fill in."""
+    """State of a launch, filled in by its tasks."""
 
-    own: list[str]  # the words of the launcher's own flags
-    rest: list[str]  # the words of the script, as they were typed
+    own: list[str]  # the launcher's flags, as words
+    rest: list[str]  # the script and its arguments, as typed
     parsed: Parsed
     program: Program
-    machine: Machine  # the one to plan for
+    machine: Machine  # the machine to plan for
     environ: Mapping[str, str]  # its variables
     profiles: Sequence[Entries]
-    layers: list[Entries]  # all that is said, from the weakest to the strongest
-    cluster: Entries  # what the scheduler says
-    settings: Settings  # what holds, as far as `problems` let it
+    layers: list[Entries]  # all sources, from the weakest to the strongest
+    cluster: Entries  # settings from the scheduler
+    settings: Settings  # valid except for `problems`
     plan: LaunchPlan
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class _Launch:
 
     @property
     def is_here(self) -> bool:
-        """Whether the plan is for this machine, not for a recorded one."""
+        """Whether the plan is for this machine, not for a recorded machine."""
         return self.parsed.machine is None
 
 
@@ -95,13 +95,13 @@ def _read_words(launch: _Launch) -> None:
     launch.program = program_from(launch.parser, parsed, own, rest)
     if not launch.is_here and not parsed.dry_run:
         raise bad_words(
-            f"--machine {parsed.machine} describes another machine: nothing can be started there",
+            f"--machine {parsed.machine} describes another machine, where nothing can be started",
             fix="add --dry-run to see the plan for it",
         )
 
 
-def _lay_settings(launch: _Launch) -> None:
-    """Detect the machine, and merge the settings: flags override variables, these profiles."""
+def _merge_settings(launch: _Launch) -> None:
+    """Detect the machine and merge the settings: flags override variables and profiles."""
     parsed = launch.parsed
     launch.profiles = profile_layers(launch.here, profile=parsed.profile)
     launch.machine, launch.environ = machine_from_flags(
@@ -139,7 +139,7 @@ def _launch_remotely(launch: _Launch) -> int | None:
 
 
 def _become_step(launch: _Launch) -> int | None:
-    """In a job of SLURM, become one step on all of its machines."""
+    """In a SLURM job, replace this process by a step on all machines of the job."""
     launch.cluster = cluster_layer(launch.environ, launch.layers)
     launch.settings, launch.problems = try_resolve(
         launch.layers, launch.machine, launch.environ, launch.cluster
@@ -151,7 +151,7 @@ def _become_step(launch: _Launch) -> int | None:
 
 
 def _wait_for_gpus(launch: _Launch) -> None:
-    """Detect the idle GPUs, if they were requested; a real launch claims them."""
+    """Detect idle GPUs if requested; a real launch claims them."""
     settings, parsed = launch.settings, launch.parsed
     if kind_of(settings.device).is_numbered and settings.devices.idle is not None:
         if launch.is_here:
@@ -159,15 +159,15 @@ def _wait_for_gpus(launch: _Launch) -> None:
     elif parsed.wait is not None and not settings_problems(settings, launch.machine):
         asked = settings.devices.idle is not None
         raise ConfigError(
-            f"--wait waits for idle GPUs, and devices is {str(settings.devices)!r} on "
+            f"--wait waits for idle GPUs, but devices is {str(settings.devices)!r} on "
             f"{settings.device}",
             where=f"flag --wait; devices: {settings.origin('devices')}",
-            fix="leave --wait out" + ", or ask for them with --devices idle:2" * (not asked),
+            fix="remove --wait" + ", or request idle GPUs with --devices idle:2" * (not asked),
         )
 
 
 def _make_plan(launch: _Launch) -> None:
-    """Make the plan, or raise all problems at once."""
+    """Build the plan, or raise all problems at once."""
     settings, parsed, problems = launch.settings, launch.parsed, launch.problems
     if launch.is_here and settings.log_dir is not None:
         from headway.launcher.processes.log_folder import log_dir_problems
@@ -196,9 +196,9 @@ def _make_plan(launch: _Launch) -> None:
 
 
 def _overridden(layers: Sequence[Entries]) -> list[str]:
-    """Return a sentence for each value of the first layer that a later layer overrides."""
+    """Return a note for each value of the first layer that a later layer overrides."""
     return [
-        f"{name} of {entry.origin} is overridden by {stronger[name].origin}"
+        f"{name} from {entry.origin} is overridden by {stronger[name].origin}"
         for name, entry in (layers[0] if layers else {}).items()
         for stronger in layers[1:]
         if name in stronger and stronger[name].raw != entry.raw and name != "env"
@@ -206,7 +206,7 @@ def _overridden(layers: Sequence[Entries]) -> list[str]:
 
 
 def _print_plan(launch: _Launch) -> int | None:
-    """Print the plan for a dry run, or a line about it."""
+    """Print the whole plan for a dry run, otherwise a one-line summary."""
     plan, parsed = launch.plan, launch.parsed
     if parsed.dry_run:
         from headway.commands.tables import escape_unencodable
@@ -255,7 +255,7 @@ def _run(launch: _Launch) -> int:
 
 TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _read_words,
-    _lay_settings,
+    _merge_settings,
     _launch_remotely,
     _become_step,
     _wait_for_gpus,
@@ -263,15 +263,15 @@ TASKS: tuple[Callable[[_Launch], int | None], ...] = (
     _print_plan,
     _run,
 )
-"""What a launch does; it ends with the first exit code."""
+"""The tasks of a launch, in order; the first exit code ends it."""
 
 
 def _became_step(
     settings: Settings, environ: Mapping[str, str], argv: Sequence[str], parsed: Parsed
 ) -> bool:
-    """Become a step of SLURM's job, where one is needed for all machines; a dry run prints it."""
+    """Replace this process by a SLURM step, if all machines need it; a dry run prints it."""
     if settings_problems(settings):
-        return False  # the plan will tell
+        return False  # reported when the plan is built
     from headway.launcher.clusters.slurm import run_step, step_of
 
     words = [word for word in argv if word.replace("_", "-") != "--dry-run" or not parsed.dry_run]
@@ -286,13 +286,13 @@ def _became_step(
     elif step is not None:
         if not parsed.quiet:
             machines = f"{step.num_machines} machine" + "s" * (step.num_machines > 1)
-            log(f"a step of job {step.job}, on {machines}")
+            log(f"starting a step of job {step.job} on {machines}")
         run_step(step)
     return step is not None
 
 
 def _find_idle_gpus(launch: _Launch) -> Machine:
-    """Return the machine with the current use of its GPUs; a real launch claims the idle ones."""
+    """Return the machine with its current GPU usage; a real launch claims idle GPUs."""
     from headway.ipc.stderr import waiting_for
     from headway.launcher.processes.gpu_claims import claim_idle, with_claims
 
@@ -300,7 +300,7 @@ def _find_idle_gpus(launch: _Launch) -> Machine:
     looks = count()
 
     def poll() -> Machine:
-        with waiting_for("the use of the GPUs to be read", is_quiet=next(looks) > 0):
+        with waiting_for("the GPU usage to be read", is_quiet=next(looks) > 0):
             return detect_machine(environ, full=True)
 
     if parsed.dry_run:
@@ -320,15 +320,15 @@ def _seconds(text: str) -> float:
         raise ConfigError(
             f"--wait is {text!r}, {error}",
             where="flag --wait",
-            fix="write --wait=600, or --wait alone for no limit",
+            fix="pass --wait=600, or only --wait for no limit",
         ) from None
 
 
 def make_parser() -> Parser:
     parser = Parser(
         "launch",
-        "Run a training script in one or many processes on this machine, or on several. "
-        "Everything after the script belongs to the script.",
+        "Run a training script in one or many processes, on one or several machines. "
+        "All arguments after the script are passed to it.",
         usage=USAGE,
     )
     parser.flag(
@@ -342,7 +342,7 @@ def make_parser() -> Parser:
     parser.flag(
         "--quiet",
         short="-q",
-        help="at the start, print neither the plan's summary nor what is waited for",
+        help="do not print the plan's summary and the waiting messages at startup",
     )
     plan = "plan"
     parser.flag(
@@ -358,7 +358,7 @@ def make_parser() -> Parser:
         heading=device,
         metavar="S",
         default_value=FOREVER,
-        help="with --devices idle:N, wait until N GPUs are idle; at most S seconds",
+        help="with --devices idle:N, wait until N GPUs are idle, at most S seconds",
     )
     parser.flag(
         "--supervise", heading=ranks, help="run a single process as one rank under the launcher"
@@ -373,29 +373,29 @@ def make_parser() -> Parser:
         "--submit",
         heading="jobs",
         metavar="{slurm}",
-        help="run as a job of this scheduler, not here",
+        help="submit the launch as a job to this scheduler",
     )
     parser.brief = BRIEF
     return parser
 
 
 def _misplaced_flags(program: Program, flags: Collection[str]) -> str:
-    """Return the note for flags of ours that stand after the script; empty without any."""
+    """Return a note about flags of ours after the script, or an empty string."""
     words = takewhile(lambda word: word != "--", program.args)
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     ours = [name for name in dict.fromkeys(names) if name.replace("_", "-") in flags]
     ours = [name for name in ours if name != "--help"]
     if not ours:
         return ""
-    stand, were = ("stands", "was") if len(ours) == 1 else ("stand", "were")
+    come, were = ("comes", "was") if len(ours) == 1 else ("come", "were")
     return (
-        f"{', '.join(ours)} {stand} after {program.name} and {were} passed to it; "
-        "flags of headway launch go before the script"
+        f"{', '.join(ours)} {come} after {program.name} and {were} passed to it; "
+        "put flags of headway launch before the script"
     )
 
 
 def _mentions_rank(program: Program) -> bool:
-    """Return whether a script may need what torchrun sets: once it runs, nobody can explain it."""
+    """Return whether a script seems to read RANK, which it may not find without a launcher."""
     if program.kind != "script" or program.is_stream or not os.path.isfile(program.name):
         return False
     with suppress(OSError), open(program.name, "rb") as file:

@@ -1,4 +1,4 @@
-"""`headway logs [RUN]`: what the ranks of a run, or a job of SLURM, have printed."""
+"""`headway logs [RUN]`: print the output of the ranks of a run, or of a SLURM job."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from headway.launcher.remote import slurm_jobs
 _EVERY_S = 0.5
 _INTERRUPTED = 130
 _LOG = re.compile(r"rank_(\d+)_attempt_(\d+)\.log")
-_FIX = "launch with --log-dir DIR, which keeps all output"
+_FIX = "launch with --log-dir DIR to keep all output"
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "logs",
-        "Print what the ranks of a run have printed: all of it with --log-dir, else the last 200 "
-        "lines of each rank, once they have ended.",
+        "Print the output of the ranks of a run: all of it with --log-dir, otherwise the last 200 "
+        "lines of each rank, after they have exited.",
         usage="headway logs [--rank R] [--follow] [RUN | JOB]",
-        appendix=f"\n{RUN}\nJOB: with --follow: the number of a job of SLURM, such as 12, 12_3\n",
+        appendix=f"\n{RUN}\nJOB: with --follow, the ID of a SLURM job, such as 12 or 12_3\n",
     )
-    parser.flag("--rank", metavar="R", help="of this rank alone")
+    parser.flag("--rank", metavar="R", help="print only the output of this rank")
     parser.flag(
         "--follow",
         short="-f",
-        help="print what follows, too, until the run or job has ended, and exit with its code; "
-        "Ctrl-C leaves it running",
+        help="print new output until the run or job ends, and exit with its exit code; Ctrl-C "
+        "leaves it running",
     )
     parsed, name = parser.parse_flag(argv, "run")
     if parsed.rank is not None and not parsed.rank.isdecimal():
-        parser.error(f"--rank is the number of a rank, not {parsed.rank!r}")
+        parser.error(f"--rank must be the number of a rank, not {parsed.rank!r}")
     rank = None if parsed.rank is None else int(parsed.rank)
     if parsed.follow and name is not None and slurm_jobs.is_job_id(name):
         if rank is not None:
-            parser.error("--rank is for runs: the output of a job is that of all its ranks")
+            parser.error("--rank is only for runs: the output of a job includes all its ranks")
         return follow_job(name)
     record = find(name)
     num_ranks = record.start.num_processes * record.start.num_machines
     if rank is not None and rank >= num_ranks:
-        parser.error(f"--rank {rank}: the ranks of run {record.name} are 0 to {num_ranks - 1}")
+        parser.error(f"--rank is {rank}, but run {record.name} has ranks 0 to {num_ranks - 1}")
     if parsed.follow:
         return _follow(record, rank)
     files = list(_files(record, rank))
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not tails:
         of = "" if rank is None else f" of rank {rank}"
-        what = f"no output{of} of run {record.name} is kept; it goes to the terminal of the launch"
+        what = f"no output{of} of run {record.name} was kept, only printed to the terminal"
         raise ConfigError(what, where=record.path, fix=_FIX)
     for number, lines in sorted(tails.items()):
         for line in lines:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def follow_job(job: str) -> int:
-    """Print a job's output until it has ended or Ctrl-C comes; return the exit code.
+    """Print a job's output until it ends or Ctrl-C is pressed; return the exit code.
 
     Raises LaunchError if SLURM does not know the job.
     """
@@ -83,7 +83,7 @@ def follow_job(job: str) -> int:
     except KeyboardInterrupt:
         ended = slurm_jobs.state_of(job)
         if not ended.has_ended:
-            again = f"`headway logs --follow {job}` shows it again, `scancel {job}` ends it"
+            again = f"`headway logs --follow {job}` shows it again, `scancel {job}` cancels it"
             log(f"job {job} is still running; {again}")
             return _INTERRUPTED
     log(f"job {job} ended: {ended.name}, exit code {ended.exit_code}")
@@ -101,12 +101,12 @@ def _files(record: RunRecord, rank: int | None) -> Iterator[str]:
 
 
 def _follow(record: RunRecord, rank: int | None) -> int:
-    """Print the output of a run until it has ended; return its exit code, 1 if that is unknown."""
+    """Print the output of a run until it ends; return its exit code, 1 if that is unknown."""
     if record.start.job and rank is None:
         return follow_job(record.start.job)
     if "log_dir" not in record.start.origins:
         raise ConfigError(
-            f"the output of run {record.name} is kept in no file that could be followed",
+            f"the output of run {record.name} is not kept in files, so it cannot be followed",
             where=record.path,
             fix=_FIX,
         )

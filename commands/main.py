@@ -1,6 +1,6 @@
-"""The `headway` command: finds the subcommand, runs it, prints errors, answers with an exit code.
+"""The `headway` command: finds and runs a subcommand, prints errors and returns the exit code.
 
-Only the subcommand that was asked for is imported. Only here is a HeadwayError caught.
+Only the requested subcommand is imported. HeadwayError is caught only here.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from headway.ipc.stderr import flush_streams, log
 
 _CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EFBIG)
 
-_PACKAGES = ("torch", "safetensors")  # which what needs none of them runs without
+_PACKAGES = ("torch", "safetensors")  # not needed by every command
 
 GROUPS = {
     "start": {
         "launch": "run a training script in one or many processes",
-        "estimate": "say how much memory a script will take, and which settings fit, without a GPU",
-        "adopt": "list what scripts take from Accelerate, and change their imports",
+        "estimate": "estimate a script's memory and which settings fit, without a GPU",
+        "adopt": "list what scripts use from Accelerate, and change their imports",
     },
     "watch": {
-        "top": "list running launches, show their ranks, where time goes, and which one is slow",
+        "top": "list running launches, their ranks, where time goes and which rank is slow",
         "stack": "print the stacks of all ranks of a running launch, and which rank is behind",
     },
     "look back": {
-        "runs": "list the runs that have a record, and say in what two of them differ",
-        "why": "say how a run ended, and what has changed since one that ended well",
-        "logs": "print what the ranks of a run or job print, also while it is running",
-        "checkpoint": "list, verify and remove checkpoints of trainings",
+        "runs": "list recorded runs, and show how two of them differ",
+        "why": "show how a run ended, and what changed since the last successful run",
+        "logs": "print the output of a run or job, also while it is running",
+        "checkpoint": "list, verify, export and remove checkpoints",
     },
     "settings": {
         "config": "ask about this machine and write its profile; show, change and check profiles"
@@ -47,10 +47,10 @@ GROUPS = {
     "machine": {
         "doctor": "report what is wrong with this machine, and how to fix it",
         "env": "print the facts about this machine, ready to paste into an issue",
-        "test": "check this machine by a training of a few seconds, on all ranks of the plan",
+        "test": "check this machine with a few seconds of training on all ranks of the plan",
     },
 }
-"""What each command is for, below the headings of `--help`."""
+"""The help of each command, by the headings of `--help`."""
 
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
@@ -65,16 +65,16 @@ usage: headway [--version] [--help] <command> ...
 Run one PyTorch training script on any machine.
 
 {_LISTED}
-`headway <command> --help` says more. A first run, with two processes on this machine's CPU:
+See `headway <command> --help` for details. A first run, with two processes on the CPU:
   headway launch --cpu --num-processes 2 train.py
 """
 
 
 def run_command() -> NoReturn:
-    """Run this process's command line and end the process with its exit code.
+    """Run this process's command line and exit with its exit code.
 
-    A launcher that supervised ranks has imported torch, whose finalization takes a third of a
-    second; it is skipped.
+    A launcher that supervised ranks skips interpreter finalization, because it has imported torch,
+    whose finalization takes a third of a second.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signals.trap(signals.exit_on_signal, signal.SIGTERM)
@@ -86,7 +86,7 @@ def run_command() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: this process's) and return its exit code."""
+    """Run a command line (default: this process's) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     closed = _open_closed_streams()
     try:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for what is still buffered
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the buffered output
         if error.errno != errno.EPIPE:  # a reader such as `head` may stop at any time
             with suppress(OSError):
                 print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: HeadwayError, streams: Iterable[TextIO]) -> None:
-    """Print an error on the first of these streams that is writable."""
+    """Print an error to the first writable stream."""
     from headway.commands.tables import escape_unencodable
 
     flush_streams()
@@ -129,9 +129,9 @@ def described(error: HeadwayError) -> str:
 
 
 def _open_closed_streams() -> set[str]:
-    """Open the null device where a standard stream was closed (`>&-`); return which were.
+    """Open the null device for each closed standard stream (`>&-`) and return their names.
 
-    A script that replaces the launcher does not inherit it: it finds the stream closed.
+    A script that replaces the launcher does not inherit it: the stream is closed there, too.
     """
     closed = set()
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
@@ -161,9 +161,9 @@ def _dispatch(words: list[str]) -> int:
         raise ConfigError(
             f"unknown command {name!r}" + (f"; did you mean {close!r}?" if close else ""),
             where="the command line",
-            fix="`headway --help` lists the commands"
+            fix="run `headway --help` to list the commands"
             if not name.endswith(".py")
-            else f"`headway launch {name}`",
+            else f"run `headway launch {name}`",
         )
     if name != "launch":  # its script may inherit the stream
         from headway.commands.tables import escape_unencodable
@@ -177,19 +177,19 @@ def _dispatch(words: list[str]) -> int:
         from headway.ipc.paths import installer_of
 
         raise MachineError(
-            f"`headway {name}` needs {error.name} here, which is not installed",
-            where=f"the packages of {sys.executable}",
-            fix=f"`{installer_of(sys.executable)} {error.name}`",
+            f"`headway {name}` requires {error.name}, which is not installed",
+            where=f"the environment of {sys.executable}",
+            fix=f"run `{installer_of(sys.executable)} {error.name}`",
         ) from None
     return exit_code
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a subcommand without garbage collection: what an import creates stays."""
+    """Import a subcommand without garbage collection: imported objects are never freed."""
     gc.disable()
     try:
         return import_module(f"headway.commands.{name}")
     finally:
         gc.freeze()
-        gc.unfreeze()  # into the oldest generation, which the next collection leaves out
+        gc.unfreeze()  # into the oldest generation, which the next collection skips
         gc.enable()

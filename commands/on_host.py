@@ -1,7 +1,7 @@
-"""Runs on each host of a launch over ssh, at the other end of the connection: one launch there.
+"""The agent of a launch over ssh, which runs on each host and starts one launch there.
 
-Its orders come on standard input, and nothing secret is on a command line. When the input ends,
-because the caller has, so does the launch.
+It reads its orders from standard input, so that command lines contain no secrets. When the input
+ends, because the caller has exited, it stops the launch.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headway.launcher.remote.orders import (
 )
 
 _CHUNK_BYTES = 1 << 16
-_BEAT_EVERY_S = 30.0  # with nothing on its way, ssh's server would notice a cut after hours
+_BEAT_EVERY_S = 30.0  # without traffic, sshd would notice a broken connection after hours
 
 
 def main() -> None:
-    """Answer the requests on standard input, and run the launch that they ask for."""
+    """Read the orders from standard input, reply, and run the requested launch."""
     lines = _Lines(0)
     first = lines.wait()
     if first is None:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def probe_host(order: AgentSetup, environ: Mapping[str, str]) -> Found:
-    """Return what an order finds on this host, and change to its working directory.
+    """Change to the order's working directory, and return its status and this host's address.
 
     The launches themselves compare what must be equal on all machines.
     """
@@ -71,11 +71,11 @@ class _Lines:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.has_ended = False
-        self.mark = b""  # of answers; empty until the order has come
+        self.mark = b""  # prefix of replies; empty until the order arrives
         self._rest = b""
 
     def wait(self) -> bytes | None:
-        """Return the next line; None once the input has ended."""
+        """Return the next line; None at the end of the input."""
         while b"\n" not in self._rest and not self.has_ended:
             self.select([self.fd], None)
             self._read()
@@ -86,7 +86,7 @@ class _Lines:
         return line
 
     def select(self, watched: Sequence[int], until: float | None) -> Sequence[int]:
-        """Return the readable descriptors, none after `until`; send heartbeats while waiting."""
+        """Return the readable descriptors, none at `until`; send heartbeats while waiting."""
         while True:
             left_s = float("inf") if until is None else max(0.0, until - time.monotonic())
             ready = select.select(watched, [], [], min(left_s, _BEAT_EVERY_S))[0]
@@ -107,14 +107,14 @@ class _Lines:
 
 
 def _answer(line: bytes) -> None:
-    with suppress(OSError):  # the caller has gone, and the end of the input says so
+    with suppress(OSError):  # the caller has exited, so the input ends, too
         sys.stdout.flush()
         while line:
             line = line[os.write(1, line) :]
 
 
 def _run(start: StartLaunch, variables: Mapping[str, str], lines: _Lines) -> LaunchEnd:
-    """Run the launch in a child, send it the caller's signals, and return how it ended."""
+    """Run the launch in a child process, forward the caller's signals, return the result."""
     woken, _ = wake_on_child_end()
     reading, writing = os.pipe()
     agent, child = os.getpid(), os.fork()
@@ -161,20 +161,20 @@ def _rest_of(reading: int, reports: list[bytes]) -> str:
 
 
 def _kill_reason(status: int, *, is_ours: bool) -> str:
-    """Return the report for a launcher killed by a signal, which left none; otherwise empty."""
+    """Return a report if a signal killed the launcher, which then sent none; otherwise empty."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return ""
     host = socket.gethostname()
-    what = f"the launcher on {host} was ended by signal {-code} ({signal.strsignal(-code)})"
-    fix = "see what has ended it there: a person, or the kernel's OOM killer (`dmesg` says so)"
+    what = f"the launcher on {host} was killed by signal {-code} ({signal.strsignal(-code)})"
+    fix = "find out what killed it: a user, or the kernel's OOM killer (see `dmesg`)"
     if is_ours:
-        what, fix = f"the launcher on {host} did not stop in time, and was killed", "see its output"
+        what, fix = f"the launcher on {host} did not stop in time and was killed", "see its output"
     return described(LaunchError(what, where=f"host {host}", fix=fix))
 
 
 def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) -> NoReturn:
-    """Launch in this process and exit; report an error to the caller instead of printing it."""
+    """Launch in this process and exit; send errors to the caller instead of printing them."""
     signal.set_wakeup_fd(-1)
     signals.reset_handlers(signal.SIGCHLD)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -194,7 +194,7 @@ def _launch(start: StartLaunch, variables: Mapping[str, str], report_to: int) ->
         exit_code = error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:
         exit_code = 130
-    except BaseException:  # noqa: BLE001  of ours; Python would show it the same
+    except BaseException:  # noqa: BLE001  a bug of ours, shown as Python would
         sys.excepthook(*sys.exc_info())
     finally:
         flush_streams()

@@ -1,4 +1,4 @@
-"""`headway launch --hosts a,b:2`: the same launch on other hosts, over ssh."""
+"""`headway launch --hosts a,b:2`: run the launch on other hosts over ssh."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headway.settings.setting import AUTO
 from headway.settings.table import TABLE, Settings
 
 _AGENT = "headway.commands.on_host"
-_STOP_MARGIN_S = 15  # after the grace period, for a launcher to end
+_STOP_MARGIN_S = 15  # after the grace period, for a launcher to exit
 _HERE = {*("--dry-run", "--show-secrets"), *("hosts", "num_machines", "main_address", "main_port")}
-"""Flags and settings for here, which the launches on the hosts do not get."""
+"""Flags and settings for this command, not passed to the launches on the hosts."""
 
 
 def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int:
-    """Run the launch on the hosts, in the order of their machine ranks, and return its exit code.
+    """Run the launch on the hosts, in the order of machine ranks, and return its exit code.
 
     Raises ConfigError for an error that every machine would report, LaunchError if a host cannot be
     reached or cannot run it.
@@ -70,7 +70,7 @@ def launch_over_ssh(request: RemoteJob, hosts: Hosts, settings: Settings) -> int
 
 
 def _python_path(environ: Mapping[str, str]) -> list[str]:
-    """Return the words that make the agent find Headway where it is not installed."""
+    """Return the words that pass PYTHONPATH to the agent, which may need it to find Headway."""
     name = "PYTHONPATH"
     return ["env", f"{name}={environ[name]}"] if environ.get(name) else []
 
@@ -89,19 +89,19 @@ def _place(rank: int, count: int, address: str, port: int) -> dict[str, str]:
 def _refuse_contradictions(
     parsed: Parsed, hosts: Hosts, settings: Settings, program: Program
 ) -> None:
-    """Refuse settings that contradict the hosts, and flags that only work on this machine."""
+    """Raise for settings that contradict the hosts, and flags that only work on this machine."""
     where = settings.where("hosts")
     is_counted = settings.are_user_set("num_machines") and settings.num_machines != len(hosts)
     own = {"--machine-rank": parsed.machine_rank, "--in-process": parsed.in_process or None}
     given = [flag for flag, value in own.items() if value is not None]
     if is_counted and settings.origin("num_machines").is_for_this_launch:
         what = f"num_machines is {settings.num_machines}, but there are {len(hosts)} hosts"
-        where, fix = f"{settings.where('num_machines')}; {where}", "leave num_machines out"
+        where, fix = f"{settings.where('num_machines')}; {where}", "remove num_machines"
     elif given:
-        what = f"{given[0]} is for a launch on this machine alone, but hosts are {hosts}"
-        fix = f"leave {given[0]} out, or pass --hosts none"
+        what = f"{given[0]} is only for launches on this machine, but hosts is {hosts}"
+        fix = f"remove {given[0]}, or pass --hosts none"
     elif program.is_stream:
-        what = f"the script {program.name!r} is read from a pipe, which no other host can"
+        what = f"the script {program.name!r} is a pipe, which other hosts cannot read"
         fix = "save the script to a file"
     else:
         return

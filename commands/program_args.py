@@ -1,4 +1,4 @@
-"""The program on the command line: what plain Python runs, a launch runs."""
+"""The program on the command line: a launch accepts everything that plain Python runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.settings.setting import Seconds
 from headway.settings.table import TABLE
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # each process has its own
-_UNITS = (  # as people write them
+_UNITS = (  # as users write them
     *("s", "sec", "second", "seconds", "m", "min", "minute", "minutes"),
     *("h", "hour", "hours", "d", "day", "days"),
 )
@@ -21,7 +21,7 @@ _PROFILE = ("a YAML file", "pass a profile with --profile {script}, before the s
 _NOT_PYTHON = {  # by suffix: what the file is, and the fix
     ".ipynb": (
         "a Jupyter notebook",
-        "`jupyter nbconvert --to script {script}`, then launch the .py file that it writes",
+        "run `jupyter nbconvert --to script {script}`, then launch the resulting .py file",
     ),
     ".yaml": _PROFILE,
     ".yml": _PROFILE,
@@ -29,7 +29,7 @@ _NOT_PYTHON = {  # by suffix: what the file is, and the fix
 
 
 def require_torch() -> None:
-    """Raise what `import torch` would, without the import, before a child process imports it."""
+    """Raise ModuleNotFoundError if torch is not installed, without importing it."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -39,7 +39,7 @@ def require_torch() -> None:
 def program_from(
     parser: Parser, parsed: Parsed, own: Sequence[str], rest: Sequence[str]
 ) -> Program:
-    """Return the program and its arguments, from the words `rest` after the parser's `own` flags.
+    """Return the program and its arguments, from the words `rest` after the flags `own`.
 
     Raises ConfigError if no program is given, it does not exist, or it is a notebook or a profile.
     """
@@ -47,7 +47,7 @@ def program_from(
     if parsed.module is not None:
         return Program(parsed.module, tuple(rest), "module")
     if not rest:
-        raise bad_words("no script given", fix=f"{parser.prog} train.py")
+        raise bad_words("no script given", fix=f"run `{parser.prog} train.py`")
     name, *args = rest
     if parsed.no_python:
         return Program(_executable(name), tuple(args), "program")
@@ -56,17 +56,17 @@ def program_from(
 
 
 def _is_stream(script: str) -> bool:
-    """Return whether the script is readable only once, by the process that has it open."""
+    """Return whether the script can be read only once, by the process that opened it."""
     of_this_process = script.startswith(_DESCRIPTORS)
     return of_this_process or not (os.path.isfile(script) or os.path.isdir(script))
 
 
 def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
-    """Refuse a missing file, and one whose name shows that it is not a script."""
+    """Raise if the file is missing, or its name shows that it is not a script."""
     if os.path.basename(script).rstrip("0123456789.") == "python":
         raise bad_words(
             f"{script!r} is the Python interpreter, not a script",
-            fix=f"leave it out: {parser.prog} train.py",
+            fix=f"remove it: `{parser.prog} train.py`",
         )
     try:
         os.stat(script)
@@ -86,25 +86,25 @@ def _check_script(script: str, parser: Parser, own: Sequence[str]) -> None:
 
 
 def _start_of(script: str) -> bytes:
-    """Return the first bytes of a file, after a line that names its interpreter."""
+    """Return the first bytes of a file, without its shebang line."""
     with open(script, "rb") as file:
         start = file.read(4096)
     return start.partition(b"\n")[2] if start.startswith(b"#!") else start
 
 
 def _check_archive(script: str, start: bytes) -> None:
-    """Refuse a folder or zip archive without what Python runs of it."""
+    """Raise if a folder or zip archive has no __main__.py, or the archive is truncated."""
     finder = finder_in(script)
     if finder is None and start.startswith(b"PK\3\4"):
         raise bad_words(
-            f"{script!r} starts as a zip archive does, but its end is missing",
-            fix="copy or build the archive again: it is truncated",
+            f"{script!r} starts like a zip archive, but is truncated",
+            fix="copy or build the archive again",
         )
     if finder is not None and finder.find_spec("__main__") is None:
         kind = "directory" if os.path.isdir(script) else "zip archive"
         raise bad_words(
             f"{script!r} is a {kind} without a __main__.py, not a script",
-            fix="name the script inside it, or add a __main__.py that runs it",
+            fix="pass the script inside it, or add a __main__.py that runs it",
         )
 
 
@@ -122,15 +122,15 @@ def _missing(script: str, error: OSError, fix: str) -> ConfigError:
 
 
 def _fix_of_missing(script: str, parser: Parser, own: Sequence[str]) -> str:
-    """Return the fix, which names the flag before the script where the word may belong to it."""
-    usual = "check the path; a module is run with -m"
+    """Return the fix, which names the preceding flag if the word may be its value."""
+    usual = "check the path; run a module with -m"
     if not own:
         return usual
     spelling, _, value = own[-1].partition("=")
     flag = parser.known[spelling]
     if flag.takes_value and value == flag.default_value:
         written = f"{spelling}={flag.options['metavar']}"
-        return f"check the path; a value of {spelling} is written after '=': {written}"
+        return f"check the path; pass a value of {spelling} after '=': {written}"
     row = TABLE.get(flag.options["dest"])
     is_duration = row is not None and isinstance(row.kind, Seconds) and value.isdecimal()
     if is_duration and script.lower() in _UNITS:
@@ -156,14 +156,14 @@ def _executable(name: str) -> str:
         raise ConfigError(
             f"executable {name!r} not found",
             where="the command line, and PATH",
-            fix="check the name and its permission to execute; a Python script needs no "
+            fix="check the name and that it is executable; a Python script does not need "
             "--no-python",
         )
     return path
 
 
 def other_environment(script: str, python: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Name the environment that the user may have meant; a tool of pipx or uv has its own."""
+    """Name the environment that may have been intended; pipx and uv tools have their own."""
     beside = os.path.join(os.path.dirname(script), ".venv")
     variables = [environ.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     for found in map(os.path.abspath, filter(os.path.isdir, (*variables, beside))):
@@ -173,7 +173,7 @@ def other_environment(script: str, python: str, environ: Mapping[str, str]) -> I
         other = os.path.join(found, "bin", "python")
         if has_package(other, "torch"):
             yield (
-                f"{python} runs the script, and not {found}; fix: "
-                f"`{installer_of(other)} headway`, and launch there"
+                f"{python} runs the script, not {found}; fix: "
+                f"`{installer_of(other)} headway`, and launch from there"
             )
             return

@@ -1,4 +1,4 @@
-"""`headway launch --submit slurm`: the same launch, as a job of SLURM."""
+"""`headway launch --submit slurm`: submit the launch as a SLURM job."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from headway.settings.profile_files import shown
 from headway.settings.resolve import resolve
 from headway.settings.table import OF_JOBS, OF_MACHINES, OFF, TABLE, Settings
 
-_MAX_BYTES = 50 * 2**20  # of the code that a job runs a copy of
-_FOLDER = "headway-jobs"  # of scripts and logs, unless log_dir is set
-_SAID_BY_SLURM = OF_MACHINES[1:]
-_SAVING_S = 90  # before the time limit, beside the grace period
-_EARLIER_S = 60  # SLURM's signals come as much before their time
-_START_S = 60  # of a job, before it has anything to save
+_MAX_BYTES = 50 * 2**20  # of the code in a snapshot
+_FOLDER = "headway-jobs"  # for snapshots and logs, unless log_dir is set
+_SET_BY_SLURM = OF_MACHINES[1:]
+_SAVING_S = 90  # before the time limit, in addition to the grace period
+_EARLIER_S = 60  # SLURM may send a signal this much early
+_START_S = 60  # for a job to start, before it has anything to save
 _HERE = {"--submit", "--dry-run", "--show-secrets", *OF_JOBS, "num_machines"}
-"""Flags and settings for here, which the launch in the job does not get."""
+"""Flags and settings for this command, not passed to the launch in the job."""
 
 _ENV = TABLE["env"]
 _GPUS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
@@ -49,15 +49,15 @@ _CORES = ("cpus-per-task", "cpus-per-gpu", "exclusive")
 
 
 class _Inherited(NamedTuple):
-    written: Mapping[str, str]  # that the script sets
-    forwarded_env: Mapping[str, str]  # sbatch's own, with the secrets that no script may hold
-    secrets: Sequence[str]  # the names of the variables with them
+    written: Mapping[str, str]  # set by the batch script
+    forwarded_env: Mapping[str, str]  # sbatch's environment, including the secrets
+    secrets: Sequence[str]  # the names of the variables with secrets
 
 
 def submit(request: RemoteJob) -> int:
-    """Submit the launch, and return the exit code.
+    """Submit the launch and return the exit code.
 
-    Raises ConfigError for an error that every machine would report, LaunchError if SLURM refuses.
+    Raises ConfigError for an error that every machine would report, LaunchError if sbatch fails.
     """
     parsed, own, program, layers, machine, environ = request
     settings = _checked(layers, machine, environ)
@@ -85,62 +85,60 @@ def submit(request: RemoteJob) -> int:
         shutil.rmtree(into, ignore_errors=True)
         raise
     print(job)
-    log(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` ends it")
+    log(f"submitted; `headway logs --follow {job}` shows its output, `scancel {job}` cancels it")
     return 0
 
 
 def _frozen(request: RemoteJob, settings: Settings, into: str, written: Mapping[str, str]) -> Moved:
-    """Return the program in a copy of its code in `into`, with the current values of profiles."""
+    """Copy the program's code into `into`; return it there, with the profiles' current values."""
     program, folder = request.program, os.getcwd()
     if settings.snapshot == OFF:
         return Moved(program, {})
     script = script_path(program.kind, program.name)
     commit = read_commit(os.path.dirname(script) or folder)
     if commit is None:
-        _note(
-            request, "the script is in no commit of git: the job runs what is there when it starts"
-        )
+        _note(request, "the script is not in a git commit: the job runs the code as it is at start")
         return Moved(program, {})
     name = os.path.relpath(os.path.realpath(script), commit.root)
     if script and name not in _files_of(commit.root):
-        _note(request, "git does not know the script: the job runs what is there when it starts")
+        _note(request, "git ignores the script: the job runs the code as it is at start")
         return Moved(program, {})
     if request.parsed.dry_run:
-        _note(request, "the job will run a copy of the code, taken when it is submitted")
+        _note(request, "the job will run a snapshot of the code, taken at submission")
         return Moved(program, {})
     code = _copy(commit, os.path.dirname(into), into)
-    said = {variable: text for variable, text in _of_profiles(request) if variable not in written}
+    values = {name: text for name, text in _of_profiles(request) if name not in written}
     frozen = moved(program, folder, commit.root, code)
-    in_place = "--set snapshot=off: in place"
+    in_place = "--set snapshot=off runs it in place"
     _note(
         request,
         f"the job runs the code as it is now, and reads other files when it runs: "
         f"{shown(code)} ({in_place})",
     )
-    return frozen._replace(variables={**said, **frozen.variables, CODE_VARIABLE: code})
+    return frozen._replace(variables={**values, **frozen.variables, CODE_VARIABLE: code})
 
 
 def _copy(commit: Commit, without: str, into: str) -> str:
-    """Copy the code of a repository into a new folder, and return its path there.
+    """Copy the code of a repository into a new folder and return the path of the copy.
 
     The folder `without` is skipped, even if git does not ignore it. Raises ConfigError if the code
     is too large.
     """
     root = commit.root
-    reread = os.path.relpath(without, root) + os.sep
+    skipped = os.path.relpath(without, root) + os.sep
     sizes = {
         name: os.lstat(os.path.join(root, name)).st_size
         for name in _files_of(root)
-        if not name.startswith(reread)
+        if not name.startswith(skipped)
     }
     if (total := sum(sizes.values())) > _MAX_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         raise ConfigError(
-            f"the code of the job would be {total >> 20} MiB in {len(sizes)} files; a snapshot "
-            f"takes {_MAX_BYTES >> 20}. The largest: {largest} ({sizes[largest] / 2**20:.1f} MiB)",
+            f"the code is {total >> 20} MiB in {len(sizes)} files, but a snapshot is limited to "
+            f"{_MAX_BYTES >> 20} MiB; largest: {largest} ({sizes[largest] / 2**20:.1f} MiB)",
             where=root,
-            fix="name what is no code in .gitignore, or run what is there when the job starts: "
-            "--set snapshot=off",
+            fix="add files that are not code to .gitignore, or pass --set snapshot=off to run the "
+            "code in place",
         )
     code = os.path.join(into, "code")
     try:
@@ -148,7 +146,7 @@ def _copy(commit: Commit, without: str, into: str) -> str:
         for name in sizes:
             target = os.path.join(code, name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with suppress(FileNotFoundError):  # it has just been removed
+            with suppress(FileNotFoundError):  # it was removed meanwhile
                 shutil.copy2(os.path.join(root, name), target, follow_symlinks=False)
         with open(os.path.join(into, COPIED_FROM), "w", encoding="utf-8") as file:
             json.dump(plain(commit), file)
@@ -178,7 +176,7 @@ def _note(request: RemoteJob, text: str) -> None:
 
 
 def _of_profiles(request: RemoteJob) -> Iterator[tuple[str, str]]:
-    """Yield the variables for the current values of profiles, except `env`: it may hold secrets."""
+    """Yield the profiles' settings as variables, except `env`, which may hold secrets."""
     for layer in request.layers:
         for name, entry in layer.items():
             is_of_profile = entry.origin.layer in (Layer.USER_PROFILE, Layer.PROJECT_PROFILE)
@@ -188,33 +186,33 @@ def _of_profiles(request: RemoteJob) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_elsewhere(parsed: Parsed, settings: Settings) -> None:
-    """Refuse flags and settings for this machine, or for one launch of several."""
-    given = [name for name in _SAID_BY_SLURM if settings.origin(name).is_for_this_launch]
+    """Raise for flags and settings that apply to a single machine."""
+    given = [name for name in _SET_BY_SLURM if settings.origin(name).is_for_this_launch]
     asked = {"--in-process": parsed.in_process, "--machine": parsed.machine is not None}
     flags = [flag for flag, is_given in asked.items() if is_given]
     if given or flags:
         raise ConfigError(
             f"{', '.join(given + flags)} cannot be set for a job: SLURM chooses its machines",
-            where=settings.where(*given) if given else "the command line, beside --submit",
-            fix=f"leave {' and '.join(given + flags)} out; --num-machines N says how many machines",
+            where=settings.where(*given) if given else "the command line, with --submit",
+            fix=f"remove {' and '.join(given + flags)}; --num-machines N sets their number",
         )
 
 
 def _checked(layers: Sequence[Entries], machine: Machine, environ: Mapping[str, str]) -> Settings:
-    """Return the settings; detected values are those of this machine."""
+    """Return the validated settings; detected values are those of this machine."""
     check_everywhere(layers, machine)
     settings = resolve(layers, machine, environ)
     if settings.hosts:
         raise ConfigError(
-            "hosts says on which machines to run, and so does --submit",
+            "hosts and --submit contradict each other: both select the machines",
             where=f"flag --submit; {settings.where('hosts')}",
-            fix="leave --submit out, or pass --hosts none",
+            fix="remove --submit, or pass --hosts none",
         )
     return settings
 
 
 def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
-    """Return the options of sbatch: those of the setting replace ours."""
+    """Return the options of sbatch; those in the setting override ours."""
     own = settings.sbatch
     pattern = f"{folder.replace('%', '%%')}/{name}-{'%A_%a' if 'array' in own else '%j'}.log"
     options = {
@@ -237,7 +235,7 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
         del options["requeue"]
     if "nodes" in own and settings.are_user_set("num_machines"):
         raise ConfigError(
-            f"sbatch has nodes={own['nodes']}, and num_machines is {settings.num_machines}",
+            f"sbatch sets nodes={own['nodes']}, but num_machines is {settings.num_machines}",
             where=settings.where("sbatch", "num_machines"),
             fix="keep one of the two",
         )
@@ -248,20 +246,20 @@ def _options(settings: Settings, name: str, folder: str) -> dict[str, str]:
 
 
 def _stop_signal(settings: Settings, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the option for a signal before the time limit, unless it would come at the start."""
+    """Return the option for a signal before the time limit; none if the limit is too short."""
     lead_s = settings.grace_period_s + _SAVING_S
     limit_s = _seconds_of(own.get("time", ""))
     if "signal" in own or limit_s > lead_s + _EARLIER_S + _START_S:
         return {"signal": f"TERM@{lead_s}"}
     log(
-        f"note: the job gets no signal to save before its time limit: {own['time']} is too short "
-        f"for one {lead_s} s ahead"
+        f"note: the job is not signalled to save before its time limit: {own['time']} is too short "
+        f"for a signal {lead_s} s earlier"
     )
     return {}
 
 
 def _seconds_of(time: str) -> float:
-    """Return sbatch's option time in seconds; infinity if unknown."""
+    """Parse sbatch's time limit into seconds; infinity if unknown."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d?):(\d\d?)", time, re.ASCII)
     if match is None:  # SLURM's other forms, such as minutes
         return float("inf")
@@ -270,7 +268,7 @@ def _seconds_of(time: str) -> float:
 
 
 def _gpus(settings: Settings) -> dict[str, str]:
-    """Return the option for the GPUs per machine that the user has set."""
+    """Return the option for the number of GPUs per machine, if the user set it."""
     count = settings.devices.size
     if settings.are_user_set("num_processes"):
         count = settings.num_processes
@@ -278,10 +276,10 @@ def _gpus(settings: Settings) -> dict[str, str]:
 
 
 def _refuse_unwritable(key: str, value: str) -> None:
-    """Refuse what a line of a batch script cannot hold, and file names that SLURM would change."""
+    """Raise for values that a batch script cannot contain, or that SLURM would change."""
     if not value.isprintable() or (key == "output" and "\\" in value):
         raise ConfigError(
-            f"sbatch's option {key} would be {value!r}, which a batch script cannot hold",
+            f"sbatch's option {key} would be {value!r}, which a batch script cannot contain",
             where="the flags, the profile and the working directory",
             fix="use a name without line breaks, control characters and, for files, backslashes",
         )
@@ -290,7 +288,7 @@ def _refuse_unwritable(key: str, value: str) -> None:
 def _inherited(
     parsed: Parsed, environ: Mapping[str, str], options: Mapping[str, str]
 ) -> _Inherited:
-    """Return the job's environment; a secret reaches it through sbatch alone."""
+    """Return the job's environment; secrets are passed only through sbatch."""
     flagged = [word for word in parsed.env or () if masked_pairs([word]) != [word]]
     kept = environ.get(_ENV.variable, "")
     both = {**Settings.env.kind(kept), **Settings.env.kind(flagged)}
@@ -302,19 +300,19 @@ def _inherited(
     exported = options.get("export", environ.get("SBATCH_EXPORT", "ALL"))
     if secrets and "ALL" not in exported.split(","):
         raise ConfigError(
-            f"{_ENV.variable} holds a secret, which no batch script may hold, and sbatch is not to "
-            "hand the environment on",
+            f"{_ENV.variable} contains a secret, which must not be in a batch script, but sbatch "
+            "does not export the environment",
             where=f"sbatch's option export, which is {exported!r}",
-            fix="leave that option out, or let the script read the secret from a file",
+            fix="remove that option, or read the secret from a file in the script",
         )
     return _Inherited(
         written={name: environ[name] for name in names if name not in secrets},
-        forwarded_env=_of_no_other_run(with_secrets if flagged else environ),
+        forwarded_env=_without_run_variables(with_secrets if flagged else environ),
         secrets=secrets,
     )
 
 
-def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
+def _without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
     of_machines = [TABLE[name].variable for name in OF_MACHINES]
     is_in_job = "SLURM_JOB_ID" in environ
     stays = ("SLURM_CONF", "SLURM_CLUSTERS")
@@ -327,7 +325,7 @@ def _of_no_other_run(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _words(own: Sequence[str], program: Program) -> list[str]:
-    """Return the words after `headway launch` in the job."""
+    """Return the arguments of `headway launch` in the job."""
     parts = [(word, *word.partition("=")[::2]) for word in own]
     public = [
         word for word, name, value in parts if name != _ENV.flag or masked_pairs([value]) == [value]
@@ -340,16 +338,16 @@ def _print_notes(
 ) -> None:
     if inherited.secrets:
         log(
-            f"note: {', '.join(inherited.secrets)} holds a secret and is not in the script: the "
+            f"note: {', '.join(inherited.secrets)} contains a secret and is not in the script: the "
             "job inherits it from the environment of this command"
         )
     if masked_command(program.args) != list(program.args):
         log(
-            "note: an argument of the script looks like a secret, and the batch script holds it, "
-            "which SLURM keeps; a variable of the environment would not be in it"
+            "note: an argument looks like a secret and is in the batch script, which SLURM stores; "
+            "an environment variable would not be"
         )
     if not is_quiet and not any(key in options for key in (*_CORES, *_GPUS)):
-        log("note: SLURM may give one core on each machine: --sbatch cpus-per-task=N asks for more")
+        log("note: SLURM may allocate one core per machine; request more: --sbatch cpus-per-task=N")
 
 
 def _make_folder(folder: str, settings: Settings) -> None:
@@ -361,7 +359,7 @@ def _make_folder(folder: str, settings: Settings) -> None:
     except OSError as error:
         reason = str(error.strerror)
     raise MachineError(
-        f"the folder of the job's log cannot be written to: {reason}",
+        f"the job's log folder is not writable: {reason}",
         where=shown(folder),
-        fix=f"name another: {TABLE['log_dir'].flag} DIR ({settings.where('log_dir')})",
+        fix=f"pass another folder: {TABLE['log_dir'].flag} DIR ({settings.where('log_dir')})",
     )

@@ -83,7 +83,7 @@ def test_a_gpu_that_no_training_sees_is_no_finding(name: str) -> None:
 
 def test_a_torch_that_is_too_old_is_an_error() -> None:
     (finding,) = found(mac(torch=version_file("2.10.0")))
-    assert finding.what == "torch 2.10.0 is older than 2.11, which Headway needs"
+    assert finding.what == "torch 2.10.0 is older than 2.11, which Headway requires"
     assert finding.fix == "`pip install -U torch`"
 
 
@@ -128,7 +128,7 @@ def test_a_machine_without_faults_passes_the_live_checks(monkeypatch: pytest.Mon
         (
             "laptop_cpu",
             {"answered": OSError("ImportError: libcudart")},
-            "torch does not answer: ImportError: libcudart",
+            "cannot import torch in a child process: ImportError: libcudart",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_working_folder_that_is_gone_is_found(monkeypatch: pytest.MonkeyPatch)
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    what = "the working folder is not available: No such file or directory `cd`"
+    what = "the working directory is not available: No such file or directory `cd`"
     assert f"error torch runs {what}" in live(monkeypatch)
 
 
@@ -195,17 +195,17 @@ def test_a_training_without_torch_is_refused_before_it_starts(
     assert main(words.split()) == 3
     error = capsys.readouterr().err
     command = words.split()[0]
-    assert error.startswith(f"error: `headway {command}` needs torch here, which is not installed")
+    assert error.startswith(f"error: `headway {command}` requires torch, which is not installed")
     assert f"`{sys.executable} -m pip install torch`" in error
 
 
 @pytest.mark.parametrize(
     ("child", "what"),
     [
-        (None, "cannot start another Python: No such file or directory"),
+        (None, "cannot start a child Python process: No such file or directory"),
         (
             "#!/bin/sh\nprintf 'no \\377 torch' >&2\nexit 1\n",
-            "torch does not answer: no \ufffd torch",
+            "cannot import torch in a child process: no \ufffd torch",
         ),
     ],
 )

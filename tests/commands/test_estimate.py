@@ -254,7 +254,7 @@ def test_a_script_that_leaves_its_model_on_the_cpu_is_not_said_to_fit_a_gpu(
     Path("script.py").write_text(TRAINING.replace("    net.cuda()\n", "    pass\n"))
     code, printed = run("estimate", "--devices", "24GB", "--strategy", "ddp", "script.py")
     assert code == 2
-    assert "script.py leaves its model on the CPU" in printed
+    assert "script.py keeps its model on the CPU" in printed
     assert "fits" not in printed
     with_gpus = load_machine(MACHINE)
     monkeypatch.setattr("headway.commands.estimate.detect_machine", lambda full: with_gpus)

@@ -10,7 +10,7 @@ from headway.commands.flag_aliases import torchrun_note
 from headway.commands.launch import make_parser
 from headway.errors import ConfigError
 
-OF_SCRIPT = "put flags of the script after the script"
+OF_SCRIPT = "put flags of the script after its name"
 
 
 def refused(*words: str) -> tuple[str, str]:
@@ -48,7 +48,7 @@ def refused(*words: str) -> tuple[str, str]:
         ("--supervice", f"pass --supervise, or {OF_SCRIPT}"),
         ("--lr 2", OF_SCRIPT),
         ("--epochs 3", OF_SCRIPT),
-        ("-dash.py", "write ./-dash.py for a script whose name begins with a dash"),
+        ("-dash.py", "write ./-dash.py for a script whose name starts with a dash"),
     ],
 )
 def test_the_fix_is_the_flag_to_type(typed: str, fix: str) -> None:

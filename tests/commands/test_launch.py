@@ -169,7 +169,7 @@ REFUSALS = {
     "no script": (["--cpu"], "no script given"),
     "a program that may not be executed": (
         ["--no-python", "./script.py"],
-        "its permission to execute",
+        "that it is executable",
     ),
     "a missing script": (["scirpt.py"], "did you mean 'script.py'"),
     "an unknown flag": (["--num-procesess", "2", "script.py"], "did you mean --num-processes"),
@@ -205,7 +205,7 @@ REFUSALS = {
     ),
     "a setting without a flag": (["--restart-delay", "3", "script.py"], "--set restart_delay=3"),
     "a setting that does not exist": (["--set", "restart_dely=3", "script.py"], "restart_delay"),
-    "no setting": (["--set", "record", "script.py"], "which is not NAME=VALUE"),
+    "no setting": (["--set", "record", "script.py"], "not NAME=VALUE"),
     "a setting twice": (["--device", "cpu", "--set", "device=cpu", "script.py"], "set twice"),
 }
 
@@ -237,10 +237,10 @@ SUPERVISED = ("-q", "--cpu", "--supervise")
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (["--num_processes=2"], "--num_processes stands after script.py and was passed to it"),
+        (["--num_processes=2"], "--num_processes comes after script.py and was passed to it"),
         (
             ["--cpu", "--device=x", "--cpu"],
-            "--cpu, --device stand after script.py and were passed to it",
+            "--cpu, --device come after script.py and were passed to it",
         ),
         (["--num", "2", "--epochs", "--help-me"], ""),
     ],
@@ -254,7 +254,7 @@ def test_a_usage_error_of_a_script_that_was_given_a_flag_of_ours_ends_with_a_not
     assert done.returncode == 2
     assert "unrecognized arguments" in done.stderr
     last = done.stderr.splitlines()[-1]
-    expected = f"note: {note}; flags of headway launch go before the script"
+    expected = f"note: {note}; put flags of headway launch before the script"
     assert last == expected if note else "note:" not in done.stderr
 
 
@@ -292,7 +292,7 @@ def test_one_process_is_told_of_a_flag_of_ours_that_its_script_was_given(
     flag: str, is_ours: bool
 ) -> None:
     done = headway("launch", script("pass"), flag, "2")
-    note = f"headway: note: {flag} stands after script.py and was passed to it"
+    note = f"headway: note: {flag} comes after script.py and was passed to it"
     assert (note in done.stderr) == is_ours
     assert done.returncode == 0
 

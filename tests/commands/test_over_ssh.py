@@ -134,7 +134,7 @@ def test_a_launcher_that_is_killed_on_a_host_is_reported_by_its_agent() -> None:
         agent.stdin.close()
     end = decode(kinds_of(LaunchEnd), answer.removeprefix(b"the-mark"))
     assert end.exit_code == 137
-    assert f"error: the launcher on {socket.gethostname()} was ended by signal 9" in end.report
+    assert f"error: the launcher on {socket.gethostname()} was killed by signal 9" in end.report
 
 
 def test_the_environment_goes_along_but_for_what_belongs_to_one_host() -> None:

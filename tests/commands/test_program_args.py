@@ -58,7 +58,7 @@ def test_a_folder_or_archive_without_a_main_or_truncated_is_no_script() -> None:
     assert program("whole.pyz") == ("script", "whole.pyz")
     for before in (b"", b"#!/usr/bin/env python3\n"):
         Path("part.pyz").write_bytes(before + Path("whole.pyz").read_bytes()[:-30])
-        assert "its end is missing" in refused("part.pyz").problems[0].what
+        assert "but is truncated" in refused("part.pyz").problems[0].what
 
 
 @pytest.mark.parametrize("name", ["train", "train.py", "train.pyc", "app.pyz", "run.sh", "odd.txt"])
@@ -93,13 +93,13 @@ def test_a_script_from_stdin_is_run_by_one_process_and_refused_for_ranks() -> No
 
 
 MISSING = {
-    "nope.py": "check the path; a module is run with -m",
-    "--wait=600 nope.py": "check the path; a module is run with -m",
-    "--wait 10m nope.py": "check the path; a value of --wait is written after '=': --wait=S",
-    "--cpu-offload yes nope.py": "check the path; a value of --cpu-offload is written after '=': "
+    "nope.py": "check the path; run a module with -m",
+    "--wait=600 nope.py": "check the path; run a module with -m",
+    "--wait 10m nope.py": "check the path; pass a value of --wait after '=': --wait=S",
+    "--cpu-offload yes nope.py": "check the path; pass a value of --cpu-offload after '=': "
     "--cpu-offload={yes,no}",
     "--hang-timeout 10 minutes nope.py": "write the duration as one word: --hang-timeout 10m",
-    "--num-processes 10 minutes nope.py": "check the path; a module is run with -m",
+    "--num-processes 10 minutes nope.py": "check the path; run a module with -m",
 }
 
 
@@ -112,7 +112,7 @@ def test_a_missing_script_that_may_be_a_value_of_the_flag_before_it_is_explained
 
 @pytest.mark.parametrize("name", ["python", "python3", "/usr/bin/python3.12", sys.executable])
 def test_the_interpreter_is_no_script(name: str) -> None:
-    assert "leave it out" in refused(name, "train.py").problems[0].fix
+    assert "remove it" in refused(name, "train.py").problems[0].fix
 
 
 def test_a_script_that_cannot_be_looked_up_is_one_error() -> None:
@@ -138,6 +138,6 @@ def test_an_active_environment_with_torch_that_is_not_the_one_used_is_noted(tmp_
     fix = f"`{tmp_path}/active/bin/python -m pip install headway`"
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         [note] = notes("active", variable)
-        assert note.startswith(f"{python} runs the script, and not {tmp_path}/active; fix: {fix}")
+        assert note.startswith(f"{python} runs the script, not {tmp_path}/active; fix: {fix}")
     assert not notes("used")
     assert not notes("without")

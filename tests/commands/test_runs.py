@@ -162,10 +162,10 @@ def test_logs_are_the_files_of_log_dir_or_else_the_last_lines(tmp_path: Path) ->
     record = write_run(tails=tails, supervised="--supervise", num_processes=2)
     assert run("logs")[1].splitlines() == ["[0] hello of 0", "[0] bye", "[1] hello of 1", "[1] bye"]
     assert run("logs", "--rank", "1", record.name)[1].splitlines() == ["hello of 1", "bye"]
-    assert "takes one run, and got 2 words" in run("logs", "a", "b")[1]
+    assert "takes one run, but got 2 words" in run("logs", "a", "b")[1]
     code, text = run("logs", "--rank", "7")
     assert code == 2
-    assert "are 0 to" in text
+    assert "has ranks 0 to" in text
     code, text = run("logs", "--follow")
     assert code == 2
     assert "--log-dir" in text

@@ -137,7 +137,7 @@ def test_a_job_too_short_for_a_signal_has_none_and_is_told_so(
 ) -> None:
     text = submitted(*flags, script)
     assert "signal" not in options_in(text)
-    assert "no signal to save before its time limit" in text
+    assert "not signalled to save before its time limit" in text
 
 
 def test_the_job_gets_the_words_typed_here_and_the_variables_of_settings(
@@ -497,14 +497,14 @@ def test_a_job_runs_in_place_where_that_was_asked_for_or_git_does_not_know_the_s
     _, text = run("launch", "--submit", "slurm", "--set", "snapshot=off", "--cpu", "train.py")
     assert "the code as it is now" not in text
     Path("data/own.py").write_text("")
-    assert "git does not know the script" in run("launch", "--submit", "slurm", "data/own.py")[1]
+    assert "git ignores the script" in run("launch", "--submit", "slurm", "data/own.py")[1]
     (tmp_path / "own.py").write_text("")
     _, text = run("launch", "--submit", "slurm", str(tmp_path / "own.py"))
-    assert "the script is in no commit of git" in text
+    assert "the script is not in a git commit" in text
     assert not [*repository.glob("headway-jobs/*/code")]
     code, text = run("launch", "--set", "snapshot=off", "train.py")
     assert code == 2
-    assert "--set snapshot is for jobs of a scheduler" in text
+    assert "--set snapshot applies only to jobs" in text
 
 
 def test_code_that_is_too_large_is_refused_with_what_to_exclude(

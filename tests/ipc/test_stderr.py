@@ -69,7 +69,7 @@ def test_a_slow_look_at_the_gpus_is_announced(
         settings=asking_for("idle:1"), parsed=flags, environ={}, problems=[]
     )
     assert launch._find_idle_gpus(asked) is FOUR
-    assert "the use of the GPUs" in capsys.readouterr().err
+    assert "the GPU usage" in capsys.readouterr().err
 
 
 BLOCKS = """
