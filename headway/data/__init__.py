@@ -1,1 +1,1 @@
-"""The loaders of a prepared script: which rank reads which samples. Only the runtime comes in."""
+"""Prepared data loaders: sharding across ranks and exact resume. Only the runtime imports it."""

@@ -1,6 +1,6 @@
-"""Prepared loaders, the loops over them that this process is in, and what batches are made of.
+"""The active loops over prepared loaders, and the sample counts of their batches.
 
-The loops belong to the process, not to an Accelerator: each of several finds the same batch.
+The loops belong to the process, not to an Accelerator: all Accelerators see the same batch.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from headway.distributed.world import rank_and_size
 
 
 class TrainingLoader(DataLoader[Any]):
-    """A prepared loader; each class has `epoch`, `without_first` and `sharing_evenly`."""
+    """Base class of prepared loaders, with `epoch`, `without_first` and `sharing_evenly`."""
 
     without_first: Any
 
 
 class GlobalBatch(NamedTuple):
-    """How many samples one batch of all ranks together has; 0 where a number is unknown."""
+    """Sample counts of a global batch; 0 means unknown."""
 
-    samples: int = 0  # different ones
-    padded: int = 0  # with those that are repeated to give all ranks equally many
-    full: int = 0  # in any batch but an epoch's last one, if as many ranks have a part of it
-    shares: tuple[int, ...] = ()  # those of each rank that has any; empty if all have equally many
-    repeated: int = 0  # of this rank's samples, the last ones, where it reads data of its own
+    samples: int = 0  # distinct
+    padded: int = 0  # including those repeated so that all ranks have equally many
+    full: int = 0  # in a full batch with as many participating ranks
+    shares: tuple[int, ...] = ()  # per rank with samples; empty if all have equally many
+    repeated: int = 0  # at the end of this rank's samples, if it reads its own data
 
     def of_rank(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Return how many samples a rank has, and how many of them, the first, are not repeated."""
+        """Return a rank's number of samples, and how many of them, at the start, are distinct."""
         shares = self.shares or (self.padded // num_ranks,) * num_ranks
         if rank >= len(shares):
             return 0, 0
@@ -37,27 +37,27 @@ class GlobalBatch(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What this rank was given in a pass; the repeated samples are the last ones."""
+    """Samples that this rank received in a pass; the repeated samples are at the end."""
 
     samples: int
     repeated: int
 
 
 class LoaderLoop:
-    """One loop over a prepared data loader, as of its current batch."""
+    """State of a loop over a prepared loader at its current batch."""
 
     def __init__(self, loader: Any = None) -> None:
         self.loader = loader
         self.batch = GlobalBatch()
-        self.is_last = False  # whether the current batch is the last one
-        self.passed: Passed | None = None  # the pass that has ended in the current batch
+        self.is_last = False  # whether the current batch is the last
+        self.passed: Passed | None = None  # the pass that ended during the current batch
         self.number = 0  # of the current batch, from 1
-        self._num_counted = 0  # of the batches before those that are like the current one
-        self._counted: Passed | None = Passed(0, 0)  # before these; None if it is unknown
-        self.rows: set[int] = set()  # for each sample, of the results gathered for full batches
+        self._num_counted = 0  # batches before the current run of equal batches
+        self._counted: Passed | None = Passed(0, 0)  # samples in these batches; None if unknown
+        self.rows: set[int] = set()  # rows per sample in results gathered for full batches
 
     def begin_batch(self, batch: GlobalBatch, *, is_last: bool) -> None:
-        """Make `batch` the current one, and this loop the innermost."""
+        """Set the current batch, and make this loop the innermost."""
         if batch is not self.batch and batch != self.batch:
             self._counted, self._num_counted = self._count(), self.number
             self.batch = batch
@@ -81,21 +81,21 @@ class LoaderLoop:
             return self._counted
         samples, new = self.batch.of_rank(*rank_and_size())
         is_in_between = new and (self._counted.repeated or (new < samples and num_alike > 1))
-        if not samples or is_in_between:  # repeats are not all at the end
+        if not samples or is_in_between:  # not all repeated samples are at the end
             return None
         all_of_it, repeated = self._counted
         return Passed(all_of_it + num_alike * samples, repeated + num_alike * (samples - new))
 
 
-_loops: list[LoaderLoop] = []  # the innermost is the last
+_loops: list[LoaderLoop] = []  # from the outermost to the innermost
 _NO_LOOP = LoaderLoop()
 
 
 def current_loop() -> LoaderLoop:
-    """Return the innermost loop over a prepared loader; outside all of them one without batch."""
+    """Return the innermost loop over a prepared loader, or an empty loop outside of any."""
     return _loops[-1] if _loops else _NO_LOOP
 
 
 def open_loops() -> list[LoaderLoop]:
-    """Return the loops that this process is in, from outside in."""
+    """Return the active loops, from the outermost to the innermost."""
     return [*_loops]

@@ -1,4 +1,4 @@
-"""How prepared loaders share their data out among the ranks: `DataLoaderConfiguration`."""
+"""Options of prepared data loaders, and checks of loaders against them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from headway.errors import UsageError
 
 @dataclass
 class DataLoaderConfiguration:
-    """How prepared data loaders share their data out: `Accelerator(dataloader_config=...)`.
+    """Options for sharding the data of prepared loaders: `Accelerator(dataloader_config=...)`.
 
     Args:
-        split_batches: the loaders' batch_size is that of all ranks together, not of each.
-        dispatch_batches: rank 0 alone reads the data, and sends each rank its share. None (the
-            default) does so for loaders with an `__iter__` of their own only. False refuses these.
-        already_sharded: each rank's loaders read its own part of the data, as with torch's
-            DistributedSampler or a stream that is split by node: they are read as they are. A run
-            that resumes within an epoch needs as many ranks.
+        split_batches: the loaders' batch_size is the global batch size, not the size per rank.
+        dispatch_batches: only rank 0 reads the data, and it sends each rank its share. None (the
+            default) does so only for loaders that override `__iter__`; False rejects these.
+        already_sharded: each rank's loaders already read only that rank's part of the data, for
+            example with torch's DistributedSampler or a stream split by node. To resume within an
+            epoch, a run needs the same number of ranks.
         split_streams: each rank reads its own shards of a stream with `num_shards` and
-            `shard(num_shards=, index=)`. None (the default) does so where the ranks divide the
-            shards evenly, True also where they do not; False has each rank read all of it.
-        even_batches: give all ranks equally many batches of equally many samples; at most
-            num_processes - 1 samples of the last round are repeated for that. False repeats none:
-            in the last round ranks may get fewer samples than others, or no batch.
-        use_seedable_sampler: shuffle by a seed and the number of the epoch alone, whatever else
-            has drawn random numbers before.
-        data_seed: that seed, also beside `Accelerator(seed=...)`; None takes the one of torch
-            (`set_seed`), that of rank 0.
-        non_blocking: on CUDA, do not wait for the copy of a batch from pinned memory. Loaders with
-            `pin_memory=True` do so in any case.
-        use_stateful_dataloader: changes nothing: every prepared loader has `state_dict()` and
-            `load_state_dict()`, and `save_state` saves where it is.
+            `shard(num_shards=, index=)`. None (the default) does so if the number of shards is
+            divisible by the number of ranks, True in any case; False has each rank read all shards.
+        even_batches: yield equally many batches of equally many samples on all ranks by repeating
+            at most num_processes - 1 samples of the last global batch. False repeats no samples:
+            in the last global batch, ranks may get fewer samples than others, or no batch.
+        use_seedable_sampler: shuffle by a seed and the epoch number only, independent of any other
+            random draws.
+        data_seed: the seed for `use_seedable_sampler`; overrides `Accelerator(seed=...)`. None
+            uses torch's seed (`set_seed`) on rank 0.
+        non_blocking: on CUDA, do not wait for the copy of a batch from pinned memory. This is
+            always enabled for loaders with `pin_memory=True`.
+        use_stateful_dataloader: has no effect: every prepared loader has `state_dict()` and
+            `load_state_dict()`, and `save_state` saves its position.
 
     Raises:
-        UsageError: an option cannot be obeyed.
+        UsageError: the options are invalid or conflict.
 
     Examples:
         >>> from headway import Accelerator, DataLoaderConfiguration
@@ -63,7 +63,7 @@ class DataLoaderConfiguration:
 
 
 def check_configuration(config: DataLoaderConfiguration) -> None:
-    """Raise a UsageError for options that cannot be obeyed; they may have been set since."""
+    """Raise UsageError for invalid options; attributes may have changed since construction."""
     check_call(type(config).__init__, (), vars(config))
     own = "already_sharded" if config.already_sharded else "split_streams"
     others = {
@@ -74,9 +74,9 @@ def check_configuration(config: DataLoaderConfiguration) -> None:
     other = next((name for name, is_set in others.items() if is_set), None)
     if other is not None and getattr(config, own):
         raise UsageError(
-            f"{own}=True has each rank read its own data, and {other} cannot be obeyed",
+            f"{other} cannot be used with {own}=True, where each rank reads its own data",
             where="the script's DataLoaderConfiguration(...)",
-            fix=f"remove one of the two: {own}, or {other}",
+            fix=f"remove {own} or {other}",
         )
     if config.data_seed is not None and not config.use_seedable_sampler:
         raise UsageError(
@@ -89,7 +89,7 @@ def check_configuration(config: DataLoaderConfiguration) -> None:
 def merged_configuration(
     config: DataLoaderConfiguration | None, split_batches: bool, global_batch_size: int | None
 ) -> DataLoaderConfiguration:
-    """Return `config` with what `Accelerator(split_batches=, global_batch_size=)` adds to it."""
+    """Return `config` merged with `Accelerator(split_batches=, global_batch_size=)`."""
     config, size = config or DataLoaderConfiguration(), global_batch_size
     check_configuration(config)
     if size is None:
@@ -97,8 +97,7 @@ def merged_configuration(
     check_range("Accelerator", 1, global_batch_size=size)
     if split_batches or config.split_batches:
         raise UsageError(
-            f"both global_batch_size={size} and split_batches=True say what a loader's batch size"
-            " is",
+            f"both global_batch_size={size} and split_batches=True define a loader's batch size",
             where="the script's Accelerator(...)",
             fix="pass global_batch_size alone",
         )
@@ -106,7 +105,7 @@ def merged_configuration(
 
 
 def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
-    """Return the number of samples in a micro-batch of all ranks together, of `steps` in a step."""
+    """Return the global micro-batch size for `steps` gradient accumulation steps."""
     parts = num_ranks * steps
     if global_batch_size % parts:
         above = -(-global_batch_size // parts) * parts
@@ -114,8 +113,8 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
             f"global_batch_size={global_batch_size} is not divisible by {parts}: num_processes"
             f" {num_ranks} times gradient_accumulation_steps {steps}",
             where="the script's Accelerator(global_batch_size=...)",
-            fix=f"pass a multiple of {parts}, as global_batch_size={above}, or change num_processes"
-            " or gradient_accumulation_steps",
+            fix=f"pass a multiple of {parts}, such as global_batch_size={above}, or change"
+            " num_processes or gradient_accumulation_steps",
         )
     return global_batch_size // steps
 
@@ -123,7 +122,7 @@ def micro_batch_of(global_batch_size: int, num_ranks: int, steps: int) -> int:
 def with_batches_of_ranks(
     loader: Any, micro_batch: int | None, config: DataLoaderConfiguration, num_ranks: int
 ) -> Any:
-    """Return a loader with batches of one rank, where their size is given for all together."""
+    """Return a loader with batches of this rank's size if the script set the global size."""
     if micro_batch is None and (num_ranks == 1 or not config.split_batches):
         return loader
     own = batch_size_of(loader)
@@ -138,34 +137,34 @@ def with_batches_of_ranks(
     setting = "global_batch_size=..." if micro_batch else "split_batches=True"
     each = f"{total / num_ranks:g}" if total else "equally many"
     raise UsageError(
-        f"{setting} cannot give {num_ranks} ranks batches of {each} samples: the batch size of the"
-        f" {type(loader).__name__} is {own or 'not known'}",
+        f"{setting} cannot yield batches of {each} samples on {num_ranks} ranks: the batch size of"
+        f" the {type(loader).__name__} is {own or 'unknown'}",
         where=f"the script's Accelerator({setting})",
-        fix=f"give it a batch_size that is a multiple of {num_ranks}, in place of a batch sampler"
-        " or an __iter__ of its own, or leave it out of prepare()",
+        fix=f"set its batch_size to a multiple of {num_ranks}, without a batch sampler or a custom"
+        " __iter__, or do not pass it to prepare()",
     )
 
 
 def check_shardable(loader: Any, config: DataLoaderConfiguration, num_ranks: int) -> None:
-    """Raise UsageError for a loader that ranks cannot share."""
+    """Raise UsageError for a loader that cannot be sharded."""
     sampler = distributed_sampler_of(loader)
     if sampler is not None and max(sampler.num_replicas, num_ranks) > 1:
         if config.already_sharded and sampler.num_replicas == num_ranks:
             return
         raise UsageError(
             f"the loader has a DistributedSampler for {sampler.num_replicas} ranks, so its"
-            " samples would be shared out twice",
+            " samples would be sharded twice",
             where="the script's prepare(...)",
-            fix="give the DataLoader shuffle=True (or False) and no sampler: prepare() shares out;"
-            " or, for as many ranks, pass DataLoaderConfiguration(already_sharded=True)",
+            fix="pass shuffle= to the DataLoader instead of a sampler, and prepare() will shard it;"
+            " or pass DataLoaderConfiguration(already_sharded=True) and use as many ranks",
         )
     if num_ranks == 1 or config.already_sharded:
         return
     if not is_plain(loader) and config.dispatch_batches is False:
         raise UsageError(
-            f"{type(loader).__name__} has an __iter__ of its own, which only rank 0 can run for"
+            f"{type(loader).__name__} overrides __iter__, which only rank 0 can run for"
             " all ranks, but dispatch_batches is False",
             where="the script's DataLoaderConfiguration(dispatch_batches=False)",
-            fix="leave dispatch_batches out; or leave the loader out of prepare(), and let each"
-            " rank read its own data",
+            fix="remove dispatch_batches=False; or do not prepare the loader, and have each rank"
+            " read its own data",
         )

@@ -14,35 +14,35 @@ from headway.distributed.nested import leaves
 
 
 class Offset(NamedTuple):
-    """What a pass has given to all ranks together, in units of the script's loader."""
+    """Batches and samples yielded to all ranks in a pass, in units of the script's loader."""
 
     batches: int = 0
-    samples: int = 0  # 0 if the batches have sizes of their own
+    samples: int = 0  # 0 if the batch size is unknown
 
 
 class ShardedBatch(NamedTuple):
-    """The samples of one global batch (or their indices), and where each rank's are in it."""
+    """The samples (or indices) of a global batch, and each rank's slice of them."""
 
     samples: list[Any]
-    slices: tuple[slice, ...]  # ranks without a part of it have none: they are the last ones
+    slices: tuple[slice, ...]  # none for ranks without samples, which are the last
     batch: GlobalBatch
 
 
 class Division(NamedTuple):
-    """How rounds are divided among the ranks, and whose parts this one reads."""
+    """How global batches are divided among the ranks, and whose parts this rank reads."""
 
     num_ranks: int = 1
     rank: int = 0
     even: bool = True  # see `DataLoaderConfiguration.even_batches`
     reads_all: bool = False
-    is_own: bool = False  # each rank reads data of its own
+    is_own: bool = False  # each rank reads its own data
 
     def read(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Return those that are read here; none, if the rank has no part."""
+        """Return the parts that this rank reads; empty if it has none."""
         return parts if self.reads_all else parts[self.rank : self.rank + 1]
 
     def num_rounds(self, items: int, per_round: int, drop_last: bool) -> int:
-        """Return of how many rounds the rank has a part, where `items` make up all of them."""
+        """Return the number of rounds in which this rank has a part, given the total of `items`."""
         whole, rest = divmod(items, per_round)
         if drop_last or not rest:
             return whole
@@ -50,22 +50,22 @@ class Division(NamedTuple):
         return whole + (first < rest)
 
     def of_batches(self, batches: Sequence[list[Any]], size: int) -> ShardedBatch:
-        """Divide a round of batches, of `size` samples if full; 0: they have sizes of their own."""
+        """Divide a round of batches of `size` samples each; 0 means that sizes vary."""
         samples = list(chain.from_iterable(batches))
         if not self.even or (not size and len(batches) == self.num_ranks):
             return ShardedBatch(samples, *_whole(tuple(map(len, batches)), self.num_ranks, size))
         return self.of_samples(samples, size * self.num_ranks)
 
     def of_samples(self, samples: list[Any], full: int) -> ShardedBatch:
-        """Divide a round of samples, of which there are usually `full`."""
+        """Divide a round of samples, usually `full` of them."""
         divided = _evenly if self.even else _unevenly
         slices, batch = divided(len(samples), self.num_ranks, full)
-        if batch.padded > batch.samples:  # the first ones are repeated
+        if batch.padded > batch.samples:  # repeat the first samples
             samples = samples + list(islice(cycle(samples), batch.padded - batch.samples))
         return ShardedBatch(samples, slices, batch)
 
 
-@lru_cache(maxsize=64)  # nearly all rounds have one size
+@lru_cache(maxsize=64)  # nearly all rounds have the same size
 def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
     size = -(-samples // num_ranks)
     return _slices((size,) * num_ranks), GlobalBatch(samples, size * num_ranks, full)
@@ -73,7 +73,7 @@ def _evenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...],
 
 @lru_cache(maxsize=64)
 def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Give each rank as many as in a full round, while there are some."""
+    """Give each rank as many samples as in a full round until they are used up."""
     size = -(-full // num_ranks)
     sizes = tuple(min(size, samples - start) for start in range(0, samples, size))
     return _whole(sizes, num_ranks, size)
@@ -83,7 +83,7 @@ def _unevenly(samples: int, num_ranks: int, full: int) -> tuple[tuple[slice, ...
 def _whole(
     sizes: tuple[int, ...], num_ranks: int, size: int
 ) -> tuple[tuple[slice, ...], GlobalBatch]:
-    """Give each rank a batch of these, which are usually of `size`."""
+    """Give each rank a whole batch; `size` is the usual size of a batch."""
     is_even = len(sizes) == num_ranks and len(set(sizes)) == 1
     batch = GlobalBatch(sum(sizes), sum(sizes), size * len(sizes), () if is_even else sizes)
     return _slices(sizes), batch
@@ -95,8 +95,8 @@ def _slices(sizes: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def samples_in(batch: Any) -> int:
-    """Return the length of the first tensor in `batch` that has one above 0; else 0."""
-    if type(batch) in (tuple, list) and batch:  # nearly all are: asked in every step
+    """Return the length of the first non-empty tensor in `batch`, or 0."""
+    if type(batch) in (tuple, list) and batch:  # the common case: called in every step
         first = batch[0]
         if type(first) is torch.Tensor and (shape := first.shape) and (length := shape[0]):
             return length

@@ -1,4 +1,4 @@
-"""The epochs of a loader, the passes over it, and where a run that resumes begins the next one."""
+"""The epochs of a loader, the passes over it, and the position from which a run resumes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 
 class Pass:
-    """One pass over a loader, from its place on."""
+    """A pass over a loader, starting at its place."""
 
     def __init__(self, owner: Epochs, place: Place, depth: int, line: str) -> None:
         self.owner, self.place = owner, place
-        self.depth = depth  # how many other passes over its loader were open when it began
-        self.line = line  # of the script, where its iterator was made
+        self.depth = depth  # number of other open passes over its loader when it began
+        self.line = line  # line of the script that created its iterator
         self.ordinal = 0  # among the loader's passes in an epoch of `run.epochs`; 0: in a loop
-        self.rounds = self.samples = 0  # global batches that the script was given, and in them
-        self.is_complete = False  # whether the last one was given
-        self.is_exhausted = False  # whether the script has asked for a batch after that
+        self.rounds = self.samples = 0  # global batches yielded to the script, and samples in them
+        self.is_complete = False  # whether the last batch was yielded
+        self.is_exhausted = False  # whether the script requested a batch after that
         self.is_over = False
-        self.has_trained = False  # whether something was trained in it
-        self.has_led = False  # whether it was the first to ask in a step
-        self.seen = -1  # how much had been trained when it gave its latest batch
-        self.sums = array("L")  # for the batches up to each, of a sampler that is not torch's
-        self.checksum = 0  # of the batches of a stream without state
-        self.stream: Any = None  # the state of the data set after the batches that were given
-        # the loader's own, as it began, where a run that resumes reads again what was given
+        self.has_trained = False  # whether an optimizer step was taken in it
+        self.has_led = False  # whether it was the first to request a batch in a step
+        self.seen = -1  # the training count when it yielded its latest batch
+        self.sums = array("L")  # running checksums of batches from a custom sampler
+        self.checksum = 0  # of the batches from a stream without state
+        self.stream: Any = None  # dataset state after the batches yielded so far
+        # initial states of the loader's own generators, if resuming rereads batches
         self.generators: list[Any] | None = None
 
     @property
     def reread(self) -> Offset:
-        """What is read and dropped: nothing if the data set continues by its state."""
+        """Batches to read again and drop: none if the dataset resumes from its state."""
         return self.place.taken if self.place.stream is None else Offset()
 
     @property
@@ -55,21 +55,21 @@ class Epochs:
 
     def __init__(self, run: LoaderSet, draws: Draws, num_batches: int, batch_size: int) -> None:
         self.run, self.draws = run, draws
-        self.num_batches = num_batches  # of the script's loader in one of all ranks
-        self.batch_size = batch_size  # samples in each; 0 if that is not known
-        self.stream: Any = None  # a data set with a state of its own
+        self.num_batches = num_batches  # batches of the script's loader per global batch
+        self.batch_size = batch_size  # samples in each; 0 if unknown
+        self.stream: Any = None  # a dataset with `state_dict()`
         self.place = Place()  # where the next pass begins
-        self.has_trained = False  # whether something was trained in one, in earlier runs as well
-        self.leads = False  # whether passes over it have been the first to ask in a step
-        self.num_begun = 0  # passes outside of loops, in the epoch of `run.epochs`
-        self.over: list[int] = []  # which of these are epochs that are over; others will be empty
-        self._samples = 0  # in epochs that are over
+        self.has_trained = False  # whether any epoch has trained, including earlier runs
+        self.leads = False  # whether its passes were the first to request a batch in a step
+        self.num_begun = 0  # passes outside of loops in the current epoch of `run.epochs`
+        self.over: list[int] = []  # ordinals of those that are completed epochs
+        self._samples = 0  # in completed epochs
         self._is_left_within = False  # whether the latest epoch was left before its end
-        self._left_after = 0  # batches, where the latest epoch that was left early was left
-        self._num_compared = 2  # epochs that were left early, since a run resumed within one
+        self._left_after = 0  # batches in the latest epoch that ended early
+        self._num_compared = 2  # epochs ended early since resuming within one
 
     def end(self, pass_: Pass, *, is_with_others: bool) -> None:
-        """Count a pass that is an epoch and gives no more."""
+        """Count a finished pass as an epoch."""
         self.place, self._is_left_within = pass_.following, not pass_.is_complete
         self._samples += pass_.samples
         if pass_.ordinal:
@@ -78,30 +78,30 @@ class Epochs:
         if (taken and self._left_after) or not (pass_.is_exhausted or is_with_others):
             left_after = taken + pass_.rounds * self.num_batches
             if self._num_compared < 2 and self._left_after not in (0, left_after):
-                self.run.report(_LEFT)  # the script counts batches by itself
+                self.run.report(_LEFT)  # the script counts batches itself
             self._num_compared += 1
             self._left_after = left_after
 
     @property
     def stream_state(self) -> Any:
-        """The state with which the stream begins an epoch; None if it makes its own."""
+        """The stream's state at the start of an epoch; None if the stream creates it."""
         return None if self._is_left_within else copy.deepcopy(self.stream.state_dict())
 
     def skip_empty(self) -> bool:
-        """Return whether the next pass was over before the run was resumed, and begin it if so."""
+        """Return whether the next pass ended before the run was resumed; if so, count it."""
         if not self.run.is_outermost or self.num_begun + 1 not in self.over:
             return False
         self.num_begun += 1
         return True
 
     def set(self, number: int) -> None:
-        """Number the next pass; where a resumed run has passes that are empty, it is numbered."""
+        """Set the epoch number of the next pass, unless a resumed run skips passes."""
         is_resumed = bool(self.over) and not self.run.has_trained
         if self.place.epoch != number and not is_resumed:
             self.place = Place(number)
 
     def resume(self, place: Place, position: dict[str, Any]) -> None:
-        """Stand where a run was saved."""
+        """Restore the saved position."""
         self.place, self._samples = place, position["samples"]
         self.has_trained, self._left_after = position["has_trained"], position["left_after"]
         self.leads, self.over = position["leads"], [*position["over"]]
@@ -109,7 +109,7 @@ class Epochs:
 
     @property
     def current(self) -> Pass | None:
-        """The epoch that is under way."""
+        """The pass of the current epoch, if any."""
         self.run.attribute()
         is_any = not self.run.counts_training
         passes = [pass_ for pass_ in self.run.open if pass_.owner is self]
@@ -117,7 +117,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The number of the epoch that is under way and not complete, or else of the next one."""
+        """The number of the current epoch, or of the next if that is complete."""
         return self._resume_from.epoch
 
     @property
@@ -129,17 +129,17 @@ class Epochs:
 
     @property
     def samples(self) -> int:
-        """How many samples were given in epochs."""
+        """Number of samples yielded in epochs."""
         current = self.current
         return self._samples + (0 if current is None else current.samples)
 
     def offset_after(self, rounds: int) -> Offset:
-        """Return what global batches take of the script's loader."""
+        """Convert a number of global batches to an offset in the script's loader."""
         batches = rounds * self.num_batches
         return Offset(batches, batches * self.batch_size)
 
     def resume_place(self) -> dict[str, Any]:
-        """Return where the next pass of a run that resumes from here begins."""
+        """Return the position from which a run resumes."""
         current, place = self.current, self._resume_from
         if current is not None and not current.is_complete:
             taken, since = place.taken, self.offset_after(current.rounds)
@@ -163,12 +163,12 @@ class Epochs:
 
 
 _LEFT_STREAM = (
-    "note: a loop over a stream with state_dict() was left before its end, and this checkpoint lies"
-    " before the next one: a run that resumes begins with a new stream, which is not exact where"
-    " the stream continues after a break. End the epoch in the stream itself"
+    "note: a loop over a stream with state_dict() ended early, and this checkpoint was saved before"
+    " the next loop: a resumed run starts a new stream, which is not exact if the stream continues"
+    " after a break. End the epoch in the stream itself"
 )
 _LEFT = (
-    "note: a loop over a loader was left elsewhere than the one before it: if the script counts"
-    " batches, its count began anew where this run resumed, which is not exact. Count optimizer"
-    " steps from run.step"
+    "note: a loop over a loader ended after a different number of batches than the previous loop:"
+    " if the script counts batches, its count restarted when this run resumed, which is not exact."
+    " Count optimizer steps from run.step"
 )

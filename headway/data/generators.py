@@ -1,4 +1,4 @@
-"""Random generators that are read, seeded for a draw, and put back."""
+"""Save, seed and restore the states of random generators."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MT19937_BYTES = 4 * (624 + 1)
 
 
 class Generators:
-    """Generators that are read and set together: global ones, and attributes of `owners`.
+    """The global generators and those that are attributes of `owners`.
 
-    numpy's global one takes 70 us to read and set, and 1 us by its bytes, which lack the normal
-    number that it keeps for the next call. Once draws have left it alone, its bytes do.
+    numpy's global generator takes 70 us to read and set, and 1 us as raw bytes, which omit its
+    cached normal number. The bytes suffice once a draw has left the generator unchanged.
     """
 
     def __init__(self, owners: Iterable[Any], *, only_torch: bool) -> None:
@@ -39,17 +39,17 @@ class Generators:
         self._spare, self._leaves_numpys = np.random.RandomState(0), False
 
     def states(self) -> list[Any]:
-        """Return what `restore` puts back."""
+        """Return the states for `restore`."""
         return [_state(rng) for rng in self.all]
 
     def restore(self, states: Iterable[Any]) -> None:
-        """Set those of which there is a state."""
+        """Restore the generators from `states`, in order."""
         for rng, state in zip(self.all, states, strict=False):
             _set_state(rng, state)
 
     @contextmanager
     def seeded(self, seed: int, *numbers: int) -> Iterator[None]:
-        """Seed each by the seed, its place and these numbers in the block; then put all back."""
+        """Seed each generator by the seed, its index and `numbers`; restore all on exit."""
         is_brief, seeded = self._leaves_numpys, b""
         before = [_bytes(rng) if is_brief and rng is _NUMPYS else _state(rng) for rng in self.all]
         for place, rng in enumerate(self.all):
@@ -99,16 +99,16 @@ def _seed(rng: Any, number: int) -> None:
 
 
 def seed_generators(number: int) -> None:
-    """Seed Python's, numpy's and torch's CPU generator with parts of a number of 64 bits."""
+    """Seed Python's, numpy's and torch's CPU generators from a 64-bit number."""
     random.seed(number)
-    # not torch.manual_seed, which takes 75 us for those of devices; uses the lower 32 bits
+    # uses the lower 32 bits; torch.manual_seed would take 75 us for the device generators
     torch.default_generator.manual_seed(number)
     np.random.seed(number >> 32)
 
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Put the main process's generators back after the block; those of a worker stay."""
+    """Restore the main process's generators on exit; in a loader worker, do nothing."""
     if get_worker_info() is not None:
         yield
         return
@@ -121,8 +121,8 @@ def preserve_generators() -> Iterator[None]:
 
 
 def mixed(*numbers: int) -> int:
-    """Return a number of 64 bits that depends on all bits of these, and on their order."""
-    result = 0  # by SplitMix64, of Steele, Lea and Flood, OOPSLA 2014
+    """Hash numbers to 64 bits; all their bits and their order count."""
+    result = 0  # SplitMix64: Steele, Lea and Flood, OOPSLA 2014
     for number in numbers:
         result = ((result ^ number) + 0x9E3779B97F4A7C15) & _BITS
         result = ((result ^ (result >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
@@ -132,16 +132,16 @@ def mixed(*numbers: int) -> int:
 
 
 def snapshot() -> list[Any]:
-    """Return the states of the global generators, to compare and put back; in 5 us."""
+    """Return the states of the global generators, to compare and restore; takes 5 us."""
     of_pythons = _bytes(_PYTHONS), _PYTHONS.gauss_next
     return [
         of_pythons,
         *map(_bytes, _GLOBAL[1:]),
-    ]  # numpy's without the normal number that it keeps
+    ]  # numpy's without its cached normal number
 
 
 def restore_states(states: list[Any]) -> None:
-    """Set the global generators to the states of a snapshot."""
+    """Restore the global generators from a snapshot."""
     (raw, normal), *others = states
     position, *words = struct.unpack(f"{len(raw) // 4}I", raw)
     _PYTHONS.setstate((_PYTHONS.VERSION, (*words, position), normal))
@@ -158,10 +158,10 @@ def _bytes(rng: Any) -> bytes:
 
 
 def _address(rng: random.Random | np.random.RandomState) -> int:
-    """Return where a generator's 624 words and position are, by numpy's `BitGenerator.ctypes`.
+    """Return the address of a generator's 624 words and position.
 
-    Relies for Python's on CPython, where they are all that a `_random.Random` has, the position
-    first; they are only read there, as `getstate()` takes 17 us.
+    For Python's generator this relies on CPython, where `_random.Random` contains only the
+    position and the words; they are only read, because `getstate()` takes 17 us.
     """
     if isinstance(rng, random.Random):
         return id(rng) + object.__basicsize__

@@ -1,4 +1,4 @@
-"""A prepared data loader: this rank's share of every global batch, and where its passes stand."""
+"""The prepared data loader: yields this rank's share of every global batch, and can resume."""
 
 from __future__ import annotations
 
@@ -53,40 +53,40 @@ from headway.ipc.step_clock import DATA, SCRIPT
 
 
 class PreparedDataLoader(StandIn, TrainingLoader):
-    """The script's loader, of which each rank reads its own share.
+    """The script's loader, sharded across the ranks.
 
     Rank r of w gets batches r, r + w, ...; with `split_batches` they have a w-th of the samples.
-    All ranks get equally many batches of equally many samples: the last global batch, if it is
-    not full, is shared out evenly, and up to w - 1 of its samples are repeated, which
-    `gather_for_metrics` leaves out again. So the mean over ranks of mean losses is the mean over
-    the samples. `drop_last` drops that batch instead, for models that cannot use a small share of
-    it. With `even_batches=False` nothing is repeated: it gives each rank a batch while there are
-    some. The batches of a batch sampler without `batch_size` keep the sizes that it gave them.
+    All ranks get equally many batches of equally many samples: if the last global batch is not
+    full, it is split evenly, and up to w - 1 of its samples are repeated; `gather_for_metrics`
+    drops these repeats. So the mean over ranks of mean losses is the mean over the samples.
+    `drop_last` drops that batch instead, for models that cannot use small batches. With
+    `even_batches=False` no samples are repeated: the remaining batches go to the first ranks.
+    The batches of a batch sampler without `batch_size` keep their sizes.
 
-    Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as one
-    process would with the same seed. Another sampler that has a `generator` attribute draws from an
-    equal one on all ranks; one that has none must agree by its own seed. A stream
-    (`IterableDataset`) is split by its shards if it can be, or else read in full by every rank. In
-    the first pass the ranks compare their data, which must be the same, unless they are
-    `already_sharded`. A stream, and a loader with workers, is read one batch ahead of the loop, so
-    that the last batch is known: a `break` has read one more.
+    Shuffling (torch's `RandomSampler`) draws the same permutation on all ranks, and the same as a
+    single process with the same seed. Other samplers with a `generator` attribute draw from equal
+    generators on all ranks; samplers without it must draw the same order by their own seed. A
+    stream (`IterableDataset`) is split by its shards if possible, otherwise every rank reads all of
+    it. In the first pass the ranks check that their data are the same, unless they are
+    `already_sharded`. Streams and loaders with workers are read one batch ahead, so that the last
+    batch is known: after a `break`, one more batch has been read.
 
-    With `dispatch_batches`, and for a loader with an `__iter__` of its own, rank 0 alone reads, and
-    sends each rank its batches. Those of an own `__iter__` keep their sizes: where the last ones
-    are fewer than the ranks, other ranks get one of the same round again.
+    With `dispatch_batches`, and for a loader that overrides `__iter__`, only rank 0 reads, and
+    it sends each rank its batches. Batches of an overridden `__iter__` keep their sizes: if the
+    last batches are fewer than the ranks, the other ranks get a batch of the same round again.
 
-    Each pass calls `set_epoch()` of the sampler, batch sampler and data set, where they have one.
-    It counts from 0, or from the loader's own last `set_epoch()`.
+    Each pass calls `set_epoch()` of the sampler, batch sampler and dataset, if present. Epochs
+    count from 0, or from the last `set_epoch()` of the prepared loader.
 
     All other attributes (`dataset`, `batch_size`, `sampler`, ...) are those of the script's loader,
-    and cannot be set here.
+    and cannot be set on the prepared loader.
 
     Attributes:
-        end_of_dataloader: whether the latest pass has come to its last batch.
+        end_of_dataloader: whether the latest pass has reached its last batch.
     """
 
     end_of_dataloader: bool
-    _skipped = 0  # batches of this rank that `without_first` leaves out
+    _skipped = 0  # batches of this rank that `without_first` skips
 
     def __init__(
         self,
@@ -110,21 +110,21 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         loader = with_batches_of_ranks(loader, micro_batch, config, num_ranks)
         whole, loader = loader, split_by_rank(loader, rank, num_ranks, config.split_streams)
         self._inside, self._data = loader, getattr(loader, "dataset", None)
-        self._is_plain = is_plain(loader)  # torch draws a seed, which is for workers and pipes
+        self._is_plain = is_plain(loader)  # torch draws a seed for workers and pipes
         is_own = num_ranks > 1 and (config.already_sharded or loader is not whole)
         is_sent = config.dispatch_batches or not self._is_plain
         reads_all = num_ranks > 1 and not is_own and bool(is_sent)
         self._division = Division(num_ranks, rank, config.even_batches, reads_all, is_own)
-        self.num_shares = num_ranks if is_own else None  # of data that each rank reads by itself
+        self.num_shares = num_ranks if is_own else None  # if each rank reads its own data
         self._config, self._before_pass = config, before_pass
         self.run = run or LoaderSet(process_progress())
         self._is_map = self._is_plain and not isinstance(self._data, IterableDataset)
         self._seeds = None if seed is None else SampleSeeds(seed, rank if is_own else 0)
         self._sources = _sources_of(loader)
         self._own = Generators(self._sources, only_torch=False)
-        del self._own.all[:3]  # which are global
-        self.draws: Any = self._draws(seed, number)  # an Order for a map data set
-        num_batches = 1 if is_own else num_ranks  # of the script's in one of all ranks
+        del self._own.all[:3]  # the global generators
+        self.draws: Any = self._draws(seed, number)  # a SampleOrder for a map-style dataset
+        num_batches = 1 if is_own else num_ranks  # of the script's loader per global batch
         self.epochs = Epochs(self.run, self.draws, num_batches, batch_size_of(loader))
         self._set_epochs = [
             _noted_epoch(source, self.epochs)
@@ -146,7 +146,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         vars(self)["end_of_dataloader"] = False
 
     def _draws(self, seed: int | None, number: int) -> Draws:
-        """Return what draws the order: by a seed and the loader's number, if there is a seed."""
+        """Return the loader's random draws, seeded by `seed` and the loader's number if given."""
         loader, config, division = self._inside, self._config, self._division
         if config.use_seedable_sampler and self._is_map:
             seed = config.data_seed
@@ -164,7 +164,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         return self._batches(f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
     def _batches(self, line: str) -> Iterator[Any]:
-        """Give the batches of a pass, which begins when the first one is asked for."""
+        """Yield the batches of a pass, which begins when the first batch is requested."""
         if self._before_pass is not None:
             with named("a loop over a prepared DataLoader"):
                 self._before_pass()
@@ -181,7 +181,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             items, lookahead = self._begin_reading(current)
             if progress.is_watched:
                 progress.clock.enter(DATA)
-                workers = getattr(self, "num_workers", None)  # not every loader is one of torch's
+                workers = getattr(self, "num_workers", None)  # not every loader is a DataLoader
                 progress.clock.num_workers = workers if isinstance(workers, int) else None
             following = next(items, None)
             while following is not None:
@@ -224,24 +224,24 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             run.end(current)
             loop.end()
         if current.place.taken.batches and not current.rounds and not self._skipped:
-            epochs.place = current.following  # nothing was left of the epoch
+            epochs.place = current.following  # the epoch had no batches left
             yield from self._batches(line)
 
     # ------------------------------------------------------------------ how a pass begins
 
     def _begin_pass(self, line: str) -> Pass:
-        """Begin the next pass; all that depends on the epoch is told its number."""
+        """Begin the next pass, and call `set_epoch()` where present."""
         skipped = self.epochs.offset_after(self._skipped) if self._skipped else None
         current = self.run.begin(self.epochs, skipped, line)
         place = current.place
-        if not any(place.taken):  # a stream's state is that of the epoch before
+        if not any(place.taken):  # the stream's state is that of the previous epoch
             self._load_stream(current)
         self._call_set_epoch(place.epoch)
         if any(place.taken):
             self._load_stream(current)
         if not self._is_map and self.epochs.stream is None:
             current.generators = self._own.states()
-            if current.depth and current.generators:  # which a pass that is open also draws from
+            if current.depth and current.generators:  # an open pass draws from them, too
                 self.run.report(_STREAM_NOTE)
         if place.is_new and not self._is_map:
             self.draws.begin_first(self.draws.generators.states())
@@ -257,7 +257,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self.epochs.stream.load_state_dict(copy.deepcopy(current.place.stream))
 
     def _begin_reading(self, current: Pass) -> tuple[Iterator[Item], Any]:
-        """Return the items of a pass, and what knows whether one follows."""
+        """Return the items of a pass, and an object with `has_more`, or None."""
         place, share = current.place, self._share
         with starting_workers(self._inside):
             items = share.begin(current)
@@ -269,23 +269,23 @@ class PreparedDataLoader(StandIn, TrainingLoader):
                 self.run.report(_OTHER_ORDER.format(taken))
         return items, share.ahead
 
-    # ------------------------------------------------------------------ where its passes stand
+    # ------------------------------------------------------------------ position
 
     @property
     def total_batch_size(self) -> int:
-        """The number of samples in a full batch of all ranks together; 0 if that is not known."""
+        """The number of samples in a full global batch; 0 if unknown."""
         return self.epochs.batch_size * self._division.num_ranks
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that has begun and is not complete, or else of the next one."""
+        """The number of the current epoch, or of the next if that is complete."""
         return self.epochs.number
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the passes stand; each rank keeps its own.
+        """Return this rank's position in the data.
 
-        `Accelerator.save_state` and `checkpoint` save it with the rest: this is for scripts that
-        write checkpoints themselves.
+        `Accelerator.save_state` and `checkpoint` include it; call this only in scripts that write
+        their own checkpoints.
 
         Examples:
             >>> from headway import Accelerator
@@ -302,7 +302,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         at_begin = None if current is None or current.is_complete else current.generators
         init = getattr(self._read, "worker_init_fn", None)
         lasts = getattr(self._inside, "persistent_workers", False)
-        is_within = lasts or _place(stands).taken.batches  # where workers would have gone on
+        is_within = lasts or _place(stands).taken.batches  # where workers would have continued
         if is_within and isinstance(init, ShieldedWorker) and init.has_drawn:
             self.run.report(_DRAWN_IN_WORKERS)
         if lasts and hasattr(self._data, "set_epoch") and not is_of_datasets(self._data):
@@ -319,7 +319,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         }
 
     def require_position(self, position: dict[str, Any], where: str) -> bool:
-        """Require the same data and batches as there; return whether it is within an epoch."""
+        """Check that data and batches match `position`; return whether it is within an epoch."""
         place, seed = _place(position), None if self._seeds is None else self._seeds.seed
         if not place.taken.batches:
             return False
@@ -339,29 +339,29 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         for fact, saved, live, fix in facts:
             if saved != live:
                 raise CheckpointError(
-                    f"a loader cannot go on in the middle of an epoch: its {fact} is {live} in this"
-                    f" run, and {saved} in the checkpoint",
+                    f"cannot resume a loader within an epoch: its {fact} is {live} in this"
+                    f" run and {saved} in the checkpoint",
                     where=where,
                     fix=f"{fix}, or load a checkpoint from the end of an epoch",
                 )
         return True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass go on where `state_dict()` was called, in this run or another.
+        """Resume in the next pass from the position at which `state_dict()` was called.
 
         Raises:
-            CheckpointError: this loader's data or batches are others.
+            CheckpointError: this loader's data or batches differ.
         """
         self.require_position(state_dict, "the script's load_state_dict(...)")
         self.seek(state_dict)
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Let the next pass begin at a position that `require_position` has accepted."""
+        """Begin the next pass at a position that `require_position` has accepted."""
         place = _place(position)
         if self._has_no_rest(place):
             place = Place(place.epoch + 1, depth=place.depth)
         samples = place.taken.samples
-        if samples and not self._is_map:  # of which another number of ranks makes other batches
+        if samples and not self._is_map:  # another number of ranks makes other batches
             place = place._replace(taken=Offset(samples // self.epochs.batch_size, samples))
         if self.epochs.stream is None:
             place = place._replace(stream=None)
@@ -377,7 +377,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self.epochs.place = place._replace(checksum=0)
 
     def _draw_again(self, epoch: int, batches: int, checksum: int, first: Any) -> None:
-        """Draw an epoch of a sampler that is not one of torch's, which may count its epochs."""
+        """Draw an epoch from a custom sampler again, because it may count its epochs."""
         self._call_set_epoch(epoch)
         sums = array("L")
         for _ in islice(self.draws.draw(Place(epoch, first=first), sums), batches):
@@ -386,21 +386,21 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self.run.report(_OTHER_ORDER.format(batches))
 
     def _has_no_rest(self, place: Place) -> bool:
-        """Return whether what is left of an epoch is dropped, as it is less than a batch."""
+        """Return whether the rest of the epoch is dropped because it is less than a batch."""
         draws, taken = self.draws, place.taken.samples
         if not (draws.counts_samples and taken and draws.source.drop_last):
             return False
         return len(draws.source.sampler) - taken < self.total_batch_size
 
     def follow(self, run: LoaderSet) -> None:
-        """Belong to the training of another Accelerator from now on."""
+        """Move this loader to the training of another Accelerator."""
         self.run = self.epochs.run = run
 
-    # ------------------------------------------------------------------ other forms of it
+    # ------------------------------------------------------------------ variants
 
     @contextmanager
     def sharing_evenly(self, even_batches: bool) -> Iterator[None]:
-        """Share out evenly in the block, or not; see `DataLoaderConfiguration.even_batches`."""
+        """Set `DataLoaderConfiguration.even_batches` temporarily."""
         check_configuration(replace(self._config, even_batches=even_batches))
         share, division = self._share, self._division._replace(even=even_batches)
         self._share = share_of(self._read, self.draws, division)
@@ -410,14 +410,14 @@ class PreparedDataLoader(StandIn, TrainingLoader):
             self._share = share
 
     def without_first(self, batches: int) -> PreparedDataLoader:
-        """Return this loader without the first batches of each pass; see `skip_first_batches`."""
+        """Return a view of this loader for `skip_first_batches`."""
         other = copy.copy(self)
         other._skipped = self._skipped + batches
         return other
 
     @property
     def remainder(self) -> int:
-        """The number of samples in the last global batch if it is not full, or 0; -1 if unknown."""
+        """The number of samples in the last global batch, or 0 if it is full; -1 if unknown."""
         length, drops_last = len_of(self._data), getattr(self._inside, "drop_last", False)
         if length is None or drops_last or not self.total_batch_size:
             return -1
@@ -427,7 +427,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
         return max(0, len(self._share) - self._skipped)
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next pass `epoch`, for all that draw or order samples."""
+        """Set the epoch number of the next pass, also in the samplers and the dataset."""
         self.epochs.set(epoch)
         self._call_set_epoch(epoch)
 
@@ -446,7 +446,7 @@ class PreparedDataLoader(StandIn, TrainingLoader):
 
 
 def _sources_of(loader: Any) -> list[Any]:
-    """Return a loader, its samplers and its data set, each once."""
+    """Return a loader, its samplers and its dataset, without duplicates."""
     samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
     samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
     found = [loader, *samplers, getattr(loader, "dataset", None)]
@@ -454,7 +454,7 @@ def _sources_of(loader: Any) -> list[Any]:
 
 
 class _NotedEpoch:
-    """A `set_epoch` of the script's whose calls number the next pass over loaders, too."""
+    """Wrapper of a `set_epoch` in the script that also sets the epoch of prepared loaders."""
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.set_epoch = owner, owner.set_epoch
@@ -465,12 +465,12 @@ class _NotedEpoch:
         for loader in self.loaders:
             loader.set(epoch)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # loader workers and copies have the script's own
+    def __reduce__(self) -> tuple[Any, ...]:  # loader workers and copies use the original
         return getattr, (self.owner, "set_epoch")
 
 
 def _noted_epoch(source: Any, epochs: Epochs) -> Any:
-    """Note the script's calls of `source.set_epoch` for a loader; return what sets it alone."""
+    """Wrap `source.set_epoch` so that it also sets the loader's epoch; return the original."""
     noted = source.set_epoch
     if not isinstance(noted, _NotedEpoch):
         if not hasattr(source, "__dict__"):
@@ -492,38 +492,38 @@ def _place(position: dict[str, Any]) -> Place:
 
 
 _STREAM_NOTE = (
-    "note: the batches before the checkpoint are read again and dropped, of a stream without"
-    " state_dict() or in workers; the others are the same only if it gives the same samples again"
+    "note: the batches before the checkpoint are read again and dropped, because the stream has no"
+    " state_dict() or runs in workers; this resumes exactly only if it yields the same samples"
 )
 _DRAWN_IN_WORKERS = (
     "note: loader workers draw random numbers, which do not resume exactly in the middle of an"
-    " epoch, or where workers are persistent: pass Accelerator(seed=...), or use num_workers=0"
+    " epoch or with persistent workers: pass Accelerator(seed=...), or use num_workers=0"
 )
 _EPOCH_OF_WORKERS = (
-    "note: set_epoch() of a data set does not reach persistent workers: they keep the epoch in"
-    " which they were started, and a run that resumes starts them in a later one, which is not"
-    " exact. Pass persistent_workers=False"
+    "note: set_epoch() of a dataset does not reach persistent workers: they keep the epoch in"
+    " which they were started, and a resumed run starts them in a later epoch, which is not exact."
+    " Pass persistent_workers=False"
 )
 _OTHER_ORDER = (
-    "note: the first {} batches of a loader are others than before the checkpoint, so the epoch"
-    " does not resume exactly: its sampler, or the stream, has a state of its own. Draw from"
-    " Python's, numpy's or torch's generators, use set_epoch(), or give a stream state_dict()"
+    "note: the first {} batches of a loader differ from those before the checkpoint, so the epoch"
+    " does not resume exactly: its sampler or stream has its own state. Draw from Python's,"
+    " numpy's or torch's generators, use set_epoch(), or implement state_dict() for the stream"
 )
 
 
 @checked
 def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
-    """Return a loader that leaves out the first batches of each pass.
+    """Return a loader that skips the first batches of each epoch.
 
-    The samples of a map data set that are left out are not loaded, only drawn; those of a stream
-    are read. A pass over it counts as one of the given loader, whose next pass has the next epoch.
+    Skipped samples of a map-style dataset are drawn but not loaded; those of a stream are read.
+    An epoch over the returned loader counts as an epoch over `dataloader`.
 
     Args:
-        dataloader: a prepared loader, or any other.
-        num_batches: batches of this rank to leave out.
+        dataloader: a prepared loader, or any other iterable of batches.
+        num_batches: number of batches to skip on this rank.
 
     Raises:
-        UsageError: `num_batches` is not a whole number of at least 0.
+        UsageError: `num_batches` is not an integer of at least 0.
 
     Examples:
         >>> from headway import skip_first_batches
@@ -542,7 +542,7 @@ def skip_first_batches(dataloader: Iterable[Any], num_batches: int = 0) -> Any:
 
 
 class _WithoutFirst(StandIn, DataLoader[Any]):
-    """Another loader, read from its beginning."""
+    """Wrapper of a loader that drops its first batches."""
 
     _num_batches: int
 

@@ -1,8 +1,8 @@
-"""The passes over the loaders of a training, and what was trained in them.
+"""The passes over the loaders of a training, and which of them trained.
 
-A pass begins at the place of its loader. Once something was trained in it, it is an epoch, and the
-place is the beginning of the next one. A pass in which nothing was trained leaves the place as it
-is: an evaluation, or a look at a batch, changes nothing.
+A pass begins at the place of its loader. Once an optimizer step is taken in it, it is an epoch, and
+the place moves to the start of the next epoch. Passes without an optimizer step, such as an
+evaluation or peeking at a batch, do not change the place.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from headway.ipc.stderr import log
 
 
 class DueCheckpoint:
-    """A checkpoint that waits for a place between two batches.
+    """A checkpoint that waits to be saved between two batches.
 
-    `mark` notes that it is due, and it is taken when the loop that leads asks for its next batch:
-    the first one that has asked since the last `mark`. After that loop's last batch it is taken
-    when its loader's next pass begins, but for those under `torch.no_grad()`: what the script does
-    between two epochs is part of it.
+    After `mark`, it is saved when the leading loop requests its next batch; the leading loop is
+    the first that requested a batch since the previous `mark`. After that loop's last batch it is
+    saved when the next pass over its loader begins (passes under `torch.no_grad()` do not count),
+    so that it includes what the script does between two epochs.
     """
 
     def __init__(self, report: Callable[[str], object]) -> None:
-        self._report = report  # reports what does not resume exactly
-        self.action: Callable[[], object] | None = None  # takes it, if one is due
-        self.again: Callable[[], object] | None = None  # takes the latest one, until a training
-        # whether it is taken as a pass begins, which may be a look at a batch; a run that resumes
-        # from there does not do what follows the look
+        self._report = report  # called with what does not resume exactly
+        self.action: Callable[[], object] | None = None  # saves the due checkpoint, if any
+        self.again: Callable[[], object] | None = None  # saves the latest again, until a step
+        # whether it is saved at the start of a pass that may only peek at a batch; a run resumed
+        # from there skips what follows the peek
         self.is_before_pass = False
-        self.was_before_pass = False  # whether the run was resumed from such a one
-        self.asked: dict[Epochs, Pass] = {}  # the latest passes that asked since `mark`, in order
-        self.lines: set[str] = set()  # of the script: iterators of passes that have led a step
+        self.was_before_pass = False  # whether the run was resumed from such a checkpoint
+        self.asked: dict[Epochs, Pass] = {}  # latest to request a batch since `mark`, in order
+        self.lines: set[str] = set()  # script lines that created the iterators of leading passes
         self._leader: Pass | None = None
-        self._step: list[Pass] = []  # those that have asked in its latest step
-        self._waiting: set[Pass] = set()  # those that have led since it is due
+        self._step: list[Pass] = []  # passes that requested a batch in its latest step
+        self._waiting: set[Pass] = set()  # passes that have led since the checkpoint is due
 
     def mark(self, action: Callable[[], object]) -> bool:
-        """Note that a checkpoint is due; return whether there is a loop that could take it."""
+        """Mark a checkpoint as due; return whether a loop can save it."""
         is_asked = bool(self.asked)
         self.note_leader()
         leader, is_due = self._leader, self.action is not None
         self.action = None
         if leader is None or leader.is_over:
             return False
-        if not is_asked and leader.rounds < 2:  # several steps with one batch, and no loop so far
+        if not is_asked and leader.rounds < 2:  # several steps on one batch, and no loop yet
             self._report(_KEPT)
             return False
         self._waiting = {leader, *(self._waiting if is_due else ())}
@@ -60,7 +60,7 @@ class DueCheckpoint:
         return True
 
     def note_leader(self) -> None:
-        """Note which loop was the first to ask; one over the loader that has led leads on."""
+        """Update the leading loop: one over the leading loader, or the first that asked."""
         asked = [pass_ for pass_ in self.asked.values() if pass_.rounds and not pass_.is_over]
         self.asked.clear()
         if not asked:
@@ -70,20 +70,20 @@ class DueCheckpoint:
         self._leader, self._step = (same or asked)[0], asked
         if any(pass_.has_led and pass_ not in same for pass_ in asked):
             self._report(_TURNS)
-        if self._leader is before or len(asked) == 1:  # and not only an iterator that is kept
+        if self._leader is before or len(asked) == 1:  # not just an iterator that the script keeps
             self._leader.has_led = self._leader.owner.leads = True
             self.lines.add(self._leader.line)
 
     def ask(self, pass_: Pass) -> None:
-        """Take it if it waits for this pass, which wants a batch."""
-        steps = (pass_, *self._step)  # of which one may be at its end, as the shorter one of a zip
+        """Save the due checkpoint if it waits for this pass, which requests a batch."""
+        steps = (pass_, *self._step)  # one may be exhausted, such as the shorter loader of a zip
         if pass_ in self._waiting and all(each.is_over or not each.is_complete for each in steps):
             self.take()
 
     def begin_pass(self, owner: Epochs, *, is_in_epoch: bool) -> None:
-        """Take it if it waits for the next pass over a loader; after a look at it again.
+        """Save the checkpoint that waits for the next pass over a loader; again after a peek.
 
-        A run that resumes in an epoch of `run.epochs` does what follows a look in any case.
+        A run that resumes in an epoch of `run.epochs` always executes what follows a peek.
         """
         is_over = self._leader is not None and self._leader.is_over and torch.is_grad_enabled()
         if not is_over or all(pass_.owner is not owner for pass_ in self._waiting):
@@ -98,37 +98,37 @@ class DueCheckpoint:
             self.again()
 
     def take(self) -> None:
-        """Take it, if it is due."""
+        """Save the checkpoint if it is due."""
         action, self.action = self.action, None
         if action is not None:
             action()
 
 
 class LoaderSet:
-    """What the loaders of one training have in common."""
+    """Shared state of the loaders of a training."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.counts_training = False  # is there an optimizer? without one each pass is an epoch
+        self.counts_training = False  # whether there is an optimizer; else each pass is an epoch
         self.has_begun = False  # whether a pass over a prepared loader has begun
         self.open: list[Pass] = []
-        self.epoch: int | None = None  # that of `count_epochs`, if the script uses it
-        self.keeps_batches = False  # whether it has trained with batches that it has kept
+        self.epoch: int | None = None  # of `count_epochs`, if the script uses it
+        self.keeps_batches = False  # whether it has trained on batches that the script kept
         self.checkpoint = DueCheckpoint(self.report)
-        self._earlier: list[Pass] | None = None  # open ones, as the epoch of `count_epochs` began
+        self._earlier: list[Pass] | None = None  # open when the epoch of `count_epochs` began
         self._is_counting = False  # whether the script counts epochs
-        self._closed: list[Pass] = []  # since something was trained
-        self._trained = progress.num_trained  # what is attributed to passes
-        self._restore: Callable[[], object] = int  # the generators, as they were saved
+        self._closed: list[Pass] = []  # passes closed since the last training step
+        self._trained = progress.num_trained  # training count already attributed to passes
+        self._restore: Callable[[], object] = int  # restores the saved generator states
         self._resumed_at = progress.num_trained
         self._reported: set[str] = set()
 
     # ------------------------------------------------------------------ where a pass begins
 
     def begin(self, owner: Epochs, skipped: Offset | None, line: str) -> Pass:
-        """Begin a pass over a loader at its place; in a loop over it, where that epoch began.
+        """Begin a pass at the loader's place; within a loop over it, at that epoch's start.
 
-        Until something is trained, each begins with the generators that were saved, too.
+        Until the first training step, each pass also restores the saved generator states.
         """
         self.attribute()
         self.checkpoint.begin_pass(owner, is_in_epoch=self.epoch is not None)
@@ -138,7 +138,7 @@ class LoaderSet:
             place = Place(outer[-1].place.epoch)
         elif len(outer) == len(self.open) and not self.has_trained:
             self._restore()
-        if skipped is not None:  # which the script leaves out
+        if skipped is not None:  # the script skips batches
             stream = place.stream if skipped == place.taken else None
             place = place._replace(taken=skipped, checksum=0, stream=stream)
         if owner.draws.seed is None:
@@ -151,17 +151,17 @@ class LoaderSet:
         self.open.append(new)
         is_within = any(not pass_.is_complete for pass_ in outer)
         if owner.stream is not None and owner.place.stream is None and not is_within:
-            owner.place = owner.place._replace(stream=owner.stream_state)  # after a look, too
+            owner.place = owner.place._replace(stream=owner.stream_state)  # after a peek, too
         return new
 
     def end(self, pass_: Pass) -> None:
-        """End a pass that gives no more."""
+        """End a pass."""
         self.attribute()
         owner, pass_.is_over = pass_.owner, True
         self.open.remove(pass_)
         self._closed.append(pass_)
         loops = [other for other in self.open if other.owner is owner and other.has_trained]
-        if loops and self.checkpoint.asked.get(owner) is pass_:  # a look within the loop
+        if loops and self.checkpoint.asked.get(owner) is pass_:  # peeked at a batch within the loop
             self.checkpoint.asked[owner] = loops[-1]
         if pass_.has_trained or (pass_.rounds and not self.counts_training):
             owner.end(pass_, is_with_others=any(other.is_exhausted for other in self._closed))
@@ -170,20 +170,20 @@ class LoaderSet:
 
     @property
     def has_trained(self) -> bool:
-        """Whether something was trained since the run was started or resumed."""
+        """Whether a training step was taken since the run was started or resumed."""
         return self.progress.num_trained != self._resumed_at
 
     @property
     def is_outermost(self) -> bool:
-        """Whether a pass that begins now is in no other of the epoch of `count_epochs`."""
+        """Whether a pass that begins now is not nested in another of this `count_epochs` epoch."""
         earlier = self._earlier
         return earlier is not None and all(pass_ in earlier for pass_ in self.open)
 
     def attribute(self) -> None:
-        """Note in which passes was trained what was trained since the last call.
+        """Attribute training steps since the last call to passes.
 
-        It belongs to the open passes that have given a batch since then, or if there are none, to
-        the closed ones: `batch = next(iter(loader))`. Of several over one loader it is the last.
+        They belong to the open passes that yielded a batch since then, otherwise to the closed
+        passes, as in `batch = next(iter(loader))`. With several passes over a loader, to the last.
         """
         if self._trained == self.progress.num_trained:
             return
@@ -204,7 +204,7 @@ class LoaderSet:
     def resume(
         self, restore: Callable[[], object], counted: list[Any], *, has_trained: bool
     ) -> None:
-        """Resume where a run was saved; `restore` gives generators the states that they had."""
+        """Resume from a saved position; `restore` restores the saved generator states."""
         self.epoch, self.checkpoint.was_before_pass = counted
         self._restore = restore if has_trained else int
         self.checkpoint.action = self.checkpoint.again = None
@@ -214,12 +214,12 @@ class LoaderSet:
         restore()
 
     def count_epochs(self, total: int, epochs: Sequence[Epochs]) -> Iterator[int]:
-        """Yield the numbers of the epochs that are to be trained."""
+        """Yield the numbers of the epochs to train."""
         if self._is_counting:
             raise UsageError(
-                "run.epochs() counts all epochs of a run, and was called before",
+                "run.epochs() was called before: a run can have only one loop over its epochs",
                 where="the script's run.epochs(...)",
-                fix="write one loop over run.epochs(n), and choose by the number of the epoch",
+                fix="use a single loop over run.epochs(n), and branch on the epoch number",
             )
         self._is_counting = True
         for number in range(self.epoch or 0, total):
@@ -232,10 +232,10 @@ class LoaderSet:
             for epoch in epochs:
                 epoch.over = []
             for open_ in self.open:
-                open_.ordinal = 0  # which are not over in the next epoch
+                open_.ordinal = 0  # they continue in the next epoch
 
     def counted_epochs(self, epochs: Sequence[Epochs]) -> list[Any]:
-        """Return the epoch of `count_epochs`, and whether a pass begins that may be a look."""
+        """Return the epoch of `count_epochs`, and whether the checkpoint precedes a peek."""
         self.attribute()
         num_leaders = max(sum(loader.leads for loader in epochs), len(self.checkpoint.lines))
         if self.epoch is None and num_leaders > 1:
@@ -245,7 +245,7 @@ class LoaderSet:
         return [self.epoch, self.checkpoint.is_before_pass]
 
     def report(self, text: str) -> None:
-        """Report once, on rank 0, what cannot resume exactly."""
+        """Log once, on rank 0, what does not resume exactly."""
         if text not in self._reported:
             self._reported.add(text)
             if rank_and_size()[0] == 0:
@@ -253,20 +253,20 @@ class LoaderSet:
 
 
 _SEVERAL = (
-    "note: several loops over loaders train, and run.epoch is that of one of them: for an exact"
-    " resumption write run.epochs(n) in place of range(run.epoch, n)"
+    "note: several loops over loaders train, and run.epoch counts only one of them: to resume"
+    " exactly, use run.epochs(n) instead of range(run.epoch, n)"
 )
 _KEPT = (
-    "note: something was trained between two passes over loaders, with batches that the script has"
-    " kept (itertools.cycle, a list): a run that resumes keeps others, and not exactly these. Loop"
+    "note: the script trained between two passes over loaders on batches that it keeps"
+    " (itertools.cycle, a list): a resumed run keeps different batches, which is not exact. Loop"
     " over the loader itself"
 )
 _TURNS = (
-    "note: loops over several loaders take turns: one is open while another gives the batches of a"
-    " step. Where they are nested, or chosen at random, the run does not resume exactly. Ask each"
-    " loader in each step, or loop over one after the other under run.epochs(n)"
+    "note: loops over several loaders take turns: one is open while another yields the batches of a"
+    " step. If they are nested or chosen at random, the run does not resume exactly. Use a batch of"
+    " each loader in each step, or loop over the loaders one after another under run.epochs(n)"
 )
 _LOOKED = (
-    "note: this run was resumed from a checkpoint before a look at a loader, between two loops over"
-    " it, without what the script does after the look. Look at it under torch.no_grad()"
+    "note: this run was resumed from a checkpoint before peeking at a loader between two loops, and"
+    " skipped what the script does after the peek. Peek at the loader under torch.no_grad()"
 )

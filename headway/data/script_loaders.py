@@ -1,4 +1,4 @@
-"""Loaders of the script: what draws their samples, and how they are changed."""
+"""Inspect and modify the script's loaders."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from headway.errors import UsageError
 
 
 class StandIn:
-    """What stands for another object, whose attributes it has."""
+    """Proxy that forwards attribute access to the wrapped object."""
 
     _inside: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inside":  # copy and pickle ask before there are attributes
+        if name == "_inside":  # copy and pickle look it up before it is set
             raise AttributeError(name)
         return getattr(self._inside, name)
 
 
 class SkipBatchSampler(StandIn, BatchSampler):
-    """The batches of another batch sampler without the first ones, in every pass."""
+    """Wrapper of a batch sampler that skips its first batches in every pass."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = self._inside = batch_sampler
@@ -40,25 +40,25 @@ class SkipBatchSampler(StandIn, BatchSampler):
 
     @property
     def total_length(self) -> int:
-        """The number of batches with those that are left out."""
+        """The number of batches including the skipped batches."""
         return len(self.batch_sampler)
 
 
 def source_of(loader: DataLoader[Any]) -> Any:
-    """Return what draws the indices of a map data set: the batch sampler, or else the sampler."""
+    """Return the batch sampler of a map-style dataset, or the sampler without one."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def changed(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
-    """Return a copy of `loader` with other attributes, also those that torch refuses to set."""
+    """Return a copy of `loader` with changed attributes, including those that torch protects."""
     other = copy.copy(loader)
-    vars(other).update({"_iterator": None} | attributes)  # whose workers are another copy's
+    vars(other).update({"_iterator": None} | attributes)  # its workers belong to another copy
     return other
 
 
 def is_of_datasets(data: Any) -> bool:
-    """Return whether `data` is of Hugging Face's datasets."""
-    # whose iterators start over, and whose epoch is in memory that loader workers share
+    """Return whether `data` is from Hugging Face's datasets."""
+    # its iterators start over, and its epoch is in memory that loader workers share
     return type(data).__module__.partition(".")[0] == "datasets"
 
 
@@ -68,15 +68,15 @@ def is_plain(loader: Any) -> bool:
 
 
 def as_plain(loader: Any) -> Any:
-    """Return torchdata's StatefulDataLoader as one of torch; others are returned as they are."""
+    """Convert torchdata's StatefulDataLoader to a DataLoader; return others unchanged."""
     torchdata = sys.modules.get("torchdata.stateful_dataloader")
     if torchdata is None or type(loader) is not torchdata.StatefulDataLoader:
         return loader
     if loader.next_iter_state is not None:
         raise UsageError(
-            "a StatefulDataLoader was given a state before it was prepared",
+            "a StatefulDataLoader loaded a state before it was prepared",
             where="the script's load_state_dict(...)",
-            fix="prepare the loader first, and let save_state() and load_state() keep its state",
+            fix="prepare the loader first; save_state() and load_state() include its state",
         )
     plain: DataLoader[Any] = DataLoader(loader.dataset)
     attributes = {name: value for name, value in vars(loader).items() if name in vars(plain)}
@@ -85,14 +85,14 @@ def as_plain(loader: Any) -> Any:
 
 
 def batch_size_of(loader: Any) -> int:
-    """Return how many samples a full batch of `loader` has; 0 if that is not known."""
+    """Return the number of samples in a full batch; 0 if unknown."""
     sources = (loader, getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
     sizes = (getattr(source, "batch_size", None) for source in sources)
     return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def len_of(data: Any) -> int | None:
-    """Return the length of a data set; None if it has none."""
+    """Return the length of a dataset, or None if it has no length."""
     try:
         return len(data)
     except (AttributeError, TypeError, NotImplementedError):
@@ -100,14 +100,14 @@ def len_of(data: Any) -> int | None:
 
 
 def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
-    """Return torch's sampler that gives one rank its samples, if the loader has one."""
+    """Return the loader's DistributedSampler, if any."""
     batches = getattr(loader, "batch_sampler", None)
     samplers = (getattr(loader, "sampler", None), getattr(batches, "sampler", None))
     return next((sampler for sampler in samplers if isinstance(sampler, DistributedSampler)), None)
 
 
 def num_repeats(loader: Any) -> int:
-    """Return how many of its last samples torch's DistributedSampler gives to another rank too."""
+    """Return how many of this rank's last samples a DistributedSampler also gives to others."""
     sampler = distributed_sampler_of(loader)
     if sampler is None or sampler.drop_last:
         return 0
@@ -116,10 +116,10 @@ def num_repeats(loader: Any) -> int:
 
 
 def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) -> Any:
-    """Return `loader` with this rank's part of its stream; `loader` if that is read in full.
+    """Return `loader` with this rank's shards of its stream, or unchanged without a split.
 
-    A stream with `num_shards` and `shard(num_shards=, index=)`, as those of Hugging Face's
-    `datasets`, is split if its shards can be divided evenly by the ranks, or with `split`.
+    A stream with `num_shards` and `shard(num_shards=, index=)`, such as those of Hugging Face's
+    `datasets`, is split if `num_shards` is divisible by the number of ranks, or with `split`.
     """
     stream: Any = getattr(loader, "dataset", None)
     is_stream = is_plain(loader) and isinstance(stream, IterableDataset)
@@ -130,10 +130,10 @@ def split_by_rank(loader: Any, rank: int, num_ranks: int, split: bool | None) ->
         return changed(loader, dataset=stream.shard(num_shards=num_ranks, index=rank))
     if split:
         raise UsageError(
-            f"split_streams=True, but a {type(stream).__name__} of {num_shards} shards cannot be"
+            f"split_streams=True, but a {type(stream).__name__} with {num_shards} shards cannot be"
             f" split over {num_ranks} ranks",
             where="the script's DataLoaderConfiguration(...)",
-            fix="give the stream `shard(num_shards=, index=)` and at least as many shards as ranks,"
-            " or leave split_streams out: each rank then reads the whole stream",
+            fix="implement `shard(num_shards=, index=)`, with at least as many shards as ranks,"
+            " or remove split_streams: each rank then reads the entire stream",
         )
     return loader

@@ -1,4 +1,4 @@
-"""Seeds of a loader's samples: random augmentation by a seed, the epoch and the sample's number."""
+"""Per-sample seeds, so that random augmentation depends on seed, epoch and sample number only."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from headway.data.script_loaders import StandIn, changed
 
 
 class Drawn(NamedTuple):
-    """The samples of a batch, or a single one, and what random numbers of all depend on."""
+    """Indices of a batch, or a single index, with the key of their seeds."""
 
-    samples: list[tuple[Any, int]]  # each is an index, and how many the epoch has drawn before it
-    key: int  # of the seed and the epoch
+    samples: list[tuple[Any, int]]  # pairs of an index and its position in the epoch
+    key: int  # derived from the seed and the epoch
     is_single: bool = False
 
 
 class SampleSeeds:
-    """Seeds for every sample of a loader, by a seed, the epoch and the sample's number in it."""
+    """Seeds for the samples of a loader, from a seed, the epoch and the position in it."""
 
     def __init__(self, seed: int, rank: int = 0) -> None:
-        self.seed, self._rank = seed, rank  # that of the data, if each rank has some of its own
-        self.first_item = 0  # with which the next pass over a stream begins
-        # loader workers that live for several epochs read it, too
+        self.seed, self._rank = seed, rank  # nonzero only if each rank reads its own data
+        self.first_item = 0  # index of the first item of the next pass over a stream
+        # also read by persistent loader workers
         self._epoch = torch.zeros((), dtype=torch.int64)
 
     def seed_loader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """Return a loader like this one, whose data set is seeded anew for each sample."""
+        """Return a copy of a loader whose generators are reseeded for each sample."""
         if loader.num_workers:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         if isinstance(loader.dataset, IterableDataset):
@@ -47,18 +47,18 @@ class SampleSeeds:
         return changed(loader, dataset=samples, collate_fn=_as_it_is)
 
     def begin_pass(self, epoch: int, first_item: int) -> None:
-        """Number the epoch of the samples from now on."""
+        """Set the epoch and the first item of the next pass."""
         self._epoch.fill_(epoch)
         self.first_item = first_item
 
     @property
     def key(self) -> int:
-        """A number for the seed and the epoch."""
+        """Hash of the seed, the epoch and the rank."""
         return mixed(self.seed, int(self._epoch), self._rank)
 
 
 def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
-    """Return indices, or lists of them, with the number of each in the epoch."""
+    """Pair indices, or lists of indices, with their positions in the epoch."""
     numbers = count()
     if not is_batched:
         return zip(drawn, numbers, strict=False)
@@ -66,7 +66,7 @@ def numbered(drawn: Iterator[Any], *, is_batched: bool) -> Iterator[Any]:
 
 
 class _Inside(StandIn):
-    """What stands for a data set in loader workers."""
+    """Proxy of a dataset in loader workers."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._inside, name, value)
@@ -76,11 +76,11 @@ class _Inside(StandIn):
 
 
 class SeededSamples(_Inside, Dataset[Any]):
-    """Loads samples of a map data set, each with generators seeded for it, and collates them.
+    """Loads and collates samples of a map-style dataset, with the generators seeded for each.
 
-    Only where they are drawn from: a batch that has drawn nothing needs no seeds, and after the
-    first one that has, every sample is seeded; a data set with `__getitems__` then gets lists of
-    one index. What a collate function draws follows from the last sample of its batch.
+    Seeding starts with the first batch that draws random numbers; from then on every sample is
+    seeded, and a dataset with `__getitems__` gets lists of one index. The draws of a collate
+    function depend on the last sample of its batch.
     """
 
     _collate: Callable[[Any], Any]
@@ -106,7 +106,7 @@ class SeededSamples(_Inside, Dataset[Any]):
     __getitems__ = __getitem__
 
     def _load(self, indices: list[Any], is_single: bool) -> Any:
-        """Load as torch does."""
+        """Load samples as torch's fetcher does."""
         getitems = None if is_single else getattr(self._inside, "__getitems__", None)
         return getitems(indices) if getitems else [self._inside[index] for index in indices]
 
@@ -124,7 +124,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class SeededStream(_Inside, IterableDataset[Any]):
-    """A stream that is seeded before each of its items, by the epoch, the worker and its number."""
+    """A stream that is seeded before each item by epoch, worker and item number."""
 
     _seeds: SampleSeeds
 

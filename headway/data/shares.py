@@ -1,4 +1,4 @@
-"""What one rank reads of a loader, or is sent by the one that reads: its share of the rounds."""
+"""A rank's share of the global batches of a loader, read here or received from rank 0."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from headway.distributed.meeting import meet
 from headway.distributed.nested import for_each_tensor, leaves
 from headway.errors import UsageError
 
-Item = tuple[Any, GlobalBatch]  # one rank's batch
-Parts = tuple[list[Any], GlobalBatch]  # those of all ranks that are read here
-_Read = tuple[list[Any], GlobalBatch, int]  # with the `mark` of what all ranks have read
+Item = tuple[Any, GlobalBatch]  # this rank's batch
+Parts = tuple[list[Any], GlobalBatch]  # the batches of all ranks that are read here
+_Read = tuple[list[Any], GlobalBatch, int]  # with the `mark` of the samples read by all ranks
 LOOP = "a loop over a prepared DataLoader"
 
 
 class NoBatch:
-    """In place of a batch: this rank has no part of the round. A class, which pickle keeps."""
+    """Sentinel for a rank without a batch in a round; a class, so that pickle preserves it."""
 
 
 class Share:
-    """The batches of a stream, for the only rank, or of a loader with a loop of its own.
+    """The batches of a stream on a single rank, or of a loader that overrides `__iter__`.
 
-    These keep their sizes. Ranks without a batch in the last round get one of that round again, if
-    all must have one.
+    Batches of the latter keep their sizes. With `even_batches`, ranks without a batch in the last
+    round get a batch of that round again.
     """
 
     reads = True  # whether this rank loads samples
-    ahead: Any = None  # has `has_more`, if it is known whether a batch follows before it is loaded
+    ahead: Any = None  # object with `has_more`, if that is known before the next batch is loaded
     has_more = False
 
     def __init__(self, loader: Any, division: Division) -> None:
-        self.loader = changed(loader) if is_plain(loader) else loader  # what is read
+        self.loader = changed(loader) if is_plain(loader) else loader  # the loader to read
         self._division = division
 
     def begin(self, start: Pass) -> Iterator[Item]:
-        """Begin a pass; return this rank's batches and what all ranks have together."""
+        """Begin a pass; return this rank's batches, each with its global batch."""
         return ((parts[0], batch) for parts, batch in self.rounds(start))
 
     def rounds(self, start: Pass) -> Iterator[Parts]:
-        """Begin a pass; return the batches of all ranks that are read here, round by round."""
+        """Begin a pass; return the batches read here for all ranks, round by round."""
         return _rest(self._rounds(self.read(start)), start)
 
     def _rounds(self, batches: Iterator[Any]) -> Iterator[Parts]:
@@ -73,16 +73,16 @@ class Share:
             yield parts, GlobalBatch(new, sum(sizes), full * len(sizes), sizes)
 
     def __len__(self) -> int:
-        """Return the number of rounds of which this rank has a part."""
+        """Return the number of rounds in which this rank has a part."""
         return self._division.num_rounds(len(self.loader), self._division.num_ranks, False)
 
     def opened(self, start: Pass) -> Iterator[Any]:
-        """Begin the loader; within another pass over it, with workers that do not last."""
+        """Return the loader's iterator; nested passes do not use persistent workers."""
         is_apart = start.depth and getattr(self.loader, "persistent_workers", False)
         return iter(changed(self.loader, persistent_workers=False) if is_apart else self.loader)
 
     def read(self, start: Pass, num_batches: int = 1) -> Iterator[Any]:
-        """Return what the loader gives; `num_batches` of the script's batches make one item."""
+        """Iterate the loader, whose items are `num_batches` of the script's batches each."""
         items = self.opened(start)
         if is_plain(self.loader) and self.loader.num_workers:
             return items
@@ -91,7 +91,7 @@ class Share:
 
 
 def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
-    """Read the first rounds of a pass again, and compute their checksum if there is another."""
+    """Read the first rounds of a pass again, with their checksum if the place has one."""
     for parts, _ in islice(rounds, start.reread.batches // start.owner.num_batches):
         if start.place.checksum:
             start.checksum = crc32(b"%d" % mark(parts[0]), start.checksum)
@@ -99,13 +99,13 @@ def _rest(rounds: Iterator[Parts], start: Pass) -> Iterator[Parts]:
 
 
 class MapShare(Share):
-    """The ranks draw the same samples of a map data set, and each loads its own."""
+    """Share of a map-style dataset: all ranks draw the same indices, and each loads its part."""
 
     def __init__(self, loader: Any, order: SampleOrder, division: Division) -> None:
         self._division, self._indices = division, Indices(order, division)
         self._is_checked = division.num_ranks == 1 or division.reads_all
         self._name = "batch_sampler" if order.is_batched else "sampler"
-        # ranks whose batches come in different orders would mix them up
+        # out-of-order batches would differ between ranks
         options = {} if division.num_ranks == 1 else {"in_order": True}
         self.loader = changed(loader, **{self._name: self._indices}, **options)
         self.ahead = None if loader.num_workers else self._indices
@@ -113,11 +113,11 @@ class MapShare(Share):
     def begin(self, start: Pass) -> Iterator[Item]:
         self._indices.start = start
         items, given = _unlabelled(self.opened(start)), self._indices.given
-        if self._division.num_ranks > 1:  # and this one may have no part of the last round
+        if self._division.num_ranks > 1:  # this rank may have no part of the last round
             items = chain(items, iter(lambda: NoBatch if given else None, None))
         if not self._is_checked:
             self._is_checked, items = True, self._checked(items)
-        return zip(items, iter(given.popleft, None), strict=False)  # no frame for each batch
+        return zip(items, iter(given.popleft, None), strict=False)  # no Python frame per batch
 
     def rounds(self, start: Pass) -> Iterator[Parts]:
         items = self.begin(start)
@@ -126,7 +126,7 @@ class MapShare(Share):
             yield [part, *(other for other, _ in others)], batch
 
     def _checked(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield items, once the ranks have compared their data sets."""
+        """Yield items after the ranks have compared their datasets."""
         first = [*islice(items, 1)]
         length, indices = len_of(self.loader.dataset), self._indices.first
         samples = None if indices is None else self._marks_of(indices, _last(indices, length))
@@ -134,11 +134,11 @@ class MapShare(Share):
         yield from chain(first, items)
 
     def _marks_of(self, *batches: Any) -> str | None:
-        """Return numbers for batches of these indices; None if one is random."""
+        """Return checksums of the batches with these indices; None if a batch is random."""
         twice = [batch for batch in batches for _ in range(2)]
         options = {self._name: twice, "num_workers": min(self.loader.num_workers, 1)}
         own, marks = {"generator": torch.Generator(), "persistent_workers": False}, list[int]()
-        with preserve_generators(), suppress(Exception):  # of a data set without such a last sample
+        with preserve_generators(), suppress(Exception):  # a dataset may have no such last sample
             marks.extend(map(mark, changed(self.loader, **options, **own)))
         return str(marks) if marks[::2] == marks[1::2] else None
 
@@ -147,7 +147,7 @@ class MapShare(Share):
 
 
 def _last(indices: Any, length: int | None) -> Any:
-    """Return, in the form of `indices`, that of a data set's last sample; or what was given."""
+    """Return the last index of a dataset in the form of `indices`, which is the fallback."""
     is_drawn, is_list = isinstance(indices, Drawn), isinstance(indices, list)
     one = indices.samples[0][0] if is_drawn else indices[0] if is_list else indices
     if not (isinstance(one, Integral) and length):
@@ -157,8 +157,8 @@ def _last(indices: Any, length: int | None) -> Any:
 
 
 def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches without torch's label for its profiler, of 5 us each, while none is active."""
-    # undocumented names of torch
+    """Yield batches without torch's profiler label (5 us each) while no profiler is active."""
+    # undocumented torch API
     is_profiled, load = torch.autograd._profiler_enabled, batches._next_data  # type: ignore[attr-defined]
     try:
         while True:
@@ -168,18 +168,18 @@ def _unlabelled(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Indices:
-    """Gives a loader the indices of each round, in the order of the script's sampler.
+    """Sampler that yields this rank's indices of each round, in the script's order.
 
-    One round is drawn ahead, so that the last one is known.
+    It draws one round ahead, so that the last round is known.
     """
 
-    start: Pass  # begins with the next iteration; torch begins it twice for workers
-    has_more = False  # whether a round follows the one that was given last
-    first: Any = None  # indices of rank 0 in the latest pass's first round, as they are loaded
+    start: Pass  # the pass of the next iteration; torch iterates twice with workers
+    has_more = False  # whether another round follows
+    first: Any = None  # rank 0's indices in the latest pass's first round, as loaded
 
     def __init__(self, order: SampleOrder, division: Division) -> None:
         self._order, self._division = order, division
-        self.given = deque[GlobalBatch]()  # of indices that were given, and whose batches were not
+        self.given = deque[GlobalBatch]()  # of indices whose batches were not yielded yet
         self._is_alone = division.num_ranks == 1
         self._is_batched = order.gives_lists
         size = getattr(order.source, "batch_size", None) if self._is_batched else 1
@@ -195,7 +195,7 @@ class Indices:
         return (self._alone if self._is_alone else self._ahead)(self.start, self.given)
 
     def _alone(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
-        """Yield the batches of the only rank, without the cost of dividing them."""
+        """Yield the batches of a single rank, without the cost of dividing them."""
         batches = self._order.draw(start.place, start.sums)
         size, to_load, is_batched = self._size, self._order.loading(), self._is_batched
         usual = GlobalBatch(size, size, size)
@@ -208,7 +208,7 @@ class Indices:
             yield one if to_load is None else to_load(one)
 
     def _ahead(self, start: Pass, given: deque[GlobalBatch]) -> Iterator[Any]:
-        rounds = self._drawn(start)  # when the first one is asked for
+        rounds = self._drawn(start)  # lazy: starts with the first request
         to_load, is_first = self._order.loading(), True
         following = next(rounds, None)
         while following is not None:
@@ -239,7 +239,7 @@ class Indices:
 
 
 class StreamShare(Share):
-    """Every rank reads the whole stream, and collates its own samples."""
+    """Share of a stream: every rank reads all samples and collates its own."""
 
     def __init__(self, loader: Any, division: Division) -> None:
         self._stream = StreamRounds(loader, division)
@@ -252,7 +252,7 @@ class StreamShare(Share):
         return _rest(self._compared(self.read(start, self._division.num_ranks)), start)
 
     def _compared(self, rounds: Iterator[_Read]) -> Iterator[Parts]:
-        """Yield rounds, and require that all ranks have read the same samples."""
+        """Yield rounds after checking that all ranks have read the same samples."""
         is_alone = self._division.reads_all
         for parts, batch, number in rounds:
             if not is_alone:
@@ -267,9 +267,9 @@ class StreamShare(Share):
 
 
 class StreamRounds(IterableDataset[_Read]):
-    """The rounds of a stream, with one rank's part of each, or with all."""
+    """The rounds of a stream, with the parts that this rank reads."""
 
-    # without a length: torch would warn when workers, each with a last batch, give more batches
+    # no __len__: torch would warn if workers yield more batches, each with its own last batch
     def __init__(self, loader: DataLoader[Any], division: Division) -> None:
         self._division = division
         self.stream: Any = loader.dataset
@@ -284,7 +284,7 @@ class StreamRounds(IterableDataset[_Read]):
             samples, slices, batch = self._division.of_samples(read, self.full)
             parts = [samples[part] for part in self._division.read(slices)]
             yield parts or [NoBatch], batch, mark(read[:num_marked])
-            num_marked = 1  # of later rounds the first sample
+            num_marked = 1  # only the first sample of later rounds
 
 
 def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) -> _Read:
@@ -294,10 +294,10 @@ def _collate_parts(collate: Callable[[Any], Any], is_single: bool, read: _Read) 
 
 
 class OwnShare(Share):
-    """Every rank reads a loader of its own: one that is sharded already, or a part of a stream.
+    """Share of data that is already split: each rank reads its own loader or part of a stream.
 
-    In each round the ranks exchange how many samples they have. A rank whose data have come to
-    their end gets its first batch again until all have.
+    In each round the ranks exchange their numbers of samples. A rank that has run out of data
+    gets its first batch again until all ranks have finished.
     """
 
     def __init__(self, loader: Any, order: SampleOrder | None, num_ranks: int) -> None:
@@ -338,14 +338,14 @@ class OwnShare(Share):
         return len(self._source)
 
     def _first(self, start: Pass) -> Any:
-        """Return the first batch of an epoch whose data a resumed run has come to the end of."""
+        """Return the first batch of the epoch, if a resumed run starts at the end of its data."""
         again = copy.copy(start)
         again.place = start.place._replace(taken=Offset())
         return next(self._source.begin(again), (NoBatch, None))[0]
 
 
 class DispatchedShare(Share):
-    """The rank's part of what rank 0 reads for all; the others read nothing."""
+    """Share of batches that only rank 0 reads, and scatters to the ranks."""
 
     def __init__(self, source: Share, rank: int, num_ranks: int) -> None:
         self._source, self.loader = source, source.loader
@@ -356,7 +356,7 @@ class DispatchedShare(Share):
         return self._received(self._source.rounds(start) if self.reads else iter(()))
 
     def _received(self, rounds: Iterator[Parts]) -> Iterator[Item]:
-        """Yield this rank's part of every round; rank 0 gives the rounds."""
+        """Yield this rank's part of every round; rank 0 passes the rounds."""
         while True:
             sent: Any = None
             if self.reads:
@@ -378,26 +378,26 @@ class DispatchedShare(Share):
 
 
 def size_of(batch: Any) -> int:
-    """Return the number of samples in a batch; 1, for the batch itself, if it has no tensors."""
+    """Return the number of samples in a batch; 1 if it has no tensors."""
     if batch is NoBatch:
         raise UsageError(
-            "a rank has no batch at all, and the others have some",
+            "a rank has no batches, but other ranks do",
             where=LOOP,
-            fix="give each rank a part of the data, or prepare the whole data set on each",
+            fix="provide data on each rank, or prepare the full dataset on all ranks",
         )
     return samples_in(batch) or (len(batch) if isinstance(batch, list) else 1)
 
 
-VALUES = 64  # of each tensor that are compared
+VALUES = 64  # number of compared values per tensor
 
 
 def mark(samples: Any) -> int:
-    """Return a number that is the same for the same samples in every process; unlike pickle's."""
+    """Return a checksum of samples that, unlike pickle's, is the same in every process."""
     return crc32(repr([*map(_value, leaves(samples))]).encode(errors="backslashreplace"))
 
 
 def require_same(**facts: object) -> None:
-    """Require that facts about the data are the same on all ranks; None cannot be compared."""
+    """Raise UsageError if facts about the data differ between ranks; None is not compared."""
     texts = meet(LOOP, "\n".join(map(str, facts.values())))
     if texts is None:
         return
@@ -405,11 +405,11 @@ def require_same(**facts: object) -> None:
     differ = [name for name, values in columns if "None" not in values and len({*values}) > 1]
     if differ:
         raise UsageError(
-            f"the ranks' data sets give different {differ[0]}, so they cannot be shared out",
+            f"the ranks' datasets have different {differ[0]}, so they cannot be sharded",
             where=LOOP,
-            fix="make the same data and draw the same order on all ranks, as with set_seed(...)"
-            " before that, and with a seed for each generator of your own, such as random.Random(0)"
-            " in a sampler; or if each rank reads its own part, pass Accelerator(dataloader_config="
+            fix="create the same data and draw the same order on all ranks: call set_seed(...)"
+            " first, and seed your own generators, such as random.Random(0) in a sampler; or, if"
+            " each rank reads its own part, pass Accelerator(dataloader_config="
             "DataLoaderConfiguration(already_sharded=True))",
         )
 
@@ -421,13 +421,13 @@ def _value(data: Any) -> Any:
     if data is None or isinstance(data, (str, bytes, int, float, complex)):
         return data
     has_objects = getattr(getattr(data, "dtype", None), "hasobject", False)
-    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy's arrays, PIL's images
+    if callable(getattr(data, "tobytes", None)) and not has_objects:  # numpy arrays, PIL images
         return crc32(data.tobytes())
-    return type(data).__name__  # of other objects
+    return type(data).__name__  # other objects are compared by type only
 
 
 def share_of(loader: Any, draws: Draws, division: Division) -> Share:
-    """Return what this rank reads of `loader`, a DataLoader or any iterable of batches."""
+    """Return this rank's share of `loader`, a DataLoader or any iterable of batches."""
     num_ranks, order = division.num_ranks, draws if isinstance(draws, SampleOrder) else None
     if division.is_own:
         return OwnShare(loader, order, num_ranks)

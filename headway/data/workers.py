@@ -1,4 +1,4 @@
-"""Loader workers that outlive a stop signal while their rank handles it, so that it can save."""
+"""Keep loader workers alive during a stop signal that their rank handles, so that it can save."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from headway.ipc import signals
 
 _REQUESTS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP}
 _HAS_PROC = sys.platform == "linux"
-_CHILD_OF_RANK = ForkProcess, SpawnProcess  # and not of a server
+_CHILD_OF_RANK = ForkProcess, SpawnProcess  # not children of a fork server
 
 
 def with_shielded_workers(loader: Any, *, notes_draws: bool = False) -> Any:
-    """Return `loader`, whose workers outlive requests to stop while their rank handles SIGTERM.
+    """Return `loader` with workers that survive stop signals while their rank handles SIGTERM.
 
-    Clusters send SIGTERM to every process of a job, and a terminal sends Ctrl-C to all of them: a
-    rank could not complete its step without its workers.
+    Clusters send SIGTERM, and terminals SIGINT, to every process of a job, but a rank cannot
+    complete its step without its workers.
     """
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
     if isinstance(loader.worker_init_fn, ShieldedWorker):
         return loader
-    # before multiprocessing sends SIGTERM to workers that are left at the rank's exit
+    # runs before multiprocessing sends SIGTERM to remaining workers at the rank's exit
     Finalize(None, signals.ignore, (signal.SIGTERM,), exitpriority=0)
     init = ShieldedWorker(loader.worker_init_fn)
     if is_plain(loader):
         collate = init.noting(loader.collate_fn) if notes_draws else loader.collate_fn
         return changed(loader, worker_init_fn=init, collate_fn=collate)
-    loader.worker_init_fn = init  # a copy would not be the object that its __iter__ may change
+    loader.worker_init_fn = init  # no copy: its __iter__ may modify the object
     return loader
 
 
 @contextmanager
 def starting_workers(loader: Any) -> Iterator[None]:
-    """Block requests to stop in workers that start in the block, until they have handlers."""
+    """Block stop signals in workers started in the block until they have set their handlers."""
     num_workers = getattr(loader, "num_workers", 0)
     if not (num_workers and _HAS_PROC and callable(signal.getsignal(signal.SIGTERM))):
         yield
@@ -61,7 +61,7 @@ def starting_workers(loader: Any) -> Iterator[None]:
 
 
 class ShieldedWorker:
-    """A `worker_init_fn` that handles requests to stop in the worker, and calls the script's."""
+    """A `worker_init_fn` that sets the worker's signal handlers, then calls the script's."""
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init
@@ -70,11 +70,11 @@ class ShieldedWorker:
 
     @property
     def has_drawn(self) -> bool:
-        """Whether the random generators of a worker have moved."""
+        """Whether a worker has drawn random numbers."""
         return bool(self._has_drawn)
 
     def noting(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `collate` in a form that notes whether the generators of its worker have moved."""
+        """Wrap `collate` to record whether its worker has drawn random numbers."""
         self._has_drawn.share_memory_()  # type: ignore[no-untyped-call]
         return partial(self._collate, collate)
 
@@ -93,14 +93,14 @@ class ShieldedWorker:
             self._init(worker_id)
         rank, is_child = parent_process(), isinstance(current_process(), _CHILD_OF_RANK)
         if _HAS_PROC and rank is not None and is_child and os.getppid() != rank.pid:
-            os._exit(0)  # torch's worker takes its parent of now for its rank, and waits for ever
+            os._exit(0)  # torch's worker would wait forever, taking its new parent for its rank
         self._states = snapshot()
 
 
 def _end_unless_rank_saves(*_: object) -> None:
-    """End this worker on SIGTERM, unless its rank handles the signal.
+    """Terminate this worker on SIGTERM unless its rank handles the signal.
 
-    A rank that ignores it is about to exit; torch takes any other exit code for a crash then.
+    A rank that ignores SIGTERM is exiting, and torch reports a nonzero exit code as a crash.
     """
     rank = parent_process()
     assert rank is not None, "workers are started by multiprocessing"
@@ -117,6 +117,6 @@ def _has(pid: int | None, mask: str) -> bool:
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             row = next(line for line in status if line.startswith(mask))
-    except OSError:  # it has ended
+    except OSError:  # the process has exited
         return False
     return bool(int(row.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

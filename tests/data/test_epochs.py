@@ -168,8 +168,8 @@ def test_a_checkpoint_before_a_look_is_taken_again_after_it(
     taken.clear()
     for number in (1, 2, 3):
         next(iter(loader))
-        assert taken == [True, False, False][:number], "whether it was taken before a look"
-    assert notes(capsys).count("before a look") == was_early
+        assert taken == [True, False, False][:number], "whether it was saved before peeking"
+    assert notes(capsys).count("before peeking at") == was_early
     trained(loader)
     next(iter(loader))
     assert len(taken) == 4, "something was trained since the pass that it took"
@@ -190,14 +190,14 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
     other = prepared(sampler=Stateful())
     other.seek(position)
     list(other)
-    assert "a state of its own" in notes(capsys)
+    assert "has its own state" in notes(capsys)
     for sampler, num_told in ((Stateful, (0, 1)), (Lazy, (0, 0))):
         loader = prepared(sampler=sampler())
         for told in num_told:  # between two epochs the one before is drawn again, and compared
             trained(loader)
             other = prepared(sampler=sampler())
             other.seek(loader.state_dict())
-            assert notes(capsys).count("a state of its own") == told
+            assert notes(capsys).count("has its own state") == told
     trained(loader)
     other.seek(loader.state_dict())
     assert trained(other) == trained(loader)
@@ -214,7 +214,7 @@ def test_what_does_not_resume_exactly_is_reported(capsys: pytest.CaptureFixture[
         loader = prepared()
         loader.seek(position | {"left_after": before})
         left_after(at, loader)
-        assert notes(capsys).count("its count began anew") == count, (before, at)
+        assert notes(capsys).count("its count restarted") == count, (before, at)
 
 
 def test_what_is_left_of_an_epoch_and_dropped_is_the_beginning_of_the_next() -> None:
@@ -251,13 +251,13 @@ def test_batches_that_the_script_keeps_are_reported_and_steps_in_one_batch_are_n
     loader = prepared()
     assert steps(loader, chain(loader, loader), lambda: next(iter(loader))) == ""
     loader = prepared()
-    assert "has kept" in steps(loader, cycle(loader))
+    assert "batches that it keeps" in steps(loader, cycle(loader))
     loader = prepared()
-    assert "has kept" in steps(loader, cycle([*loader]))
+    assert "batches that it keeps" in steps(loader, cycle([*loader]))
     due, kept = (loader := prepared()).run.checkpoint, iter(loader)
     next(kept)
     assert [due.mark(int), due.mark(int)] == [True, False], "no loop will take it"
-    assert "has kept" in notes(capsys)
+    assert "batches that it keeps" in notes(capsys)
 
 
 class Counting(torch.utils.data.IterableDataset[int]):
@@ -290,7 +290,7 @@ def test_what_a_stream_keeps_and_a_new_run_has_not_is_reported(
         break
     assert notes(capsys) == "", "within the loop"
     loader.state_dict()
-    assert "was left before its end" in notes(capsys)
+    assert "with state_dict() ended early" in notes(capsys)
     workers: Any = {"num_workers": 1, "persistent_workers": True}
     PreparedDataLoader(DataLoader(Counting(), 2, **workers), run=LoaderSet(Progress())).state_dict()
     assert "does not reach persistent workers" in notes(capsys)

@@ -408,4 +408,4 @@ def test_looks_are_no_epochs_and_none_that_is_kept_goes_on_after_the_loop() -> N
 def test_a_look_within_a_pass_over_a_stream_with_generators_is_reported(capsys: Any) -> None:
     (loader,) = prepared("stream with generators")
     assert [next(iter(loader)) for _ in loader]
-    assert "without state_dict()" in capsys.readouterr().err
+    assert "has no state_dict()" in capsys.readouterr().err

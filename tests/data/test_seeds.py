@@ -232,7 +232,7 @@ def test_another_seed_cannot_go_on_in_the_middle_of_an_epoch() -> None:
     loader = PreparedDataLoader(DataLoader(Augmented()), seed=5)
     for _ in loader:
         position = loader.state_dict()
-        with pytest.raises(CheckpointError, match=r"seed is 6 in this run, and 5"):
+        with pytest.raises(CheckpointError, match=r"seed is 6 in this run and 5"):
             PreparedDataLoader(DataLoader(Augmented()), seed=6).require_position(position, "here")
         break
 

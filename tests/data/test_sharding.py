@@ -170,7 +170,7 @@ def test_stream_without_length_has_none_after_prepare() -> None:
 
 
 def test_split_batches_without_batch_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot give 2 ranks batches of equally many"):
+    with pytest.raises(UsageError, match="cannot yield batches of equally many"):
         shares(DataLoader(Stream(3), batch_size=None), 2, split_batches=True)
 
 
@@ -244,7 +244,7 @@ def test_a_loader_with_its_own_loop_is_refused_where_every_rank_is_to_read_its_o
 
     loader = Doubling(torch.arange(2))  # type: ignore[arg-type]
     assert shares(loader, 1) == [[[0], [-1]]]
-    with pytest.raises(UsageError, match="Doubling has an __iter__ of its own"):
+    with pytest.raises(UsageError, match="Doubling overrides __iter__"):
         shares(loader, 2, dispatch_batches=False)
 
 

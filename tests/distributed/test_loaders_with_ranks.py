@@ -129,7 +129,7 @@ class Loops(DataLoader[Any]):
 def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out() -> None:
     sampler: Any = DistributedSampler(Numbers(8), num_replicas=WORLD, rank=RANK)
     for accelerator, loader, told in (
-        (Accelerator(), DataLoader(Numbers(8), sampler=sampler, batch_size=2), "shared out twice"),
+        (Accelerator(), DataLoader(Numbers(8), sampler=sampler, batch_size=2), "sharded twice"),
         (
             Accelerator(split_batches=True),
             DataLoader(Numbers(8), batch_size=WORLD + 1),
@@ -139,7 +139,7 @@ def test_loaders_that_cannot_be_shared_out_are_refused_with_a_way_out() -> None:
         (
             Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=False)),
             Loops(Numbers(8), batch_size=2),
-            "Loops has an __iter__ of its own",
+            "Loops overrides __iter__",
         ),
     ):
         with pytest.raises(UsageError, match=told):
@@ -196,7 +196,7 @@ def test_streams_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
         with pytest.raises(UsageError) as refused:
             list(loader)
         said = str(refused.value)
-        what = said.partition(" give different ")[2].partition(",")[0]
+        what = said.partition(" have different ")[2].partition(",")[0]
         assert what == ("lengths" if kind == "lengths" else "samples")
         assert "set_seed(...)" in said
         assert "already_sharded=True" in said
