@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -234,6 +236,21 @@ def warm_pythons(compile_cache: None, own_signals: None) -> Iterator[None]:
         with warm_python():
             _KEPT.update(_direct_children() or ())
             yield
+
+
+@cache
+def _asking() -> Callable[..., Any]:
+    from headway.machine import asking, source
+
+    return cache(partial(asking.ask_torch, source.Source("/")))
+
+
+@pytest.fixture
+def torch_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask torch for its devices, which takes another Python that imports it, once for all tests."""
+    ask = _asking()
+    for place in ("machine.asking", "commands.doctor"):
+        monkeypatch.setattr(f"headway.{place}.ask_torch", lambda _, *words: ask(*words))
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-IS_LONG = "LONG_TESTS" in os.environ
-"""Whether the tests run with --long: what is random is then repeated more often."""
+IS_LONG = "LONG_TESTS" in os.environ  # with --long: what is random is repeated more often
 
 
 def wait_until(

@@ -211,6 +211,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.usefixtures("torch_asked_once")
 def test_a_mistake_is_two_to_four_lines_and_exit_2_before_anything_starts(case: str) -> None:
     words, reason = REFUSALS[case]
     script("open('started', 'w')")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ import pytest
 from headway.history.record import find
 from headway.launcher.remote import slurm_jobs
 from headway.launcher.remote.slurm_jobs import JobState, SlurmJob, batch_script, read_state
-from headway.machine import asking
-from headway.machine.source import Source
 from tests.commands.running import run
 
 SECRET = "dont-tell-anyone"
@@ -103,11 +100,8 @@ def test_sbatch_options_replace_those_of_headway_and_of_profiles(script: str) ->
 
 
 @pytest.mark.processes  # torch is asked
-def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(
-    script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once = cache(partial(asking.ask_torch, Source("/")))
-    monkeypatch.setattr(asking, "ask_torch", lambda _, *words: once(*words))
+@pytest.mark.usefixtures("torch_asked_once")
+def test_a_job_asks_for_the_gpus_and_cores_that_the_settings_use(script: str) -> None:
     assert "gpus-per-node" not in options_in(submitted(script))
     words = ["--device", "cuda", "--num-processes", "8", "--threads-per-process", "4"]
     options = options_in(submitted(*words, script))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.launching import HEADWAY, environment, execute, launch, on_linux, script
+from tests.waiting import IS_LONG
 
 pytestmark = on_linux
 
@@ -86,17 +87,13 @@ def test_a_script_sees_the_same_however_it_was_started(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "way",
-    [
-        [],
-        ["--supervise", "--set", "start_method=fork"],
-        pytest.param(["--supervise"], marks=pytest.mark.long),
-    ],
+    "way", [[], ["--supervise", "--set", "start_method=fork"], *[["--supervise"]] * IS_LONG]
 )
 def test_pythons_own_flags_reach_the_script(way: list[str]) -> None:
     told = "sys.flags, sys.warnoptions, sys._xoptions, sys.path[0], __debug__, sys.stdout.buffer"
     name = script(f"import sys; print({told})")
-    flags = ["-BOuP" if sys.version_info >= (3, 11) else "-BOu", "-Werror::FutureWarning"]
+    flags = ["-BuP" if sys.version_info >= (3, 11) else "-Bu", "-Werror::FutureWarning"]
+    flags += [] if way and not IS_LONG else ["-O"]  # compiles all of torch where it is imported
     flags += ["-W", "ignore:mine", "-Xutf8", "--check-hash-based-pycs", "never"]
     flags += [] if way else ["-X", "dev"]  # imports torch slowly
     python, *headway = HEADWAY

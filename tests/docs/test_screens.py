@@ -60,7 +60,7 @@ COMMANDS = [
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("warm_pythons")
+@pytest.mark.usefixtures("warm_pythons", "torch_asked_once")
 @pytest.mark.parametrize(("page", "shown", "command"), COMMANDS, ids=lambda word: word[:60])
 def test_a_page_shows_what_a_command_prints(
     page: str, shown: str, command: str, tmp_path: Path

@@ -19,7 +19,6 @@ from headway.settings.table import TABLE
 from tests.distributed.launching import HEADWAY, environment, launch, run, script
 from tests.docs import test_screens
 from tests.docs.test_screens import ROOT, printed_by, screens
-from tests.waiting import IS_LONG
 
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TESTED = {"sh", "console", "python", "yaml"}
@@ -90,7 +89,7 @@ def test_the_profiles_of_the_pages_are_valid() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.processes
-@pytest.mark.usefixtures("warm_pythons")
+@pytest.mark.usefixtures("warm_pythons", "torch_asked_once")
 def test_the_python_of_the_pages_runs_on_two_ranks() -> None:
     """All blocks run in one launch, each as a script of its own, one after the other."""
     snippets = blocks("python")
@@ -114,10 +113,9 @@ COMMANDS = {  # each once, and none that a page shows with its output
     if line.removeprefix("$ ").startswith("headway ")
 }.difference(command for _, _, command in test_screens.COMMANDS)
 
-WHAT_A_TEST_ADDS = {  # to what waits for other machines, GPUs or a person, or trains for long
-    "--num-machines": "--dry-run",
-    "idle:": "--dry-run --machine gpu_8_h100.json",
-    "--device cuda": "--dry-run --machine laptop_cpu.json",
+WHAT_A_TEST_ADDS = {  # to what waits for GPUs
+    "idle:": "--machine gpu_8_h100.json",
+    "--device cuda": "--machine laptop_cpu.json",
 }
 
 
@@ -133,7 +131,7 @@ def stage(tmp_path: Path) -> Path:
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("warm_pythons")
+@pytest.mark.usefixtures("warm_pythons", "torch_asked_once")
 @pytest.mark.parametrize(
     "command",
     [pytest.param(one, marks=[pytest.mark.long] * ("estimate" in one)) for one in sorted(COMMANDS)],
@@ -146,8 +144,8 @@ def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
     for sign, added in WHAT_A_TEST_ADDS.items():
         if sign in command:
             words[2:2] = shlex.split(added)
-    if words[1] == "launch" and not {"--lr", "--dry-run"} & {*words} and not IS_LONG:
-        words.insert(2, "--dry-run")  # one launch of them all is enough
+    if words[1] == "launch" and "--dry-run" not in words and "examples" not in command:
+        words.insert(2, "--dry-run")  # one launch of them is enough
     if "unset" in words:
         printed_by("headway config set num_processes=2", stage)
     printed = printed_by(shlex.join(words), stage)
@@ -159,7 +157,7 @@ def test_a_command_of_the_readme_and_the_guides_does_what_it_is_there_for(
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("warm_pythons")
+@pytest.mark.usefixtures("warm_pythons", "torch_asked_once")
 def test_the_readme_shows_a_plan_and_a_refusal_as_they_are_printed(stage: Path) -> None:
     (stage / "headway.yaml").unlink()
     two_cores = json.loads((stage / "laptop_cpu.json").read_text())
@@ -201,7 +199,7 @@ def losses(side: str, *launcher: str) -> list[float]:
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("warm_pythons")
+@pytest.mark.usefixtures("warm_pythons", "torch_asked_once")
 def test_the_eight_lines_of_the_readme_change_nothing_on_one_process_and_train_on_two() -> None:
     assert losses("+") == losses("-")
     assert len(losses("+", *HEADWAY, "-q", "--cpu", "--num-processes", "2")) == 2
