@@ -1,4 +1,4 @@
-"""Several launchers, one run: machine 0 decides when all start, restart and end.
+"""Runs of several launchers: machine 0 decides when all ranks start, restart and end.
 
-Knows no process of a rank, and nothing of what ranks print.
+Nothing here handles the ranks' processes or their output.
 """

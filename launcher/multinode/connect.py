@@ -1,4 +1,4 @@
-"""Addresses of this machine, the sockets on which a launcher listens, and how it reaches others."""
+"""Addresses, listening sockets and connections of a launcher."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHECK_EVERY_S = 0.1
-"""How often a wait is repeated: a signal just before it does not interrupt it."""
+"""Polling interval of waits, since a signal just before a wait does not interrupt it."""
 
 NOTICE_AFTER_S = 1.0
-"""How long a wait lasts before a line reports it: usual waits are shorter."""
+"""Seconds after which a wait is logged; usual waits are shorter."""
 
-_CONNECT_TIMEOUT_S = 5.0  # then it is tried again
+_CONNECT_TIMEOUT_S = 5.0  # per attempt
 
 
 def resolved(host: str) -> list[str]:
-    """Return the addresses of a host; OSError where it has none yet, UnicodeError for no name."""
+    """Resolve a host; raises OSError if it has no address yet, UnicodeError if it is invalid."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(plain_address(place) for *_, place in found))
 
 
 def plain_address(end: tuple[Any, ...]) -> str:
-    """Return the IP address of a socket's end, with its interface if it is link-local.
+    """Return the IP address of a socket address, with its interface if it is link-local.
 
-    It is an IPv4 address as such on a socket for both, too.
+    The IPv4 address of a dual-stack socket has no IPv6 prefix.
     """
     interface = f"%{socket.if_indextoname(end[3])}" if len(end) > 3 and end[3] else ""
     return str(end[0]).removeprefix("::ffff:") + interface
 
 
 def reachable_address(address: str, own_address: str) -> str:
-    """Return an address that another machine sees, with this machine's own interface to it."""
+    """Replace the interface in an address seen by another machine with this machine's."""
     interface = own_address.partition("%")[2]
     plain, has_interface, _ = address.partition("%")
     return f"{plain}%{interface}" if has_interface and interface else address
 
 
 def host_port(address: str, port: int) -> str:
-    """Return a port of a host, as it is shown: n1:29500, [fd00::1]:29500."""
+    """Format a host and a port: n1:29500, [fd00::1]:29500."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
@@ -58,7 +58,7 @@ def is_loopback(address: str) -> bool:
 
 
 def names_this_machine(host: str) -> bool:
-    """Return whether a host, as it was typed, means this machine alone, whoever says it."""
+    """Return whether a host, such as localhost, means a different machine on each machine."""
     try:
         return is_loopback(host)
     except ValueError:  # a name
@@ -76,7 +76,7 @@ def is_here(address: str) -> bool:
 
 
 def _end_of(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Return the family and the address of a socket; that of a link-local host has an interface."""
+    """Return the family and address of a socket, with the interface of a link-local host."""
     family, _, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return family, end
 
@@ -96,24 +96,24 @@ _PORT_ERRORS = {
         "pass another --main-port, the same on every machine",
     ),
     errno.EACCES: (
-        "this user may not listen on port {port}",
+        "this user has no permission to listen on port {port}",
         "pass a --main-port above 1023, the same on every machine",
     ),
     errno.EMFILE: (
-        "the launcher may not open a socket: too many open files",
+        "cannot open a socket: too many open files",
         "raise the limit of open files: `ulimit -n 4096`",
     ),
 }
 
 
 class PortInUse(LaunchError):
-    """Another process listens on the port."""
+    """Another process uses the port."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Listen on an address of this machine; with no host on all of them, IPv4 and IPv6.
+    """Listen on an address of this machine; an empty host means all of them, IPv4 and IPv6.
 
-    Raises LaunchError where the port cannot be had, and OSError for an address of no device here.
+    Raises LaunchError if the port is unavailable, and OSError if no interface has the address.
     """
     is_dual = not host and socket.has_dualstack_ipv6()
     family: int = socket.AF_INET6 if is_dual else socket.AF_INET
@@ -133,24 +133,24 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def listening_host(address: str) -> str:
-    """Return the main address if other machines reach this one by it, else all addresses."""
+    """Return the main address if other machines can reach it, else "" for all addresses."""
     if names_this_machine(address):
         return address
     try:
         addresses = resolved(address)
-    except (OSError, UnicodeError):  # it has no name yet, as in a new pod
+    except (OSError, UnicodeError):  # the name does not resolve yet, as in a new pod
         return ""
     if any(map(is_loopback, addresses)):
         log(
             f"note: main_address {address} is {addresses[0]} on this machine, which no "
-            "other reaches; listening on all of its addresses"
+            "other machine can reach; listening on all addresses"
         )
         return ""
     return address
 
 
 def is_machine_0(rank: int | None, address: str) -> bool:
-    """Return whether to listen: without ranks given, who is at the main address does."""
+    """Return whether this is machine 0: by rank, or without one, by the main address."""
     if rank is not None:
         return rank == 0
     try:
@@ -160,21 +160,21 @@ def is_machine_0(rank: int | None, address: str) -> bool:
 
 
 def listen_as_machine_0(address: str, port: int) -> socket.socket:
-    """Listen for the other machines; LaunchError where the port cannot be had."""
+    """Listen for the other machines; raises LaunchError if the port is unavailable."""
     try:
         return listening_socket(listening_host(address), port)
-    except OSError:  # the address is that of a router to this machine, say
-        log(f"note: main_address {address} is none of this machine's; listening on all of its own")
+    except OSError:  # for example a router's address
+        log(f"note: main_address {address} is not on this machine; listening on all addresses")
         return listening_socket("", port)
 
 
 def connect_to(address: str, port: int) -> socket.socket:
-    """Connect to another machine; a signal's exception ends the wait."""
+    """Connect to another machine; a signal handler's exception interrupts the wait."""
     return result_of(begin_call(socket.create_connection, (address, port), _CONNECT_TIMEOUT_S))
 
 
 def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
-    """Call, in a daemon thread, what waits in C code, where no signal handler could run."""
+    """Run a blocking C call in a daemon thread, so that signal handlers can run."""
     called: futures.Future[T] = futures.Future()
 
     def call() -> None:
@@ -188,14 +188,14 @@ def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures
 
 
 def result_of(called: futures.Future[T], look: Callable[[], None] = lambda: None) -> T:
-    """Return the result of a call that has begun; a signal's exception, or `look`'s, ends this."""
+    """Wait for a started call; exceptions of signal handlers and `look` interrupt the wait."""
     while not futures.wait([called], CHECK_EVERY_S).done:
         look()
     return called.result()
 
 
 def probe_machine(probe: Probe) -> str:
-    """Connect to another machine; return what is wrong, or empty."""
+    """Connect to another machine; return the error, or an empty string."""
     try:
         connect_to(probe.address, probe.port).close()
     except OSError as error:

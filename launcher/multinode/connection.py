@@ -1,4 +1,4 @@
-"""One end of a connection between launchers, without waiting: bytes in, messages out, and back."""
+"""A non-blocking end of a connection between launchers, which converts bytes and messages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headway.ipc.typed import Lines, TooLong
 from headway.launcher.multinode import messages
 
 _READ_SIZE = 65536
-_MAX_FIRST_LINE = 2**14  # bytes, of one who has not shown yet that it has the key
+_MAX_FIRST_LINE = 2**14  # bytes, until the other end has proved that it has the key
 
 
 class Connection:
-    """A connection of two launchers; it closes `link`, and `key` is empty where a run has none."""
+    """A connection between two launchers, which owns `link`; `key` is empty if none is set."""
 
     def __init__(self, link: socket.socket, key: bytes, *, is_hub: bool) -> None:
         link.setblocking(False)
-        with suppress(OSError):  # it is no TCP connection
+        with suppress(OSError):  # not a TCP connection
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.link = link
         self._key = key
@@ -43,10 +43,10 @@ class Connection:
         return bool(self._unsent)
 
     def receive(self) -> Iterator[messages.Message]:
-        """Yield the messages that have come.
+        """Yield the received messages.
 
-        Raises Unacceptable for what is not from the other end of this run, and EOFError or OSError
-        once the connection has ended or failed.
+        Raises Unacceptable for data from outside this run, and EOFError or OSError once the
+        connection is closed or broken.
         """
         try:
             yield from self._receive()
@@ -66,7 +66,7 @@ class Connection:
                 if self._is_hub and theirs.has_key != self._greeting.has_key:
                     one, other = ("a", "none") if theirs.has_key else ("no", "one")
                     raise messages.Unacceptable(
-                        f"it has {one} key, and this run has {other}", "key"
+                        f"it has {one} key, but this run has {other}", "key"
                     )
                 self._session = messages.Session(
                     self._key, self._greeting, theirs, is_hub=self._is_hub
@@ -83,13 +83,13 @@ class Connection:
         self._unsent += self._session.seal(message)
 
     def flush(self) -> None:
-        """Send what is left, as far as the connection takes it now."""
+        """Send queued data without blocking."""
         with suppress(BlockingIOError):
             while self._unsent:
                 del self._unsent[: self.link.send(self._unsent)]
 
     def flush_watched(self, selector: selectors.BaseSelector) -> None:
-        """Flush, and have the selector, which has the link, watch for room for what is left."""
+        """Flush, and make the link's selector watch for writability if data is left."""
         self.flush()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         key = selector.get_key(self.link)
@@ -97,14 +97,14 @@ class Connection:
             selector.modify(self.link, events, key.data)
 
     def refuse(self, reason: str) -> None:
-        """Send the reason of a refusal to an end without the run's key."""
+        """Send the reason for a refusal to an end without the run's key."""
         with suppress(OSError):
             self._unsent += messages.refusal(reason or "key")
             self.flush()
             self.link.shutdown(socket.SHUT_WR)
 
     def discard(self) -> None:
-        """Discard received data, which would keep the other end from reading."""
+        """Discard received data: if it stayed unread, the other end would lose the refusal."""
         with suppress(BlockingIOError):
             if not self.link.recv(_READ_SIZE):
                 raise EOFError
@@ -115,17 +115,17 @@ class Connection:
 
 def ended(error: EOFError | OSError) -> str:
     if isinstance(error, (EOFError, ConnectionError)):
-        return "its launcher has ended"
+        return "its launcher exited"
     return f"the connection to it broke: {error.strerror or error}"
 
 
 def silence(seconds: float) -> str:
-    return f"nothing was heard from it for {seconds:.0f} s, since {time_of_day(seconds)}"
+    return f"it sent nothing for {seconds:.0f} s, since {time_of_day(seconds)}"
 
 
 def lost_link(message: messages.HeartbeatLost, of: str) -> str:
     return (
-        f"it has heard nothing from {of} since {message.since}: the link from {of} to it is cut, "
+        f"it received nothing from {of} since {message.since}: the link from {of} to it is cut, "
         f"or {of} was suspended"
     )
 

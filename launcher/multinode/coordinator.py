@@ -1,5 +1,5 @@
-"""What machine 0 decides for the run: when ranks start, restart and end, and why. Pure: messages
-come in, messages go out, time is an argument.
+"""The decisions of machine 0: when the ranks of a run start, restart and end, and why. Pure: takes
+messages and times, and produces messages.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from headway.launcher.multinode.connect import NOTICE_AFTER_S
 from headway.settings.setting import Machines
 
 LAUNCH_FAILED = 4
-"""The exit code of a run that has failed outside of its ranks, as that of a LaunchError."""
+"""The exit code of a run that failed outside its ranks, the same as LaunchError's."""
 
-SETTLE_S = 3.0  # for more machines than are necessary
+SETTLE_S = 3.0  # wait for machines beyond the minimum
 _MAX_SHOWN = 12  # differences between machines
-_CULPRIT_WITHIN_S = 2.0  # a failure that may be another's consequence waits so long for that one
+_CULPRIT_WITHIN_S = 2.0  # time for the cause of a failure that may be a consequence
 
 
 class Seen(NamedTuple):
-    """Who is told what machine 0 learns of the ranks of others, by the thread of the channel."""
+    """Callbacks on machine 0 for reports on other machines' ranks, run by the channel's thread."""
 
     steps: Callable[[int, Figures, int, str], object] = lambda *_: None  # rank, ..., machine, host
-    loss: Callable[[int], object] = lambda _: None  # of this machine
-    failure: Callable[[CrashSite | None], str] = lambda _: ""  # returns how it is the one before
+    loss: Callable[[int], object] = lambda _: None  # the machine's rank
+    failure: Callable[[CrashSite | None], str] = lambda _: ""  # returns how it repeats
 
 
 @dataclass(eq=False)
@@ -37,16 +37,16 @@ class MachineState:
     peer: int  # its connection
     join: messages.Join
     address: str  # as machine 0 sees it; empty for machine 0 itself
-    reached_at: str  # the address of machine 0 that it has connected to
-    heard_at: float  # when it has last said something, on the monotonic clock
-    rank: int | None  # the one it asked for, until it is given one
+    reached_at: str  # the address of machine 0 that it connected to
+    heard_at: float  # time of its last message, on the monotonic clock
+    rank: int | None  # the requested one, until a rank is assigned
     ready: messages.MachineReady | None = None  # while it waits for a round
     has_ranks: bool = False  # in the current round
     is_checked: bool = False
-    notes: tuple[str, ...] = ()  # how it differs from machine 0, until it is told
+    notes: tuple[str, ...] = ()  # differences from machine 0 that were not sent yet
     is_done: bool = False
     is_leaving: bool = False
-    word: str = ""  # the last one of its ranks
+    word: str = ""  # last progress of its ranks
     failure: tuple[float, messages.Failed] | None = None  # when and what, in this round
     left: tuple[float, messages.Failed] | None = None  # when a rank left silently
 
@@ -60,16 +60,16 @@ def _numbered(rank: int | None) -> str:
 
 
 def loss(label: str, machine: int, host: str, reason: str, word: str) -> messages.Failed:
-    go_on = "where machines may go, a range lets a run go on: --num-machines 1:2"
+    advice = "to continue without lost machines, pass a range: --num-machines 1:2"
     if machine == 0:
-        go_on = "no other machine can take the place of machine 0"
+        advice = "no other machine can replace machine 0"
     return messages.Failed(
         machine=machine,
         host=host,
         cause=f"{label} was lost: {reason}",
         where=f"the connection to {label}",
-        details=f"its ranks last told: {word}" if word else "",
-        fix=f"look at that machine, its launcher's output and the network to it; {go_on}",
+        details=f"last report of its ranks: {word}" if word else "",
+        fix=f"check that machine, its launcher's output and the network to it; {advice}",
         exit_code=LAUNCH_FAILED,
     )
 
@@ -89,9 +89,9 @@ def failure_of(error: HeadwayError, machine: int) -> messages.Failed:
 
 
 class Coordinator:
-    """The state of one run, which needs `least` machines and can have `most`.
+    """State of a run of `least` to `most` machines.
 
-    `facts` are those of machine 0, compared with those of the others; `log` prints a line there.
+    `facts` are machine 0's, compared with those of the others; `log` prints a line on machine 0.
     All times are on its monotonic clock.
     """
 
@@ -111,7 +111,7 @@ class Coordinator:
         self.seen = Seen()
         self.machines: dict[int, MachineState] = {}  # by peer
         self.is_ended = False
-        self.num_unnotified = 0  # machines still to come, to be told that the run has ended
+        self.num_unnotified = 0  # machines that have not received the end of the run yet
         self.num_restarts = 0
         self._ended_by: messages.Failed | None = None
         self._least = least
@@ -124,23 +124,23 @@ class Coordinator:
         self._round = -1
         self._is_running = False
         self._is_stopping = False
-        self._probes: dict[int, int] = {}  # by the peer that tries: the one that it tries
-        self._problems: list[str] = []  # of these
+        self._probes: dict[int, int] = {}  # probing peer -> probed peer
+        self._problems: list[str] = []  # found by the probes
         self._settle_at = now
-        self._asked_at: float | None = None  # for better explanations of a failure
+        self._asked_at: float | None = None  # while waiting for the cause of a failure
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_notified = False  # what is missing: from then on who gets ready is told at once
+        self._are_notified = False  # of missing machines; from then on at once
 
     @property
     def is_busy(self) -> bool:
-        """Whether `tick` is to be called often."""
+        """Whether `tick` must be called often."""
         return not (self.is_ended or (self._is_running and self._asked_at is None))
 
     def join(
         self, peer: int, join: messages.Join, address: str, reached_at: str, now: float
     ) -> bool:
-        """Take a machine in, or refuse it; return whether it is in."""
+        """Accept or refuse a machine; return whether it was accepted."""
         if self._ended_by is not None:
             self.num_unnotified -= self.num_unnotified > 0
             self.outbox.append((peer, self._ended_by))
@@ -172,15 +172,15 @@ class Coordinator:
                 "pass the same --num-machines on every machine",
             )
         what = ""
-        fix = f"give every machine its own --machine-rank, from 0 to {self._most - 1}"
+        fix = f"pass a different --machine-rank on every machine, from 0 to {self._most - 1}"
         asked = {machine.join.machine for machine in self.machines.values()}
         if join.machine is not None and join.machine in asked:
-            what = f"machine_rank {join.machine} was given to two machines"
+            what = f"machine_rank {join.machine} is set on two machines"
         elif join.machine is not None and join.machine >= self._most:
             what = f"machine_rank is {join.machine}, but the run has {self._most} machines"
         elif len(self.machines) == self._most:
-            what = f"the run has all of its {self._most} machines"
-            fix = "raise --num-machines on every machine, or leave this one out"
+            what = f"the run already has all of its {self._most} machines"
+            fix = "increase --num-machines on every machine, or omit this one"
         return messages.Rejected(what, "the run at machine 0", fix) if what else None
 
     def take(self, peer: int, message: messages.Message, now: float) -> None:
@@ -195,7 +195,7 @@ class Coordinator:
             machine.ready = message
             self._settle_at = now + SETTLE_S
             if self._is_running:
-                missing = "the next restart of the run, which has begun"
+                missing = "the next restart, since the run has started"
                 self._send([machine], messages.Missing(missing))
             elif self._are_notified and (missing := self._missing()):
                 self._send([machine], messages.Missing(missing))
@@ -226,13 +226,13 @@ class Coordinator:
         lost = loss(machine.label, machine.rank or 0, machine.join.host, reason, machine.word)
         if self._is_stopping:
             if machine.has_ranks:
-                self._end(lost)  # ranks of the others may wait for its ranks, to save
+                self._end(lost)  # other ranks may wait for its ranks to save
             return
         if machine.is_done:
             self._check_all_done()
         elif not machine.has_ranks:
-            if machine.address:  # else this is machine 0, and it says itself why it ends
-                self._log(f"{machine.label} has left before its ranks started")
+            if machine.address:  # machine 0 reports its own end
+                self._log(f"{machine.label} left before its ranks started")
         elif self._least < self._most:
             self._log(f"{machine.label} was lost: {reason}")
             self._restart(f"{machine.label} was lost", is_counted=False, now=now)
@@ -267,7 +267,7 @@ class Coordinator:
         self.outbox += [(machine.peer, message) for machine in machines]
 
     def _missing(self) -> str:
-        """Return which machines are still to join, or empty."""
+        """Describe the machines that have not joined yet; empty if none is missing."""
         there = {machine.rank for machine in self.machines.values()}
         if self._least < self._most or None in there:
             lacking = self._least - len(self.machines)
@@ -276,7 +276,7 @@ class Coordinator:
         return f"machine {ranges(missing)} of {self._most}" if missing else ""
 
     def _advance(self, now: float) -> None:
-        """Start a round if all that it needs is there."""
+        """Start a round if the required machines are ready and checked."""
         if self._is_running or self.is_ended or self._is_stopping or self._probes:
             return
         ready = [machine for machine in self.machines.values() if machine.ready is not None]
@@ -293,9 +293,9 @@ class Coordinator:
             self._check(ready)
 
     def _number(self, machines: list[MachineState]) -> None:
-        """Give the machines their ranks, in the order that they had, newcomers last.
+        """Assign ranks to the machines in their previous order, newcomers last.
 
-        Where all machines are there, those that were started with a rank keep it.
+        If all machines have joined, those that were started with a rank keep it.
         """
         held = {machine.rank for machine in machines} if len(machines) == self._most else set()
         free = iter([rank for rank in range(len(machines)) if rank not in held])
@@ -319,7 +319,7 @@ class Coordinator:
             self._refuse_all(
                 f"the machines differ in {', '.join(dict.fromkeys(row.what for row in found))}",
                 "\n".join(map(str, found[:_MAX_SHOWN])),
-                "install and set the same on every machine, and start the same script",
+                "use the same versions, settings and script on every machine",
             )
             return
         self._problems = []
@@ -347,10 +347,10 @@ class Coordinator:
             self._problems.append(f"{machine.label}: {probed.problem}")
         if self._problems and not self._probes:
             self._refuse_all(
-                f"{len(self._problems)} of the machines cannot reach each other",
+                f"{len(self._problems)} of the connections between the machines failed",
                 "\n".join(self._problems),
-                "open the ports above 1023 between the machines, or let GLOO_SOCKET_IFNAME and "
-                "NCCL_SOCKET_IFNAME name the interface that connects them",
+                "open the ports above 1023 between the machines, or set GLOO_SOCKET_IFNAME and "
+                "NCCL_SOCKET_IFNAME to the interface that connects them",
             )
 
     def _open_round(self, machines: list[MachineState]) -> None:
@@ -383,7 +383,7 @@ class Coordinator:
         self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Decide how the run continues after a failure, once it is clear enough whose it is."""
+        """Restart or end the run after a failure, once its cause is clear enough."""
         assert self._asked_at is not None
         failures = [m.failure for m in self.machines.values() if m.failure is not None]
         if not failures:
@@ -414,7 +414,7 @@ class Coordinator:
         self._wait_from(now)
 
     def _end(self, failed: messages.Failed, details_for_all: str = "") -> None:
-        """Notify all machines of the failure, and machine 0, which reports it, of all details."""
+        """Notify all machines of the failure, and machine 0, which reports it, with all details."""
         self.is_ended = True
         self._ended_by = failed
         brief = failed._replace(details=details_for_all)
@@ -422,7 +422,7 @@ class Coordinator:
             self.outbox.append((machine.peer, brief if machine.rank else failed))
 
     def _end_before_start(self, failed: messages.Failed, num_known: int = 0) -> None:
-        """End a run whose ranks do not run; `num_known` machines know why, besides those in it."""
+        """End a run before its ranks start; `num_known` machines outside it know the reason."""
         has_all = self._is_running or self._least < self._most
         if not (has_all or self.is_ended or self._is_stopping):
             self.num_unnotified = max(self._most - len(self.machines) - num_known, 0)

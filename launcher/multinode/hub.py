@@ -1,4 +1,4 @@
-"""Machine 0's end of the channel: one thread that serves all machines, whatever else happens."""
+"""Machine 0's end of the channel: a thread that serves all machines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headway.launcher.multinode.coordinator import Coordinator
 BEATS_PER_TIMEOUT = 3
 _BUSY_TICK_S = 0.05
 _GREET_WITHIN_S = 10.0
-_MAX_NAMED = 10  # refused connections that are printed
-_ACCEPTED_AT_ONCE = 16  # then the machines are served, whatever strangers do
+_MAX_NAMED = 10  # refused connections that are logged
+_ACCEPTED_AT_ONCE = 16  # then the joined machines are served first
 
 
 class _Left(Exception):
-    """A machine leaves, and has said why."""
+    """A machine leaves and has reported the reason."""
 
 
 class _Peer:
@@ -36,7 +36,7 @@ class _Peer:
 
 
 class Hub:
-    """Serves a run's machines until `close`; only its thread uses the coordinator and listener."""
+    """Server of a run's machines. Only its thread uses the coordinator and the listener."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class Hub:
         self._woken_end, self._waking_end = socket.socketpair()
         self._selector.register(self._woken_end, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
-        own, self.own_end = socket.socketpair()  # the connection of machine 0 itself
+        own, self.own_end = socket.socketpair()  # machine 0's connection to itself
         self._add(own, "", "")
         self._thread = threading.Thread(target=self._serve, name="headway-hub", daemon=True)
         self._thread.start()
 
     def close(self, within_s: float) -> None:
-        """End once all machines have left, and late ones know why, or after `within_s` seconds."""
+        """Stop once all machines have left and late ones know why, or after `within_s` seconds."""
         self._close_at = time.monotonic() + within_s
         with suppress(OSError):  # the thread has ended
             self._waking_end.send(b"\0")
         while self._thread.is_alive():
-            self._thread.join(0.1)  # a signal ends the wait
+            self._thread.join(0.1)  # signal handlers can run between the waits
         self._waking_end.close()
 
     def _serve(self) -> None:
@@ -104,7 +104,7 @@ class Hub:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether machines have not left yet, or are to come and be told why the run has ended."""
+        """Whether machines are still connected, or must still be notified of the run's end."""
         has_members = any(peer.has_joined for peer in self.peers.values())
         return has_members or self._coordinator.num_unnotified > 0
 
@@ -136,9 +136,9 @@ class Hub:
                     self._add(link, plain_address(address), plain_address(link.getsockname()))
                 except BlockingIOError:
                     raise
-                except OSError as error:  # too many open files; or it has gone already
+                except OSError as error:  # too many open files, or already closed
                     self._accept_at = now + 1
-                    self._name(f"a connection could not be accepted: {error.strerror}")
+                    self._log_first(f"cannot accept a connection: {error.strerror}")
                     return
 
     def _add(self, link: socket.socket, address: str, reached_at: str) -> None:
@@ -147,7 +147,7 @@ class Hub:
         self._num_peers += 1
         self.peers[self._num_peers] = _Peer(connection, address, reached_at, now)
         self._selector.register(link, selectors.EVENT_READ, self._num_peers)
-        with suppress(OSError):  # it has gone already, as is read next
+        with suppress(OSError):  # already closed, as the next read reports
             connection.flush_watched(self._selector)
 
     def _serve_peer(self, number: int, events: int, now: float) -> None:
@@ -182,13 +182,13 @@ class Hub:
             peer.has_joined = self._coordinator.join(
                 number, message, peer.address, peer.reached_at, now
             )
-        elif isinstance(message, messages.Leave):  # of one that has been refused
+        elif isinstance(message, messages.Leave):  # from a refused machine
             raise EOFError
         else:
             raise messages.Unacceptable("it has not joined")
 
     def _check_clocks(self, now: float) -> None:
-        """Send beats, lose those that are silent, refuse those that do not join."""
+        """Send heartbeats, drop silent machines and refuse those that do not join."""
         if now >= self._beat_at:
             self._beat_at = now + self._beat_s
             joined = [key for key, peer in self.peers.items() if peer.has_joined]
@@ -197,7 +197,7 @@ class Hub:
             silent_s = now - peer.heard_at
             if peer.has_joined and silent_s > self._timeout_s:
                 peer.connection.put(messages.HeartbeatLost(time_of_day(silent_s)))
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # already closed
                     peer.connection.flush()
                 self._drop(number)
                 self._coordinator.drop(number, silence(silent_s), now)
@@ -206,7 +206,7 @@ class Hub:
             elif peer.is_refused:
                 self._drop(number)
             else:
-                self._refuse(number, f"it has said nothing for {_GREET_WITHIN_S:.0f} s", "")
+                self._refuse(number, f"it sent nothing for {_GREET_WITHIN_S:.0f} s", "")
 
     def _send_all(self) -> None:
         while self._coordinator.outbox:
@@ -219,18 +219,18 @@ class Hub:
             for number, message in there:
                 self.peers[number].connection.put(message)
             for number in dict.fromkeys(number for number, _ in there):
-                with suppress(OSError):  # its end is read, and then it is lost
+                with suppress(OSError):  # the next read reports the loss
                     self.peers[number].connection.flush_watched(self._selector)
 
     def _refuse(self, number: int, why: str, reason: str) -> None:
         peer = self.peers[number]
-        self._name(f"refused a connection from {peer.address}: {why}")
+        self._log_first(f"refused a connection from {peer.address}: {why}")
         peer.connection.refuse(reason)
         peer.is_refused, peer.has_joined = True, False
         peer.began_at = time.monotonic()
         self._selector.modify(peer.connection.link, selectors.EVENT_READ, number)
 
-    def _name(self, line: str) -> None:
+    def _log_first(self, line: str) -> None:
         self._num_named += 1
         if self._num_named <= _MAX_NAMED:
             self._log(line)

@@ -1,4 +1,4 @@
-"""A machine's end of the channel: a thread that keeps what machine 0 says."""
+"""A machine's end of the channel: a thread that stores the messages from machine 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.launcher.multinode.connection import Connection, ended, lost_link, 
 
 
 class Member:
-    """One machine's membership; its thread sets the attributes, `word` returns the progress."""
+    """A machine's membership. Its thread sets the attributes; `word` returns the progress."""
 
     def __init__(
         self, link: socket.socket, key: bytes, machine_timeout_s: float, word: Callable[[], str]
@@ -27,15 +27,15 @@ class Member:
         self.missing: messages.Missing | None = None
         self.probe: messages.Probe | None = None
         self.round: messages.StartRound | None = None
-        self.restart: messages.Restart | None = None  # asked for since the last round
+        self.restart: messages.Restart | None = None  # requested since the last round
         self.ended_by: messages.Failed | None = None
         self.is_all_done = False
         self.stopping: messages.Signalled | None = None
         self.on_grace_end: Callable[[], None] = lambda: None
-        """Called by the thread when the grace period of the run is ended on another machine."""
-        self.lost: str | None = None  # machine 0, and how that was noticed
-        self.is_silent = False  # it was lost because nothing was heard from it
-        self.unacceptable: messages.Unacceptable | None = None  # it is not machine 0
+        """Called by the thread when another machine ends the run's grace period."""
+        self.lost: str | None = None  # why machine 0 was lost
+        self.is_silent = False  # machine 0 was lost because it sent nothing
+        self.unacceptable: messages.Unacceptable | None = None  # the other end is not machine 0
         self.has_greeted = False
         self.own_address, self.address_of_machine_0 = _addresses(link)
         self.connection = Connection(link, key, is_hub=False)
@@ -58,7 +58,7 @@ class Member:
         self._wake()
 
     def wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
-        """Wait until something is so, or the run or connection has ended; return whether it is."""
+        """Wait for `is_so`, or for the end of the run or connection; return `is_so()`."""
         until = time.monotonic() + within_s
         while not is_so() and not self.is_over and (left_s := until - time.monotonic()) > 0:
             self._bell.wait(min(left_s, CHECK_EVERY_S))
@@ -66,22 +66,22 @@ class Member:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come from machine 0 that matters."""
+        """Whether further messages from machine 0 are irrelevant."""
         return self.ended_by is not None or self.refused is not None or self.is_lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended before the run has."""
+        """Whether the connection ended before the run."""
         return self.lost is not None or self.unacceptable is not None
 
     @property
     def is_closed_unanswered(self) -> bool:
-        """Whether the other end, such as a tunnel's, has closed the connection unanswered."""
+        """Whether the other end, such as a tunnel, closed the connection without an answer."""
         answers = (self.accepted, self.refused, self.ended_by)
         return self.lost is not None and not any(answer is not None for answer in answers)
 
     def close(self) -> None:
-        """Send the queued messages, and leave."""
+        """Send the queued messages and close the connection."""
         self._is_closing = True
         self._wake()
         while self._thread.is_alive():
@@ -124,7 +124,7 @@ class Member:
             self._bell.ring()
 
     def _leave_unheard(self, seconds: float) -> None:
-        """Tell machine 0, which may still hear this one, why the connection will close."""
+        """Send machine 0, which may still receive it, the reason for closing the connection."""
         self.lost = silence(seconds)
         self.is_silent = True
         self.connection.put(messages.HeartbeatLost(time_of_day(seconds)))
@@ -175,7 +175,7 @@ class Member:
             if message.ends_grace:
                 self.on_grace_end()
         else:
-            raise messages.Unacceptable(f"{type(message).__name__} is no message of machine 0")
+            raise messages.Unacceptable(f"{type(message).__name__} is not a message from machine 0")
 
     def _send_all(self) -> None:
         while self.has_greeted and self._to_send:

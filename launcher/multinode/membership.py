@@ -1,4 +1,4 @@
-"""How a machine takes part in a run of several: it joins, and goes on by rounds until the end."""
+"""The part of a machine in a multi-node run: it joins, then runs rounds until the end."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from headway.launcher.multinode.rendezvous import Rendezvous, RunEnded, connect_
 from headway.launcher.plan.plan import LaunchPlan
 from headway.launcher.plan.variables import LOOPBACK
 
-_ANSWERS_WITHIN_S = 60.0  # machine 0 does at once, unless it is suspended
+_ANSWERS_WITHIN_S = 60.0  # machine 0 answers at once, unless it is suspended
 _JOIN_TIMEOUT_S = 600.0
-_DECISION_WITHIN_S = 5.0  # of a machine 0 that is suspended, say
+_DECISION_WITHIN_S = 5.0  # machine 0 may be suspended, for example
 
 
 class MachinesRendezvous(Rendezvous):
-    """One machine's way through a run on several machines.
+    """The rendezvous of a run on several machines.
 
-    Machine 0 has the hub of the channel, and all machines, itself included, are members. Each round
-    has a store of its own for the ranks, on machine 0, at the address by which the channel reaches
-    it.
+    Machine 0 has the hub of the channel, and all machines, including machine 0, are members. Each
+    round has its own store for the ranks, on machine 0, at the address that the channel uses.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], run_id: str) -> None:
@@ -44,14 +43,14 @@ class MachinesRendezvous(Rendezvous):
         self.machine = plan.settings.machine_rank or 0
         self._device = plan.settings.device
         self._timeout_s = float(plan.settings.machine_timeout_s)
-        self._probe: socket.socket | None = None  # another machine tries to reach it
+        self._probe: socket.socket | None = None  # for another machine's probe
         self._own_address = ""  # as other machines see it
         self._is_done = False
-        self._has_stopped = False  # a signal has come here, or from another machine
+        self._has_stopped = False  # a stop signal has arrived, here or elsewhere
 
     @property
     def restart(self) -> messages.Restart | None:  # type: ignore[override]
-        """The restart of all machines that has been asked for, and has not begun."""
+        """The requested restart of all machines that has not started yet."""
         return self._member.restart if self._member is not None else None
 
     @property
@@ -63,7 +62,7 @@ class MachinesRendezvous(Rendezvous):
         return self._membership.hub is not None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round and return when all machines have joined, or the run has ended."""
+        """Join the next round and wait until all machines have joined; raises RunEnded."""
         member = self._member or self._join()
         self._poll()
         self._store, self._is_done = None, False
@@ -92,7 +91,7 @@ class MachinesRendezvous(Rendezvous):
         return member
 
     def _listen_to_probe(self, member: Member) -> int:
-        """Listen on the address that machine 0 sees this one at, for another machine to try."""
+        """Listen for another machine's probe, on the address that machine 0 sees."""
         if self._probe is None:
             host = "" if self._is_machine_0 else member.own_address
             self._probe = connect.listening_socket(host, 0)
@@ -108,7 +107,7 @@ class MachinesRendezvous(Rendezvous):
     def _wait_for_round(
         self, member: Member, began: messages.StartRound | None, missing: messages.Missing | None
     ) -> messages.StartRound:
-        """Return the round after `began`; print what is missing once that is not `missing`."""
+        """Wait for the round after `began`; log missing machines if they are not `missing`."""
         tried: messages.Probe | None = None
 
         def has_news() -> bool:
@@ -126,14 +125,14 @@ class MachinesRendezvous(Rendezvous):
                 continue
             self._poll()
             if member.is_all_done:
-                log("the run has ended well, without ranks on this machine")
+                log("the run succeeded without ranks on this machine")
                 raise RunEnded
             if member.refused is not None:
                 raise self._membership.join_error()
             if member.missing is not missing and member.missing is not None:
                 missing = member.missing
                 main = self._membership.address
-                only = f", at main_address {main}, which no other host reaches"
+                only = f", at main_address {main}, which no other host can reach"
                 log(f"waiting for {missing.text}{only * connect.names_this_machine(main)}")
 
     def _poll(self) -> None:
@@ -161,7 +160,7 @@ class MachinesRendezvous(Rendezvous):
         return self._loss_of_machine_0(member) if member.is_silent else member.ended_by
 
     def _follow_stop(self, member: Member) -> None:
-        """Stop as another machine has been stopped, unless a signal has come here already."""
+        """Raise another machine's stop signal here, unless this machine is already stopping."""
         if member.stopping is None or self._has_stopped:
             return
         number = signal.Signals(member.stopping.signal)
@@ -183,7 +182,7 @@ class MachinesRendezvous(Rendezvous):
         began = time.monotonic()
         while not member.wait(lambda: member.restart is not None, connect.CHECK_EVERY_S):
             if member.stopping is not None:
-                self._follow_stop(member)  # the ranks here have failed because of it
+                self._follow_stop(member)  # the ranks here failed because of it
             failed = describe()
             assert failed is not None, "torch has seen it"
             within_s = self._timeout_s * failed.suspicion + _DECISION_WITHIN_S
@@ -223,7 +222,7 @@ class MachinesRendezvous(Rendezvous):
             member.wait(lambda: False, _DECISION_WITHIN_S)
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return which interface reaches the other machines, where the user has not said so."""
+        """Return the variables of the interface to the other machines, unless the user set them."""
         member = self._member
         assert member is not None
         address = self._own_address if self._is_machine_0 else member.own_address
@@ -242,7 +241,7 @@ class MachinesRendezvous(Rendezvous):
 
 
 class Membership:
-    """This machine's member, and machine 0's hub; waits `join_timeout_s` seconds for machines."""
+    """This machine's member and machine 0's hub; waits `join_timeout_s` seconds for machines."""
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], join_timeout_s: float) -> None:
         settings = plan.settings
@@ -263,13 +262,13 @@ class Membership:
         self._this = "this machine" if self._rank is None else f"machine {self._rank}"
 
     def join(self, word: Callable[[], str], seen: Seen | None = None) -> Member:
-        """Return this machine's member, once machine 0 has taken it in or told how the run ended.
+        """Return this machine's member once machine 0 has accepted it or reported the run's end.
 
-        It waits until machine 0's name resolves, and it listens there and answers. A closed
-        connection is made again: a tunnel or load balancer closes it before machine 0 listens
-        behind it. `word` returns how far the ranks of this machine are; `seen` is told of those of
-        others, on machine 0. Raises LaunchError where machine 0 cannot be reached, the port is in
-        use, or the machine is refused.
+        Waits until machine 0's name resolves and machine 0 answers. Reconnects if the connection is
+        closed: a tunnel or load balancer closes it before machine 0 listens behind it. `word`
+        returns the progress of this machine's ranks; on machine 0, `seen` gets the other ranks'
+        reports. Raises LaunchError if machine 0 cannot be reached, the port is in use, or the
+        machine is refused.
         """
         until = time.monotonic() + self._join_timeout_s
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
@@ -283,7 +282,7 @@ class Membership:
             try:
                 link = connect.connect_to(self.address, self.port)
             except UnicodeError as error:
-                raise self._cannot_reach(f"it is no host name: {error}") from None
+                raise self._cannot_reach(f"it is not a host name: {error}") from None
             except OSError as error:
                 reason = error.strerror or str(error)
                 is_resolved = not isinstance(error, socket.gaierror)
@@ -293,12 +292,12 @@ class Membership:
                 if not member.is_closed_unanswered:
                     return member
                 member.close()
-                reason = "what listens there closes the connection"
+                reason = "the program that listens there closes the connection"
             if time.monotonic() > until:
                 raise self._cannot_reach(reason)
             if time.monotonic() > notice_at:
                 notice_at = until
-                own = "; this machine does not have it: if it is machine 0, pass --machine-rank 0"
+                own = "; it is not on this machine: if this is machine 0, pass --machine-rank 0"
                 is_elsewhere = self._rank is None and not is_machine_0
                 log(f"waiting for machine 0 at {self._main} ({reason}){own * is_elsewhere}")
             time.sleep(connect.CHECK_EVERY_S)
@@ -308,11 +307,11 @@ class Membership:
             f"{self._this} cannot reach machine 0 at {self._main}: {reason}",
             where=self._place,
             fix="start the run on machine 0, and open that port in its firewall; --main-address is "
-            "a name or IP address of machine 0 that all machines know",
+            "a name or IP address of machine 0 that is valid on all machines",
         )
 
     def _offer(self, link: socket.socket, word: Callable[[], str]) -> Member:
-        """Return the member on a connection that has an answer, or was closed without one."""
+        """Return the member of a connection once it got an answer or was closed without one."""
         member = self.member = Member(link, self._key, self._timeout_s, word)
         member.send(self._introduction())
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
@@ -323,11 +322,11 @@ class Membership:
             if member.is_over:
                 raise self.join_error()
             if time.monotonic() > until:
-                raise self._not_machine_0("has not answered")
+                raise self._not_machine_0("it did not answer")
             if time.monotonic() > notice_at:
                 notice_at = until
                 log(
-                    f"waiting for machine 0 at {self._main}: something listens there, but has not "
+                    f"waiting for machine 0 at {self._main}: a program listens there but has not "
                     "answered yet"
                 )
         return member
@@ -338,7 +337,7 @@ class Membership:
         if refused is not None:
             return LaunchError(refused.what, where=refused.where, fix=refused.fix)
         if unacceptable is None or not unacceptable.reason:
-            return self._not_machine_0(str(unacceptable or "has closed the connection"))
+            return self._not_machine_0(str(unacceptable or "it closed the connection"))
         if unacceptable.reason == "version":
             return LaunchError(
                 f"machine 0 at {self._main} runs another version of Headway",
@@ -346,14 +345,14 @@ class Membership:
                 fix="install the same version on every machine",
             )
         return LaunchError(
-            f"machine 0 at {self._main} does not know the key of {self._this}",
+            f"machine 0 at {self._main} does not accept the key of {self._this}",
             where=f"environment {KEY_VARIABLE}" + ("" if self._key else ", which is not set"),
             fix=f"another run may listen there: pass another --main-port; or {HOW_TO_SET}",
         )
 
     def _not_machine_0(self, what: str) -> LaunchError:
         return LaunchError(
-            f"what listens at {self._main} is not machine 0 of a run: {what}",
+            f"the program at {self._main} is not machine 0 of a run: {what}",
             where=self._place,
             fix="start the run on machine 0, or, if another program uses that port there, pass "
             "another --main-port on every machine",
@@ -364,7 +363,7 @@ class Membership:
         return f"main_address {self.address}, main_port {self.port}"
 
     def leave(self) -> None:
-        """Leave the run; machine 0 first waits until the others have, at most the grace period."""
+        """Leave the run; machine 0 waits for the others to leave, at most the grace period."""
         if self.member is not None:
             self.member.send(messages.Leave())
             self.member.close()
@@ -381,7 +380,7 @@ class Membership:
         )
 
     def _listen(self, seen: Seen) -> socket.socket | None:
-        """Become machine 0 and return its own connection; None: another on this host is it."""
+        """Become machine 0 and return its own connection; None if another process here is it."""
         try:
             listener = connect.listen_as_machine_0(self.address, self.port)
         except connect.PortInUse:

@@ -1,9 +1,9 @@
-"""The messages between launchers, one line of JSON each, authenticated by HMAC-SHA256.
+"""The messages between launchers: lines of JSON, authenticated by HMAC-SHA256.
 
-Each end first sends one plain line with a nonce. Every later line begins with the tag of its
-content and of its number on the connection, under a key that is derived from the run's key, both
-nonces and the direction: what is forged, repeated, reordered, reflected or of another connection
-is refused. Nothing is encrypted.
+Each end first sends a plain line with a nonce. Every later line starts with a tag of its content
+and its number on the connection. The tag's key is derived from the run's key, both nonces and the
+direction, so that forged, repeated, reordered, reflected lines and those of other connections are
+refused. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.ipc.records import CrashSite, Figures
 from headway.ipc.typed import decode, encode, kinds_of
 
 PROTOCOL = "headway-channel/1"
-MAX_GREETING = 128  # bytes, as of every line that is not authenticated
+MAX_GREETING = 128  # bytes, also for a refusal: lines without a tag
 MAX_LINE = 2**20  # bytes
 MAX_DETAILS = 50_000  # characters
 _TAG_BYTES = 16  # half of SHA-256's output: RFC 2104, section 5
@@ -29,7 +29,7 @@ _REFUSAL = re.compile(rb"headway-channel refused: (key|version)")
 
 
 class Fact(NamedTuple):
-    """Something that machines must have in common, or should."""
+    """A value on which machines must or should agree."""
 
     name: str
     value: str
@@ -41,30 +41,30 @@ class MachineFacts(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A machine's first message: who it is."""
+    """A machine's first message, which identifies it."""
 
-    machine: int | None  # its rank; None: machine 0 gives it one
-    least: int  # machines that it expects
+    machine: int | None  # its rank; None: machine 0 assigns one
+    least: int  # number of machines that it expects
     most: int
     host: str
     facts: MachineFacts
 
 
 class MachineReady(NamedTuple):
-    """The machine runs no rank, and waits for a round."""
+    """The machine runs no ranks and waits for a round."""
 
-    probe_port: int  # on which it listens, to be tried by another machine
+    probe_port: int  # where it listens for another machine's probe
     store_port: int | None  # of torch's store, from machine 0
 
 
 class Probed(NamedTuple):
-    """Whether the machine that it was to try has been reached."""
+    """The result of a probe."""
 
-    problem: str  # empty: reached
+    problem: str  # empty if the machine was reached
 
 
 class Failed(NamedTuple):
-    """How a run failed: a machine reports it, and machine 0 tells all which failure ended it."""
+    """A failure that a machine reports, or that ended the run, as machine 0 notifies all."""
 
     machine: int
     host: str
@@ -73,21 +73,21 @@ class Failed(NamedTuple):
     details: str
     fix: str
     exit_code: int
-    suspicion: int = 0  # that it is the cause: 0 none, 1 it left silently, 2 in communication
-    ago_s: float = 0.0  # when it happened, before the message was sent
+    suspicion: int = 0  # that it is a consequence: 0 none, 1 left silently, 2 in communication
+    ago_s: float = 0.0  # from the failure to the sending of the message
     is_final: bool = False  # a restart would not help
     site: CrashSite | None = None
-    repeats: str = ""  # how it is the failure before it, as machine 0 has found
+    repeats: str = ""  # how it repeats the previous failure, by machine 0
 
 
 class Done(NamedTuple):
-    """All ranks of the machine have ended well; `left` describes one that left silently."""
+    """All ranks of the machine succeeded; `left` describes a rank that left silently."""
 
     left: Failed | None = None
 
 
 class Signalled(NamedTuple):
-    """A signal stops the run, on the machine that sends it; machine 0 tells the others."""
+    """A signal on the sending machine stops the run; machine 0 notifies the others."""
 
     signal: int
     host: str
@@ -95,7 +95,7 @@ class Signalled(NamedTuple):
 
 
 class Beat(NamedTuple):
-    word: str  # of its ranks: how far they are; empty: as before
+    word: str  # progress of its ranks; empty: unchanged
 
 
 class Timing(NamedTuple):
@@ -104,9 +104,9 @@ class Timing(NamedTuple):
 
 
 class HeartbeatLost(NamedTuple):
-    """The sender has heard nothing for too long, and leaves: the link to it is cut."""
+    """The sender received nothing for too long and leaves: the link to it is cut."""
 
-    since: str  # the time of day
+    since: str  # time of day of the last message
 
 
 class Leave(NamedTuple):
@@ -134,7 +134,7 @@ class Probe(NamedTuple):
 
 
 class StartRound(NamedTuple):
-    """All machines of the round are there: start the ranks."""
+    """All machines of the round are ready: start the ranks."""
 
     number: int
     machine: int  # the rank of the receiver
@@ -146,14 +146,14 @@ class StartRound(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Stop the ranks, and be ready for the next round."""
+    """Stop the ranks and prepare for the next round."""
 
     cause: str
-    number: int  # of the restart; 0: this one is not counted
+    number: int  # of the restart; 0 if it is not counted
 
 
 class AllDone(NamedTuple):
-    """All ranks of the run have ended well."""
+    """All ranks of the run succeeded."""
 
 
 Message = (
@@ -164,12 +164,12 @@ _KINDS = kinds_of(*get_args(Message))
 
 
 class Unacceptable(Exception):
-    """What has come is not what the other end of this channel would send."""
+    """The received data is not from a launcher of this run."""
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
         self.reason = reason
-        """`key` or `version` where the other end has another one, else empty."""
+        """`key` or `version` if the other end's differs, else empty."""
 
 
 class Greeting(NamedTuple):
@@ -187,27 +187,27 @@ def new_greeting(key: bytes) -> Greeting:
 
 
 def read_greeting(line: bytes) -> Greeting:
-    """Return the greeting in a line; Unacceptable if it is none, or that of another version."""
+    """Parse a greeting; raises Unacceptable if it is malformed or of another version."""
     match = _GREETING.fullmatch(line)
     if match is None:
         raise not_ours()
     if f"headway-channel/{int(match[1])}" != PROTOCOL:
-        raise Unacceptable(f"it speaks version {int(match[1])} of the protocol", "version")
+        raise Unacceptable(f"it uses version {int(match[1])} of the protocol", "version")
     return Greeting(match[2].decode(), match[3] == b"keyed")
 
 
 def not_ours() -> Unacceptable:
-    """Return the exception for an end that begins with something else than a greeting."""
-    return Unacceptable("it does not speak the protocol of Headway's launchers")
+    """Return the exception for an end that does not start with a greeting."""
+    return Unacceptable("it does not use the protocol of Headway's launchers")
 
 
 def refusal(reason: str) -> bytes:
-    """Return the plain line that says why a connection is closed: `key` or `version`."""
+    """Return the plain line with the reason for a refusal: `key` or `version`."""
     return f"headway-channel refused: {reason}\n".encode()
 
 
 class Session:
-    """The authenticated messages of one connection; with an empty key anybody can send them."""
+    """The authenticated messages of a connection; with an empty key, anyone can send them."""
 
     def __init__(self, key: bytes, ours: Greeting, theirs: Greeting, *, is_hub: bool) -> None:
         nonces = [ours.nonce, theirs.nonce] if is_hub else [theirs.nonce, ours.nonce]
@@ -227,12 +227,12 @@ class Session:
         return tag + content + b"\n"
 
     def open(self, line: bytes) -> Message:
-        """Return the message in the next line; Unacceptable if the other end did not send it."""
+        """Return the message in the next line; raises Unacceptable if the line is invalid."""
         tag, content = line[:_TAG_CHARS], line[_TAG_CHARS:]
         if not hmac.compare_digest(tag, _tag(self._receiving, self._num_received, content)):
             if match := _REFUSAL.fullmatch(line):
-                raise Unacceptable("it refuses this machine", match[1].decode())
-            raise Unacceptable("a message was not made with the key of this run", "key")
+                raise Unacceptable("it refused this machine", match[1].decode())
+            raise Unacceptable("a message was not authenticated with the key of this run", "key")
         self._num_received += 1
         try:
             message: Message = decode(_KINDS, content)

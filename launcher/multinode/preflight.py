@@ -1,6 +1,6 @@
-"""What machines must share before ranks start: versions, script, settings, and the run's key.
+"""Checks before ranks start: the machines' versions, script and settings, and the run's key.
 
-Pure, but for reading the script. The key, from the environment, authenticates them to each other.
+Pure, except for reading the script. The key, from the environment, authenticates the machines.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class FactMismatch(NamedTuple):
     on_machine_0: str
 
     def __str__(self) -> str:
-        if self.what == _ARGUMENTS:  # of which the digests say nothing to a reader
-            return f"{self.machine}: {self.what} of the script are not those on machine 0"
-        return f"{self.machine}: {self.what} {self.here}, on machine 0 {self.on_machine_0}"
+        if self.what == _ARGUMENTS:  # the digests mean nothing to a reader
+            return f"{self.machine}: the script's {self.what} differ from machine 0's"
+        return f"{self.machine}: {self.what} {self.here}, but {self.on_machine_0} on machine 0"
 
 
 def facts_of(plan: LaunchPlan, torch_version: str) -> MachineFacts:
-    """Return what is compared between the machines of one run; possible secrets by digest."""
+    """Return the facts that machines compare, with digests of possible secrets."""
     program = plan.program
     must = [Fact("headway", __version__), Fact("torch", torch_version.partition("+")[0])]
-    with suppress(OSError):  # a module is found by Python
+    with suppress(OSError):  # Python finds a module itself
         if program.kind != "module":
             with open(program.name, "rb") as file:
                 must.append(Fact("script", _digest(file.read())))
@@ -80,7 +80,7 @@ HOW_TO_SET = f"`export {KEY_VARIABLE}=$(openssl rand -hex 16)`, and the same val
 
 
 def run_key(environ: Mapping[str, str]) -> bytes:
-    """Return the key; empty where there is none. Raises ConfigError for one that is too short."""
+    """Return the run's key, empty if it is not set; raises ConfigError if it is too short."""
     key = environ.get(KEY_VARIABLE, "")
     if KEY_VARIABLE in environ and len(key) < _MIN_LENGTH:
         raise ConfigError(
@@ -93,5 +93,5 @@ def run_key(environ: Mapping[str, str]) -> bytes:
 
 def describe_run_key(environ: Mapping[str, str]) -> str:
     if KEY_VARIABLE in environ:
-        return f"machines know each other by {KEY_VARIABLE}"
-    return f"nothing keeps other programs of the network out of the run: {HOW_TO_SET}"
+        return f"machines authenticate each other by {KEY_VARIABLE}"
+    return f"other programs on the network can join the run: {HOW_TO_SET}"

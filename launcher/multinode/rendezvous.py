@@ -1,6 +1,6 @@
-"""How the ranks of one machine find each other: torch's store, on the loopback device only.
+"""The rendezvous of one machine's ranks: torch's store, on the loopback interface only.
 
-Each call of a store ends in time, and with a signal. `membership.py` is for several machines.
+Calls of a store time out, and signals interrupt them. `membership.py` is for several machines.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BACKEND = "headway"
-_STORE_TIMEOUT = timedelta(seconds=60)  # of torch, for what other ranks have not set yet
-_ANSWER_WITHIN_S = 30.0  # the store does at once, unless its machine or the network is gone
+_STORE_TIMEOUT = timedelta(seconds=60)  # torch's, for keys that other ranks have not set yet
+_ANSWER_WITHIN_S = 30.0  # it answers at once, unless its machine or the network is down
 
 
 class RunEnded(Exception):
-    """The run has ended, on another machine; where it failed, the handler's `ended_by` says how."""
+    """The run ended on another machine; if it failed, the handler's `ended_by` is the failure."""
 
 
 class Rendezvous(RendezvousHandler):
-    """The rendezvous of a run on one machine, where nobody has to be waited for.
+    """The rendezvous of a run on a single machine, which waits for no other machine.
 
-    Each attempt of the ranks is a round, with a store of its own: torch uses the same keys again,
-    and would read the addresses of dead processes. The ranks get `run_id`.
+    Each attempt of the ranks is a round with its own store, because torch reuses the keys and would
+    read the addresses of dead processes. The ranks get `run_id`.
     """
 
-    machine = 0  # the rank of this machine, once the first round has begun
-    ended_by: Failed | None = None  # how the run failed, if another machine said so
-    has_lost_machine_0 = False  # which has ended the run
-    forwards_stop = False  # the stop signal that this process raises now came to another machine
-    restart: Restart | None = None  # of all machines, asked for and not begun
+    machine = 0  # the rank of this machine, once the first round has started
+    ended_by: Failed | None = None  # the run's failure, if another machine reported it
+    has_lost_machine_0 = False  # and the run ended
+    forwards_stop = False  # the stop signal being raised comes from another machine
+    restart: Restart | None = None  # of all machines, requested and not started
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.round = -1
-        self.word: Callable[[], str] = str  # returns how far the ranks are, for other machines
+        self.word: Callable[[], str] = str  # returns the ranks' progress, for other machines
         # these are called by another thread
         self.note_steps: Callable[[int, Figures, int, str], object] = lambda *_: None
         self.note_loss: Callable[[int], object] = lambda _: None  # of a machine
@@ -73,12 +73,12 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks use the agents' store: no second port that another process could take."""
+        """True: the ranks need no second port, which another process could take."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Begin the next round; LaunchError where no store can be made."""
-        self._store = None  # the last one ends
+        """Start the next round; raises LaunchError if the store cannot be created."""
+        self._store = None  # closes the previous one
         self.round += 1
         self._store, port = open_store(LOOPBACK)
         return self._info(0, 1, LOOPBACK, port)
@@ -90,14 +90,14 @@ class Rendezvous(RendezvousHandler):
         return RendezvousInfo(cast(Store, answering), rank, num_machines, place)
 
     def _poll(self) -> None:
-        """Raise if the run has ended elsewhere; called while a store or a delay is waited for."""
+        """Raise RunEnded if the run ended on another machine; called repeatedly while waiting."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when all machines restart their ranks, else 0; RunEnded if the run has."""
+        """Return 1 if all machines restart their ranks, else 0; raises RunEnded."""
         return 0
 
     def remote_failure(self) -> Failed | None:
-        """Return how the run has failed on another machine, which may be silent since; any time."""
+        """Return the run's failure on another machine, if any; may be called at any time."""
         return None
 
     def restarts_after(self, describe: Callable[[], Failed | None]) -> bool:
@@ -105,27 +105,27 @@ class Rendezvous(RendezvousHandler):
         return False
 
     def are_all_done(self, describe_left: Callable[[], Failed | None]) -> bool:
-        """Return whether all machines' ranks have ended well; `describe_left`: one here left."""
+        """Return whether all ranks of the run succeeded; `describe_left` is for one that left."""
         return True
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the run ends or a signal's handler raises."""
+        """Wait, unless the run ends or a signal handler raises."""
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             self._poll()
             time.sleep(min(left_s, CHECK_EVERY_S))
 
     def report_stop(self, number: int, *, ends_grace: bool) -> None:
-        """Tell the other machines of a stop signal; may be called from its handler."""
+        """Report a stop signal to the other machines; may be called from its handler."""
 
     def report_steps(self, rank: int, figures: Figures) -> None:
-        """Tell machine 0 what the steps of a rank here took; called by another thread."""
+        """Report the step times of a rank to machine 0; called by another thread."""
 
     def give_up(self, error: HeadwayError) -> None:
-        """Tell the other machines that this one cannot go on."""
+        """Report to the other machines that this one cannot continue."""
 
     def rank_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of all ranks that depend on how machines reach each other."""
+        """Return the variables for ranks that depend on the network between machines."""
         return {}
 
     def is_closed(self) -> bool:
@@ -143,9 +143,9 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store that answers in time or raises; a signal's exception, or `look`'s, ends each call.
+    """A store whose calls time out; exceptions of signal handlers and `look` interrupt them.
 
-    torch's own agent uses it as it would the store. Each call is made in another thread.
+    torch's agent uses it like the store. Each call runs in another thread.
     """
 
     def __init__(self, store: Store, address: str, port: int, look: Callable[[], None]) -> None:
@@ -170,7 +170,7 @@ class AnsweringStore:
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """Open a store on `host` (empty: all addresses) as its first client; return it and its port."""
+    """Start a store on `host` (empty: all addresses); return its first client and its port."""
     listener = listening_socket(host, 0)
     address, port = host or LOOPBACK, int(listener.getsockname()[1])
     made = begin_call(
@@ -186,15 +186,15 @@ def open_store(host: str) -> tuple[TCPStore, int]:
         return result_of(made), port
     except DistError as error:
         raise LaunchError(
-            f"the store of this machine does not answer: {host_port(address, port)}",
-            where=_said(error),
+            f"torch's store on this machine does not answer: {host_port(address, port)}",
+            where=_torch_error(error),
             fix="check the loopback interface (`ip address show lo`) and the limit of open files "
             "(`ulimit -n`)",
         ) from None
 
 
 def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPStore:
-    """Connect to machine 0's store; `look` is called during the wait, which its exception ends."""
+    """Connect to machine 0's store; an exception of `look` interrupts the wait."""
     made = begin_call(
         TCPStore, address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False
     )
@@ -208,10 +208,10 @@ def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPSt
 def _no_answer(address: str, port: int, error: Exception) -> LaunchError:
     return LaunchError(
         f"torch's store at {host_port(address, port)} does not answer",
-        where=_said(error),
+        where=_torch_error(error),
         fix="see the output of machine 0; if it is still running, check the network to it",
     )
 
 
-def _said(error: Exception) -> str:
-    return f"torch says: {str(error).splitlines()[0]}"
+def _torch_error(error: Exception) -> str:
+    return f"torch's error: {str(error).splitlines()[0]}"

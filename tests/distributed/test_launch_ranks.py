@@ -320,7 +320,7 @@ def test_a_users_signal_that_no_rank_gets_is_reported_and_ctrl_c_ends_the_wait()
     process = start(*two_machines(), script("pass"))
     assert process.stderr is not None
     waits = lines_to(process.stderr, "waiting for machine 1")[-1]
-    assert "at main_address 127.0.0.1, which no other host reaches" in waits
+    assert "at main_address 127.0.0.1, which no other host can reach" in waits
     process.send_signal(signal.SIGUSR1)
     assert "SIGUSR1" in lines_to(process.stderr, "SIGUSR1")[-1]
     process.send_signal(signal.SIGINT)

@@ -76,7 +76,7 @@ def test_a_killed_launcher_is_blamed_and_not_the_script_of_the_other_machine() -
     (code, errors), _ = ends(machines)
     assert code == 4
     assert "machine 1" in errors
-    assert "was lost: its launcher has ended" in errors
+    assert "was lost: its launcher exited" in errors
     assert "fix the script" not in errors
 
 
@@ -130,7 +130,7 @@ def test_the_end_of_machine_0_is_no_fault_of_the_call_in_which_a_rank_waits() ->
     machines[0].kill()
     _, (code, errors) = ends(machines)
     assert code == 4
-    assert "machine 0 (127.0.0.1) was lost: its launcher has ended" in errors
+    assert "machine 0 (127.0.0.1) was lost: its launcher exited" in errors
     assert "waits in" not in errors
 
 
@@ -186,7 +186,7 @@ def test_a_range_of_machines_goes_on_with_those_that_are_left() -> None:
     wait_for_lines(spare, "waiting for the next restart of the run")
     Path("end_1").touch()
     ((code, errors),) = ends([spare])
-    assert (code, errors) == (0, "headway: the run has ended well, without ranks on this machine\n")
+    assert (code, errors) == (0, "headway: the run succeeded without ranks on this machine\n")
     for machine in machines:
         out, errors = finished(machine, 0)
         assert "of 2" in out
@@ -206,7 +206,7 @@ def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
     main, other = begin(0, "the key of this run"), begin(1, "the key of another one")
     ((code, errors),) = ends([other])
     assert code == 4
-    assert "does not know the key of machine 1" in errors
+    assert "does not accept the key of machine 1" in errors
     assert "another one" not in errors
     machines = [main, begin(1, "the key of this run")]
     told = [machine.communicate(timeout=120) for machine in machines]
@@ -214,7 +214,7 @@ def test_a_machine_with_another_key_is_refused_and_no_script_sees_the_key(
     assert all("key None" in out for out, _ in told)
     assert "refused a connection from 127.0.0.1" in told[0][1]
     for _, errors in told:
-        assert ": arguments of the script are not those on machine 0\n" in errors
+        assert ": the script's arguments differ from machine 0's\n" in errors
 
 
 @pytest.fixture
@@ -241,8 +241,8 @@ def test_machines_whose_own_names_are_loopback_meet_and_a_cut_link_is_known_on_b
     three_machines.cut(2)
     main, other = ends(machines)
     assert (main[0], other[0]) == (4, 4)
-    assert "machine 1 (n2) was lost: nothing was heard from it for" in main[1]
-    assert "machine 0 (n1) was lost: nothing was heard from it for" in other[1]
+    assert "machine 1 (n2) was lost: it sent nothing for" in main[1]
+    assert "machine 0 (n1) was lost: it sent nothing for" in other[1]
 
 
 @needs_namespaces
@@ -277,7 +277,7 @@ def test_a_stop_signal_ends_a_machine_whose_machine_0_is_another_silent_program(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody answers
         process = machine(1, silent.getsockname()[1])
-        wait_for_lines(process, "something listens there, but has not answered yet")
+        wait_for_lines(process, "a program listens there but has not answered yet")
         process.send_signal(number)
         process.communicate(timeout=120)
     assert process.returncode == 128 + number

@@ -148,8 +148,8 @@ def test_a_machine_with_another_script_ends_the_run_with_what_differs() -> None:
     for _, end in run.sent():
         assert isinstance(end, Failed)
         assert end.exit_code == 4
-        assert end.details == "machine 1 (n2): script bbbb, on machine 0 a"
-    assert run.lines == ["note: machine 1 (n2): python 3.12, on machine 0 3.11"]
+        assert end.details == "machine 1 (n2): script bbbb, but a on machine 0"
+    assert run.lines == ["note: machine 1 (n2): python 3.12, but 3.11 on machine 0"]
 
 
 def test_a_machine_that_expects_another_number_of_machines_ends_the_wait_of_all() -> None:
@@ -184,7 +184,7 @@ def test_a_stop_signal_to_machine_0_before_the_ranks_start_stops_those_that_wait
     run.take(2, Signalled(15, "n2"))
     assert not run.sent()  # that machine may come again
     run.take(1, Signalled(15, "n1"))
-    run.coordinator.drop(1, "its launcher has ended", run.now)
+    run.coordinator.drop(1, "its launcher exited", run.now)
     assert run.sent() == [(2, Signalled(15, "n1"))]
     assert not run.lines
 
@@ -211,7 +211,7 @@ def test_a_second_machine_of_a_rank_is_refused_and_the_first_stays(machine: int)
     assert not run.join(3, machine)
     ((_, refused),) = run.sent()
     assert isinstance(refused, Rejected)
-    assert f"machine_rank {machine} was given to two machines" in refused.what
+    assert f"machine_rank {machine} is set on two machines" in refused.what
     assert len(run.coordinator.machines) == 2
 
 
@@ -288,7 +288,7 @@ def test_a_lost_machine_is_blamed_before_the_ranks_that_lost_their_connection_to
     run.take(1, failed(suspicion=2, cause="victim"))
     run.wait(5)  # machine 1 has not answered
     assert not run.sent()
-    run.coordinator.drop(2, "nothing was heard from it", run.now)
+    run.coordinator.drop(2, "it sent nothing", run.now)
     ((_, end),) = run.sent()
     assert isinstance(end, Failed)
     assert "machine 1 (n2) was lost" in end.cause
@@ -337,7 +337,7 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
     assert run.join(4, None)
     run.ready(4)
     run.wait(10)
-    assert run.sent() == [(4, Missing("the next restart of the run, which has begun"))]
+    assert run.sent() == [(4, Missing("the next restart, since the run has started"))]
     run.take(2, failed())
     run.sent()
     run.ready(1, 2, 3)
@@ -349,7 +349,7 @@ def test_a_range_starts_with_the_least_a_moment_later_and_takes_more_at_the_next
 def test_a_range_goes_on_without_a_lost_machine_and_counts_no_restart() -> None:
     run = Run(2, 3).begun(3)
     run.take(1, failed(suspicion=2))
-    run.coordinator.drop(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher exited", run.now)
     sent = run.sent()
     assert [(peer, message.number) for peer, message in sent if isinstance(message, Restart)] == [
         (1, 0),
@@ -381,14 +381,14 @@ def test_machine_0_learns_what_steps_of_other_machines_take_and_which_machine_is
     figures = Figures(3, 2, 0.5, 0.1, 0.1, 0.1, 0.1, 0.0, 8, 100, None, 0, None)
     run.take(3, Timing(5, figures))
     assert seen == [(5, figures, 2, "n3")]
-    run.coordinator.drop(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher exited", run.now)
     assert lost == [1]
 
 
 @pytest.mark.parametrize("stops_for_long", [False, True])
 def test_a_range_waits_for_another_machine_when_too_few_are_left(stops_for_long: bool) -> None:
     run = Run(2, 3).begun(2)
-    run.coordinator.drop(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher exited", run.now)
     if stops_for_long:
         run.wait(SETTLE_S + 1)
     run.ready(1)
@@ -406,7 +406,7 @@ def test_the_run_is_done_once_all_machines_are_and_a_loss_after_that_is_none() -
     run = Run(2, 3).begun(2)
     run.join(3, None)
     run.take(2, Done())
-    run.coordinator.drop(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher exited", run.now)
     assert not run.sent()
     run.take(1, Done())
     assert run.sent() == [(1, AllDone()), (3, AllDone())]
@@ -418,7 +418,7 @@ def test_a_stop_signal_on_one_machine_stops_the_others_and_blames_nobody() -> No
     assert run.sent() == [(1, Signalled(15, "n2")), (3, Signalled(15, "n2"))]
     run.take(1, failed())
     run.take(2, Leave())
-    run.coordinator.drop(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher exited", run.now)
     assert not run.sent()
 
 
@@ -426,7 +426,7 @@ def test_a_machine_that_is_lost_while_the_run_stops_is_told_to_those_that_wait_f
     run = Run(3, 3).begun(3)
     run.take(2, Signalled(15, "n2"))
     run.sent()
-    run.coordinator.drop(2, "nothing was heard from it for 15 s", run.now)
+    run.coordinator.drop(2, "it sent nothing for 15 s", run.now)
     assert kinds(run.sent()) == [(1, "Failed"), (3, "Failed")]
 
 
@@ -443,7 +443,7 @@ def test_a_second_stop_signal_on_any_machine_ends_the_grace_period_of_all() -> N
 def test_a_machine_that_leaves_before_ranks_start_can_come_again() -> None:
     run = Run(2, 2).joined(2)
     run.ready(1)
-    run.coordinator.drop(2, "its launcher has ended", run.now)
+    run.coordinator.drop(2, "its launcher exited", run.now)
     assert run.join(3, 1)
     run.ready(3)
     assert kinds(run.sent()) == [(1, "Probe"), (3, "Probe")]
