@@ -73,7 +73,7 @@ def test_a_script_from_a_pipe_is_not_read_beforehand() -> None:
     assert program("pipe") == ("script", "pipe")
     code, text = run("launch", "--cpu", "--num-processes", "2", "pipe")
     assert code == 2
-    assert "'pipe' is read from a pipe or descriptor" in text
+    assert "read the script 'pipe' from a pipe or descriptor" in text
 
 
 @pytest.mark.processes
@@ -86,7 +86,7 @@ def test_a_script_from_stdin_is_run_by_one_process_and_refused_for_ranks() -> No
     for words in (["--num-processes", "2"], ["--supervise"]):
         done = from_pipe(*words)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "'/dev/stdin' is read from a pipe or descriptor" in done.stderr
+        assert "read the script '/dev/stdin' from a pipe or descriptor" in done.stderr
     for words in ([], ["--in-process"]):
         done = from_pipe(*words)
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
