@@ -187,10 +187,10 @@ def begin_call(do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> futures
     return called
 
 
-def result_of(called: futures.Future[T], look: Callable[[], None] = lambda: None) -> T:
-    """Wait for a started call; exceptions of signal handlers and `look` interrupt the wait."""
+def result_of(called: futures.Future[T], poll: Callable[[], None] = lambda: None) -> T:
+    """Wait for a started call; exceptions of signal handlers and `poll` interrupt the wait."""
     while not futures.wait([called], CHECK_EVERY_S).done:
-        look()
+        poll()
     return called.result()
 
 

@@ -78,14 +78,14 @@ class Hub:
         self._waking_end.close()
 
     def _serve(self) -> None:
-        looked_at = tick_at = time.monotonic()
+        polled_at = tick_at = time.monotonic()
         try:
             while self._close_at == float("inf") or self._is_needed:
                 ready = self._selector.select(self._wait_s())
                 now = time.monotonic()
-                if now > looked_at + self._timeout_s / 2:  # this process was suspended
+                if now > polled_at + self._timeout_s / 2:  # this process was suspended
                     self._excuse_silence(now)
-                looked_at = now
+                polled_at = now
                 for key, events in ready:
                     self._attend(key, events, now)
                 if now >= tick_at:

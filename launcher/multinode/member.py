@@ -93,14 +93,14 @@ class Member:
             self._waking_end.send(b"\0")
 
     def _serve(self) -> None:
-        heard_at = looked_at = time.monotonic()
+        heard_at = polled_at = time.monotonic()
         try:
             while not (self._is_closing and not self._has_unsent):
                 ready = self._selector.select(self.timeout_s / 4)
                 now = time.monotonic()
-                if now > looked_at + self.timeout_s / 2:  # this process was suspended
+                if now > polled_at + self.timeout_s / 2:  # this process was suspended
                     heard_at = now
-                looked_at = now
+                polled_at = now
                 for key, events in ready:
                     if key.fileobj is self._woken_end:
                         self._woken_end.recv(4096)

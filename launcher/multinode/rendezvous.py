@@ -143,15 +143,15 @@ class Rendezvous(RendezvousHandler):
 
 
 class AnsweringStore:
-    """A store whose calls time out; exceptions of signal handlers and `look` interrupt them.
+    """A store whose calls time out; exceptions of signal handlers and `poll` interrupt them.
 
     torch's agent uses it like the store. Each call runs in another thread.
     """
 
-    def __init__(self, store: Store, address: str, port: int, look: Callable[[], None]) -> None:
+    def __init__(self, store: Store, address: str, port: int, poll: Callable[[], None]) -> None:
         self._store = store
         self._place = address, port
-        self._poll = look
+        self._poll = poll
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._store, name)
@@ -160,13 +160,13 @@ class AnsweringStore:
     def _call(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         until = time.monotonic() + _ANSWER_WITHIN_S
 
-        def look() -> None:
+        def poll() -> None:
             self._poll()
             if time.monotonic() > until:
                 late = TimeoutError(f"no answer within {_ANSWER_WITHIN_S:.0f} s")
                 raise _no_answer(*self._place, late)
 
-        return result_of(begin_call(do, *args, **kwargs), look)
+        return result_of(begin_call(do, *args, **kwargs), poll)
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
@@ -193,15 +193,15 @@ def open_store(host: str) -> tuple[TCPStore, int]:
         ) from None
 
 
-def connect_to_store(address: str, port: int, look: Callable[[], None]) -> TCPStore:
-    """Connect to machine 0's store; an exception of `look` interrupts the wait."""
+def connect_to_store(address: str, port: int, poll: Callable[[], None]) -> TCPStore:
+    """Connect to machine 0's store; an exception of `poll` interrupts the wait."""
     made = begin_call(
         TCPStore, address, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False
     )
     try:
-        return result_of(made, look)
+        return result_of(made, poll)
     except DistError as error:
-        look()
+        poll()
         raise _no_answer(address, port, error) from None
 
 
