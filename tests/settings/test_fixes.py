@@ -92,7 +92,7 @@ def settings_of(sources: Sources, machine: Machine) -> Settings:
 
 STEP = re.compile(  # in the words of a fix: to set or to remove a setting, or one variable
     r"(?:set `|`export |pass --set |pass --)(?P<set>[\w-]+)[:= ] ?(?P<value>[^`,;\s]+)"
-    r"|remove (?P<variable>[A-Z_]+) from|(?:remove |`unset (?=HEADWAY_)|leave --)(?P<gone>[\w-]+)"
+    r"|remove (?P<variable>[A-Z_]+) from|(?:remove |`unset (?=HEADWAY_)|omit --)(?P<gone>[\w-]+)"
 )
 
 

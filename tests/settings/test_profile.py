@@ -46,9 +46,9 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "only a comment": ("# nothing\n", "empty", None),
     "a list": ("- device\n- cpu\n", "is a list", 1),
     "a lone value": ("cpu", "is a single value", 1),
-    "half a file": ("device: cpu\nenv: {A: 1,", "read as YAML", 3),
-    "bad indentation": ("device: cpu\n  devices: 1\n", "read as YAML", 2),
-    "an open quote": ("device: 'cpu", "read as YAML", 1),
+    "half a file": ("device: cpu\nenv: {A: 1,", "not valid YAML", 3),
+    "bad indentation": ("device: cpu\n  devices: 1\n", "not valid YAML", 2),
+    "an open quote": ("device: 'cpu", "not valid YAML", 1),
     "an unknown key": ("device: cpu\ndevcies: 2\n", "did you mean 'devices'", 2),
     "a wrong type": ("num_processes: four\n", "whole number", 1),
     "a list for a number": ("num_processes: [1, 2]\n", "list", 1),
@@ -69,7 +69,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "an alias": ("device: *a\n", "anchors", 1),
     "a merge key": ("<<: {device: cpu}\n", "unknown setting", 1),
     "two documents": ("device: cpu\n---\ndevice: cpu\n", "a single document", 2),
-    "a control character": ("device: cpu\nlog_dir: a\0b\n", "read as YAML", 2),
+    "a control character": ("device: cpu\nlog_dir: a\0b\n", "not valid YAML", 2),
     "no UTF-8": (b"device: cpu\nlog_dir: \xff\n", "not UTF-8", 2),
     "another version": (
         "version: 99\nworkers: {a: {b: c}}\n",
@@ -79,7 +79,7 @@ BROKEN: dict[str, tuple[str | bytes, str, int | None]] = {
     "no version that there ever was": ("version: 0\n", "write `version: 1`", 1),
     "a billion laughs": (BOMB, "anchors", 1),
     "an indenting tab": ("env:\n\tA: 1\n", "indented by spaces", 2),
-    "too large": ("#" * (MAX_BYTES + 1), "larger than 1 MiB", None),
+    "too large": ("#" * (MAX_BYTES + 1), "exceeds the limit of 1 MiB", None),
 }
 
 
