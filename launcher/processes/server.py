@@ -31,6 +31,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from typing import NamedTuple
 
 from headway.devices.table import is_kind, kind_of
@@ -53,6 +54,7 @@ from headway.launcher.rank import import_hooks, rank_monitor, worker
 
 _MARGIN_S = KILL_MARGIN_S + 5.0  # for the server, to kill what remains after the grace period
 _NEVER = float("inf")
+_PRELOAD_AFTER_S = 5.0  # without an event: the ranks have finished their own imports
 
 
 class ServerArgs(NamedTuple):
@@ -165,6 +167,7 @@ class _Server:
         self._job = job
         self._wake_fds = wake_on_child_end()
         self._ranks: set[int] = set()  # pids
+        self._preload_after_s: float | None = None  # None: never, or done
         self._selector = selectors.DefaultSelector()
         for fd in (launcher.fileno(), self._wake_fds[0]):
             self._selector.register(fd, selectors.EVENT_READ)
@@ -172,7 +175,9 @@ class _Server:
     def serve(self) -> Rank | None:
         """Return None when the launcher has ended, or the rank in a forked child."""
         while True:
-            ready = {key.fd for key, _ in self._selector.select()}
+            ready = {key.fd for key, _ in self._selector.select(self._preload_after_s)}
+            if not ready:
+                self._preload()
             if self._wake_fds[0] in ready:
                 self._reap()
             if self._launcher.fileno() not in ready:
@@ -200,9 +205,22 @@ class _Server:
             os.close(theirs)
         if pid is None:
             return None
+        if not self._ranks and self._job.method == "fork" and _has_restarts(rank):
+            self._preload_after_s = _PRELOAD_AFTER_S
         self._ranks.add(pid)
         _answer(self._launcher, Started(pid))
         return pid
+
+    def _preload(self) -> None:
+        """Import what a restarted rank needs to read a checkpoint: a second of its start.
+
+        The script may not use it, so it is imported while the ranks train, and only if they can be
+        restarted.
+        """
+        self._preload_after_s = None
+        with suppress(Exception):  # a rank that imports it reports the error
+            import_module("torch.distributed.checkpoint")
+        gc.freeze()
 
     def _reap(self) -> None:
         """Reap adopted orphans, and report the ranks that have ended."""
@@ -225,6 +243,10 @@ class _Server:
         self._launcher.close()
         for fd in self._wake_fds:
             os.close(fd)
+
+
+def _has_restarts(rank: Rank) -> bool:
+    return rank.env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def _receive(server: socket.socket) -> Rank | None:

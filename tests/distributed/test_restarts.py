@@ -71,6 +71,26 @@ def test_a_fork_server_that_was_killed_ends_a_run_without_restarts_which_says_so
     assert "the process that starts the ranks was ended by SIGKILL" in report
 
 
+PRELOADED = """
+import os, sys, time
+import psutil
+import torch
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    server, until = psutil.Process(os.getppid()), time.monotonic() + 60
+    before = server.memory_info().rss
+    while server.memory_info().rss < before + 2**22 and time.monotonic() < until:
+        time.sleep(0.1)
+    raise SystemExit(1)
+print("torch.distributed.checkpoint" in sys.modules)
+"""
+
+
+@pytest.mark.long
+def test_what_reads_a_checkpoint_is_imported_while_the_ranks_train() -> None:
+    done = launch("-q", "--cpu", "--num-processes", "2", "--max-restarts", "1", script(PRELOADED))
+    assert done.stdout.count("True") == 2, done.stderr
+
+
 def kill_the_server_at_once(process: subprocess.Popen[str]) -> None:
     """Kill the fork server before it has started a rank."""
     servers: list[psutil.Process] = []
