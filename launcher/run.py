@@ -97,7 +97,7 @@ def interrupts_exit_at_once(starter: Starter, recorder: Recorder | None = None) 
 
 
 def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
-    """Serve `headway top` and `headway stack`; without a socket, the launch runs all the same."""
+    """Serve `headway top` and `headway stack`, unless the socket cannot be created."""
     from headway.launcher.diagnosis.run_socket import ActiveRun, RunSocket
 
     settings = plan.settings
@@ -112,7 +112,7 @@ def _answering(plan: LaunchPlan) -> AbstractContextManager[RunSocket | None]:
     try:
         return closing(RunSocket(run))
     except OSError as error:
-        log(f"note: `headway stack` cannot find this launch, which has no socket: {error.strerror}")
+        log(f"note: no socket for `headway top` and `headway stack`: {error.strerror}")
         return nullcontext()
 
 

@@ -40,7 +40,7 @@ def cluster_layer(environ: Mapping[str, str], layers: Sequence[Entries] = ()) ->
 def assigned_rank(environ: Mapping[str, str], settings: Settings) -> Ranks | None:
     """Return this process's rank if the cluster started each rank itself, else None.
 
-    If the user sets the number or rank of the machine, the cluster started one launch per machine.
+    If the user sets num_machines or machine_rank, the cluster started one launch per machine.
     """
     typed = any(settings.are_user_set(name) for name in ("num_machines", "machine_rank"))
     if typed or settings.cluster == NO_CLUSTER:

@@ -115,7 +115,7 @@ def _derive(environ: Environ) -> Entries:
 
 
 def _of_job(environ: Environ) -> Entries:
-    """Return the settings known before the step that several machines need is created."""
+    """Return the settings from the job's variables, outside of any step."""
     allocation = allocation_of(environ)
     entries = {"num_machines": Entry(str(len(allocation.nodes)), origin_of(_JOB_NODES))}
     if len(allocation.nodes) > 1:

@@ -1,4 +1,4 @@
-"""The table of cluster kinds, and the settings that follow from the variables of those detected.
+"""The table of cluster kinds, and the settings from the detected cluster's variables.
 
 The rows of Kubernetes, SkyPilot, Alibaba's PAI and torchrun are here; SLURM and MPI have modules.
 """
@@ -58,7 +58,7 @@ SKYPILOT = Cluster(
     {"num_machines": _SKYPILOT.size, "machine_rank": _SKYPILOT.rank},
     _skypilot,
 )
-KUBERNETES = Cluster(  # its manifest sets the other two, as HEADWAY_*
+KUBERNETES = Cluster(  # the manifest sets machines and address, as HEADWAY_*
     "kubernetes", lambda environ: _INDEX in environ, {"machine_rank": _INDEX}, lambda _: {}
 )
 RANKED = Cluster(
@@ -176,7 +176,7 @@ def _not_joined(row: Numbering, count: int, environ: Environ) -> Entries:
         return faulty(row.size, what, f"pass --hosts {hosts}; or --num-machines 1 to use only one")
     number = environ.get(row.rank)
     which = f"one of {count} {row.what}s" if number is None else f"{row.what} {number} of {count}"
-    what = f"{row.by} started this launch as {which}, but such a run cannot be joined"
+    what = f"{row.by} started this launch as {which}, but Headway cannot join its run"
     fix = "start one launch on each machine, with --num-machines and --main-address"
     if row.what == PROCESS:
         fix = f"do not use {row.by.split()[0]}: pass --hosts a,b, or {fix}"

@@ -58,7 +58,7 @@ def is_loopback(address: str) -> bool:
 
 
 def names_this_machine(host: str) -> bool:
-    """Return whether a host, such as localhost, means a different machine on each machine."""
+    """Return whether a host, such as localhost, always refers to the local machine."""
     try:
         return is_loopback(host)
     except ValueError:  # a name

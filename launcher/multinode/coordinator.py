@@ -130,7 +130,7 @@ class Coordinator:
         self._asked_at: float | None = None  # while waiting for the cause of a failure
         self._wait_until = now + join_timeout_s
         self._notice_at = now + NOTICE_AFTER_S
-        self._are_notified = False  # of missing machines; from then on at once
+        self._are_notified = False  # of missing machines; late ones are notified at once
 
     @property
     def is_busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""The part of a machine in a multi-node run: it joins, then runs rounds until the end."""
+"""A machine's side of a multi-node run: it joins, then takes part in rounds until the end."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ class Membership:
         )
 
     def _offer(self, link: socket.socket, word: Callable[[], str]) -> Member:
-        """Return the member of a connection once it got an answer or was closed without one."""
+        """Join over a connection; return the member once machine 0 answered or closed it."""
         member = self.member = Member(link, self._key, self._timeout_s, word)
         member.send(self._introduction())
         notice_at = time.monotonic() + connect.NOTICE_AFTER_S
@@ -380,7 +380,7 @@ class Membership:
         )
 
     def _listen(self, seen: Seen) -> socket.socket | None:
-        """Become machine 0 and return its own connection; None if another process here is it."""
+        """Become machine 0 and return its own connection; None if another process is machine 0."""
         try:
             listener = connect.listen_as_machine_0(self.address, self.port)
         except connect.PortInUse:

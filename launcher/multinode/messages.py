@@ -64,7 +64,7 @@ class Probed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure that a machine reports, or that ended the run, as machine 0 notifies all."""
+    """A failure: reported by a machine, or sent to all by machine 0 if it ended the run."""
 
     machine: int
     host: str

@@ -73,7 +73,7 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: the ranks need no second port, which another process could take."""
+        """Whether the ranks use the agents' store, which needs no second port."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:

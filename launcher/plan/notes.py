@@ -1,4 +1,4 @@
-"""Notes of a launch: surprises before it starts, and settings without effect after it."""
+"""Notes of a launch: unexpected facts before it starts, unused settings after it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _without_effect(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _absent(plan: LaunchPlan) -> dict[Obeyer | None, str]:
-    """Return the obeyers of settings that this launch lacks, each with the reason."""
+    """Return the parts that would obey settings but are absent, each with the condition."""
     settings = plan.settings
     kind, is_sharded = kind_of(settings.device), settings.strategy in SHARDED and not plan.is_alone
     recomputes = settings.activation_checkpointing != NO
@@ -99,7 +99,7 @@ def _of_selection(plan: LaunchPlan) -> Iterator[str]:
         yield f"{kind_of(settings.device).tool} reports: {machine.driver_fault}"
     slices = sum(bool(gpu.slice_of) for gpu in machine.visible_gpus)
     if slices > 1 and devices.size is None:
-        yield f"only one of {slices} MIG slices is used: CUDA gives a process only one"
+        yield f"only one of {slices} MIG slices is used: CUDA exposes only one to a process"
 
 
 def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _unused_gpus(plan: LaunchPlan) -> Iterator[str]:
 def _of_cores(plan: LaunchPlan) -> Iterator[str]:
     processes, cores = plan.settings.num_processes, plan.machine.cores
     if processes > 2 * cores:
-        yield f"{processes} processes share {counted(cores, 'core', 'cores')} and become slow"
+        yield f"{processes} processes oversubscribe {counted(cores, 'core', 'cores')}"
 
 
 def _too_late(plan: LaunchPlan) -> Iterator[str]:

@@ -119,7 +119,7 @@ def _without_p2p(plan: LaunchPlan) -> Variables:
         return {}
     if machine.driver is None or numbers(machine.driver) >= _KNOWS_P2P:
         return {}
-    absent = _ours("1", "RTX 40 cards lack it, which drivers before 550.40.07 do not report")
+    absent = _ours("1", "drivers before 550.40.07 do not report that RTX 40 cards lack it")
     return dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"), absent)
 
 
@@ -134,7 +134,7 @@ def _outer_launch(plan: LaunchPlan) -> Variables:
     if KEY_VARIABLE in plan.inherited:
         changes[KEY_VARIABLE] = _ours(None, "for launchers only")
     if plan.job:
-        changes[ALLOCATION_VARIABLE] = _ours(f"{plan.job}:", "for launches inside ranks: their job")
+        changes[ALLOCATION_VARIABLE] = _ours(f"{plan.job}:", "job id for launches inside ranks")
     return changes
 
 

@@ -38,7 +38,7 @@ trap : TERM  # the job's step gets its own SIGTERM, saves and exits with code 75
 {command}
 code=$?
 again=$code
-if [ "$code" -eq 143 ]; then  # preempted before anything was saved: restart
+if [ "$code" -eq 143 ]; then  # preempted before anything was saved: rerun
     case $(squeue --noheader --jobs "$job" --Format preempttime) in [0-9]*) again=75 ;; esac
 fi
 # requeue, unless the job is being cancelled and no longer RUNNING

@@ -355,7 +355,7 @@ def test_a_supervised_process_gets_its_variables_from_the_agent_alone() -> None:
 
 
 def test_more_processes_than_cores_are_noted() -> None:
-    assert plan(num_processes="17").notes == ("17 processes share 8 cores and become slow",)
+    assert plan(num_processes="17").notes == ("17 processes oversubscribe 8 cores",)
     assert not plan(num_processes="16").notes
 
 
